@@ -1,0 +1,244 @@
+//! Claude Code and the Claude Agent SDK: `$CLAUDE_CONFIG_DIR` or `~/.claude`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{Place, Profile, is_passing};
+use crate::model::{AgentName, Facts, FileKind, LogName, RelPath, SessionId};
+
+/// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
+const LONGEST_ENCODED: usize = 200;
+
+/// Claude Code's files.
+pub struct ClaudeCode {
+    name: AgentName,
+}
+
+impl ClaudeCode {
+    /// The name of the profile.
+    pub const NAME: &str = "claude-code";
+
+    /// The profile, under its name.
+    pub fn new(name: AgentName) -> Self {
+        ClaudeCode { name }
+    }
+}
+
+impl Profile for ClaudeCode {
+    fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+        env("CLAUDE_CONFIG_DIR").or_else(|| home.map(|home| home.join(".claude")))
+    }
+
+    fn enter(&self, folder: &RelPath) -> bool {
+        matches!(folder.parts().next(), Some("projects" | "tasks" | "file-history")) && !is_passing(folder.name())
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        let name = path.name();
+        // A key, a lock, a half-written file, or a cache that the client makes anew.
+        if is_passing(name) || name.ends_with(".key") || name == "resume-head.jsonl" || name.starts_with(".credentials") {
+            return Place::Ignore;
+        }
+        let kind = if name.ends_with(".jsonl") { FileKind::Append } else { FileKind::Whole };
+        let parts: Vec<&str> = path.parts().collect();
+        match parts.as_slice() {
+            ["projects", _, file] => match file.strip_suffix(".jsonl") {
+                // Older versions keep a sub-agent's transcript beside the session's.
+                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind),
+                Some(stem) => session(stem, kind),
+                None => Place::Ignore,
+            },
+            ["projects", project, "memory", ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
+            ["projects", _, id, _, ..] => session(id, kind),
+            ["tasks" | "file-history", id, _, ..] => session(id, FileKind::Whole),
+            _ => Place::Ignore,
+        }
+    }
+
+    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        let mut folders = BTreeSet::new();
+        for path in known {
+            let parts: Vec<&str> = path.parts().collect();
+            match (name, parts.as_slice()) {
+                (LogName::Project(_), ["projects", project, "memory", ..]) => {
+                    folders.insert(format!("projects/{project}/memory"));
+                }
+                (LogName::Session(_), ["projects", project, file]) => {
+                    if let Some(id) = file.strip_suffix(".jsonl").filter(|stem| !stem.starts_with("agent-")) {
+                        folders.extend([format!("projects/{project}/{id}"), format!("tasks/{id}"), format!("file-history/{id}")]);
+                    }
+                }
+                (LogName::Session(_), ["projects", project, id, _, ..]) => {
+                    folders.insert(format!("projects/{project}/{id}"));
+                }
+                (LogName::Session(_), [top @ ("tasks" | "file-history"), id, _, ..]) => {
+                    folders.insert(format!("{top}/{id}"));
+                }
+                _ => {}
+            }
+        }
+        folders.iter().filter_map(|folder| folder.parse().ok()).collect()
+    }
+
+    fn is_transcript(&self, path: &RelPath) -> bool {
+        let parts: Vec<&str> = path.parts().collect();
+        matches!(parts.as_slice(), ["projects", _, file] if file.ends_with(".jsonl") && !file.starts_with("agent-"))
+    }
+
+    fn read(&self, path: &RelPath, piece: &[u8]) -> Facts {
+        let mut facts = Facts::default();
+        if !self.is_transcript(path) {
+            return facts;
+        }
+        facts.project = path.parts().nth(1).map(str::to_owned);
+        for line in piece.split(|byte| *byte == b'\n') {
+            let Ok(line) = serde_json::from_slice::<Line>(line) else { continue };
+            if line.is_sidechain == Some(true) {
+                continue;
+            }
+            facts.cwd = line.cwd.or(facts.cwd);
+            facts.agent_version = line.version.or(facts.agent_version);
+            facts.title = line.custom_title.or(line.summary).or(facts.title);
+            // Answers that the client makes up itself carry this name.
+            facts.model = line.message.and_then(|message| message.model).filter(|model| model != "<synthetic>").or(facts.model);
+        }
+        facts
+    }
+
+    fn project_of(&self, cwd: &Path) -> String {
+        encode(&cwd.to_string_lossy())
+    }
+
+    fn project_log(&self, path: &RelPath) -> Option<LogName> {
+        let project = path.parts().nth(1)?;
+        self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
+    }
+}
+
+fn session(id: &str, kind: FileKind) -> Place {
+    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
+}
+
+/// What we read of a line; everything else is passed over unread.
+#[derive(Deserialize)]
+struct Line {
+    cwd: Option<String>,
+    version: Option<String>,
+    summary: Option<String>,
+    #[serde(rename = "customTitle")]
+    custom_title: Option<String>,
+    #[serde(rename = "isSidechain")]
+    is_sidechain: Option<bool>,
+    message: Option<Message>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    model: Option<String>,
+}
+
+/// The folder name that Claude Code makes of a working directory. Lossy: never decode it.
+fn encode(cwd: &str) -> String {
+    let units: Vec<u16> = cwd.encode_utf16().collect();
+    let plain = |unit: &u16| char::from_u32(u32::from(*unit)).filter(char::is_ascii_alphanumeric).unwrap_or('-');
+    let mut encoded: String = units.iter().map(plain).collect();
+    if encoded.len() > LONGEST_ENCODED {
+        let hash = units.iter().fold(0i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(*unit)));
+        encoded.truncate(LONGEST_ENCODED);
+        encoded.push('-');
+        encoded.push_str(&base36(u64::from(hash.unsigned_abs())));
+    }
+    encoded
+}
+
+fn base36(mut number: u64) -> String {
+    let mut digits = Vec::new();
+    loop {
+        digits.push(char::from_digit((number % 36) as u32, 36).unwrap_or('0'));
+        number /= 36;
+        if number == 0 {
+            return digits.into_iter().rev().collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> ClaudeCode {
+        ClaudeCode::new("claude-code".parse().unwrap())
+    }
+
+    fn place(path: &str) -> Place {
+        profile().place(&path.parse().unwrap())
+    }
+
+    #[test]
+    fn each_file_finds_its_log() {
+        let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
+        use FileKind::{Append, Whole};
+        assert_eq!(place("projects/-work-app/3f2a.jsonl"), of("3f2a", Append));
+        assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.jsonl"), of("3f2a", Append));
+        assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.meta.json"), of("3f2a", Whole));
+        assert_eq!(place("projects/-work-app/3f2a/tool-results/t1.txt"), of("3f2a", Whole));
+        assert_eq!(place("projects/-work-app/3f2a/custom-title.json"), of("3f2a", Whole));
+        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("projects/-work-app/memory/MEMORY.md"), of("@-work-app", Whole));
+        assert_eq!(place("tasks/3f2a/1.json"), of("3f2a", Whole));
+        assert_eq!(place("file-history/3f2a/abc@v1"), of("3f2a", Whole));
+    }
+
+    #[test]
+    fn what_must_never_leave_the_machine_is_ignored() {
+        for path in [
+            ".credentials.json",
+            ".claude.json",
+            "settings.local.json",
+            "sessions/17.json",
+            "session-env/x",
+            "shell-snapshots/y.sh",
+            "plugins/p/q.json",
+            "backups/b",
+            "history.jsonl",
+            "projects/-w/3f2a/resume-head.jsonl",
+            "projects/-w/3f2a.jsonl.tmp.123",
+            "projects/-w/3f2a.compact.tmp.9",
+            "tasks/3f2a/.lock",
+            "tasks/3f2a/1.json.lock",
+            "projects/-w/3f2a/id.key",
+            ".sessiond/ledger/x.json",
+        ] {
+            assert_eq!(place(path), Place::Ignore, "{path}");
+        }
+        assert!(!profile().enter(&"plugins".parse().unwrap()));
+        assert!(!profile().enter(&".sessiond".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_working_directory_is_encoded_as_the_client_does() {
+        assert_eq!(encode("/work/my app.v2"), "-work-my-app-v2");
+        // One unit of UTF-16 each, so a character outside the basic plane gives two.
+        assert_eq!(encode("/ä/😀"), "-----");
+        let long = format!("/{}", "a".repeat(250));
+        let encoded = encode(&long);
+        assert_eq!(&encoded[..201], &format!("-{}-", "a".repeat(199)));
+        assert!(encoded.len() > 201 && encoded.len() < 210);
+    }
+
+    #[test]
+    fn a_transcript_tells_where_it_ran_and_broken_lines_tell_nothing() {
+        let piece = b"\xff\xfe\n{\"type\":\"user\",\"cwd\":\"/work/app\",\"version\":\"2.1\"}\n}{\n\0\0\n{\"message\":{\"model\":\"m1\",\"content\":[]}}\n{\"message\":{\"model\":\"<synthetic>\"}}\n";
+        let facts = profile().read(&"projects/-work-app/3f2a.jsonl".parse().unwrap(), piece);
+        assert_eq!(facts.cwd.as_deref(), Some("/work/app"));
+        assert_eq!(facts.agent_version.as_deref(), Some("2.1"));
+        assert_eq!(facts.model.as_deref(), Some("m1"));
+        assert_eq!(facts.project.as_deref(), Some("-work-app"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Any program that keeps its state in files: patterns say which file belongs to which session.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use regex_lite::Regex;
+
+use super::{Place, Profile, is_passing};
+use crate::config::Patterns;
+use crate::error::{Error, Result};
+use crate::model::{AgentName, Facts, FileKind, LogName, RelPath, SessionId};
+
+/// A profile made of patterns.
+pub struct Generic {
+    name: AgentName,
+    sessions: Vec<Regex>,
+    append: Vec<Regex>,
+    never: Vec<Regex>,
+}
+
+impl Generic {
+    /// The name of the profile.
+    pub const NAME: &str = "generic";
+
+    /// The profile, under `name`.
+    pub fn new(name: AgentName, patterns: &Patterns) -> Result<Self> {
+        let compile = |list: &[String]| list.iter().map(|text| pattern(text)).collect::<Result<Vec<_>>>();
+        if let Some(bad) = patterns.sessions.iter().find(|text| text.matches("{session}").count() != 1) {
+            return Err(Error::usage(format!("read pattern {bad:?}: it must hold {{session}} once"))
+                .hint("for instance sessions = [\"chats/{session}.jsonl\"]"));
+        }
+        Ok(Generic { name, sessions: compile(&patterns.sessions)?, append: compile(&patterns.append)?, never: compile(&patterns.never)? })
+    }
+}
+
+fn pattern(text: &str) -> Result<Regex> {
+    let mut out = String::from("^");
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let (piece, meaning) = if rest.starts_with("{session}") {
+            ("{session}", r"(?<session>[^/]+)".to_owned())
+        } else if rest.starts_with("**/") {
+            ("**/", "(?:.*/)?".to_owned())
+        } else if rest.starts_with("**") {
+            ("**", ".*".to_owned())
+        } else {
+            let meaning = match first {
+                '*' => "[^/]*".to_owned(),
+                '?' => "[^/]".to_owned(),
+                other => regex_lite::escape(&other.to_string()),
+            };
+            (&rest[..first.len_utf8()], meaning)
+        };
+        out.push_str(&meaning);
+        rest = &rest[piece.len()..];
+    }
+    out.push('$');
+    Regex::new(&out).map_err(|cause| Error::usage(format!("read pattern {text:?}")).because(cause))
+}
+
+impl Profile for Generic {
+    fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+        None
+    }
+
+    fn enter(&self, folder: &RelPath) -> bool {
+        !is_passing(folder.name())
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        let text = path.as_str();
+        if path.parts().any(is_passing) || self.never.iter().any(|never| never.is_match(text)) {
+            return Place::Ignore;
+        }
+        let kind = if self.append.iter().any(|append| append.is_match(text)) { FileKind::Append } else { FileKind::Whole };
+        let found = self.sessions.iter().find_map(|pattern| pattern.captures(text)?.name("session"));
+        found.map_or(Place::Ignore, |id| Place::Keep(LogName::Session(SessionId::escape(id.as_str())), kind))
+    }
+
+    fn folders(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        let folders: BTreeSet<RelPath> = known.iter().filter_map(|path| path.parent()).collect();
+        folders.into_iter().collect()
+    }
+
+    fn is_transcript(&self, _path: &RelPath) -> bool {
+        false
+    }
+
+    fn read(&self, _path: &RelPath, _piece: &[u8]) -> Facts {
+        Facts::default()
+    }
+
+    fn project_of(&self, cwd: &Path) -> String {
+        cwd.to_string_lossy().into_owned()
+    }
+
+    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keep(patterns: &Patterns, path: &str) -> Option<(String, FileKind)> {
+        match Generic::new("generic".parse().unwrap(), patterns).unwrap().place(&path.parse().unwrap()) {
+            Place::Keep(name, kind) => Some((name.to_string(), kind)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn by_default_each_top_folder_and_file_is_a_session() {
+        let patterns = Patterns::default();
+        assert_eq!(keep(&patterns, "a/b/c.jsonl"), Some(("a".into(), FileKind::Append)));
+        assert_eq!(keep(&patterns, "chat.jsonl"), Some(("chat".into(), FileKind::Append)));
+        assert_eq!(keep(&patterns, "my notes.txt"), Some(("my=20notes.txt".into(), FileKind::Whole)));
+        assert_eq!(keep(&patterns, "a/x.lock"), None);
+        assert_eq!(keep(&patterns, ".sessiond/ledger/a.json"), None);
+    }
+
+    #[test]
+    fn patterns_of_the_user() {
+        let patterns = Patterns { sessions: vec!["chats/{session}-*.json".into()], append: vec![], never: vec!["**/secret*".into()] };
+        assert_eq!(keep(&patterns, "chats/ab-1.json"), Some(("ab".into(), FileKind::Whole)));
+        assert_eq!(keep(&patterns, "chats/x/ab-1.json"), None);
+        assert_eq!(keep(&patterns, "chats/secret-1.json"), None);
+        let bad = Patterns { sessions: vec!["*.json".into()], ..patterns };
+        assert!(Generic::new("generic".parse().unwrap(), &bad).is_err());
+    }
+}

@@ -1,0 +1,75 @@
+//! What we know of each agent: which of its files to keep, which session each belongs to, how it is written.
+//!
+//! Owns the names and shapes of agents' files. Does not own reading or shipping them.
+
+pub mod claude_code;
+pub mod generic;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::model::{AgentName, Facts, FileKind, LogName, RelPath};
+
+/// What to do with a file below the root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Not ours.
+    Ignore,
+    /// It belongs to this log.
+    Keep(LogName, FileKind),
+    /// Which session it belongs to stands in its first line, under this JSON key.
+    Ask(&'static str, FileKind),
+}
+
+/// What we know of one agent.
+///
+/// # Contract
+/// - `place` and `enter` are pure and say the same each time.
+/// - `read` is best effort: unknown lines, broken lines and bytes that are no text tell nothing, they never fail.
+pub trait Profile: Send + Sync + 'static {
+    /// The agent's name, which is part of every key.
+    fn name(&self) -> &AgentName;
+
+    /// The folder it keeps its files in, for a user with this home and environment.
+    fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
+
+    /// Whether a folder below the root can hold files to keep.
+    fn enter(&self, folder: &RelPath) -> bool;
+
+    /// What to do with a file.
+    fn place(&self, path: &RelPath) -> Place;
+
+    /// The folders below which new files of a log appear, given the files of it that are known.
+    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath>;
+
+    /// Whether this is the session's own transcript, of which there is one.
+    fn is_transcript(&self, path: &RelPath) -> bool;
+
+    /// What a piece of a file, made of whole lines, tells about its session.
+    fn read(&self, path: &RelPath, piece: &[u8]) -> Facts;
+
+    /// The agent's name for the project that runs in `cwd`.
+    fn project_of(&self, cwd: &Path) -> String;
+
+    /// The project log that goes with a session that has this file.
+    fn project_log(&self, path: &RelPath) -> Option<LogName>;
+}
+
+/// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.
+fn is_passing(name: &str) -> bool {
+    name == ".sessiond" || name.ends_with(".lock") || name == ".lock" || name.ends_with(".tmp") || name.contains(".tmp.")
+}
+
+/// What the parts of an entry tell about their session.
+pub fn facts<'a>(profile: &dyn Profile, parts: impl Iterator<Item = (&'a RelPath, &'a [u8])>) -> Facts {
+    parts.fold(Facts::default(), |known, (path, bytes)| {
+        let new = profile.read(path, bytes);
+        Facts {
+            project: new.project.or(known.project),
+            cwd: new.cwd.or(known.cwd),
+            title: new.title.or(known.title),
+            model: new.model.or(known.model),
+            agent_version: new.agent_version.or(known.agent_version),
+        }
+    })
+}

@@ -1,0 +1,98 @@
+//! Finds out where a log stands that no ledger here knows, and whether the local files go on from there.
+
+use std::collections::BTreeMap;
+
+use super::Context;
+use crate::error::{Doing, Error, Kind, Result};
+use crate::log::Logs;
+use crate::log::chain::Chain;
+use crate::log::ledger::{FileCursor, Ledger};
+use crate::log::pen::{Ground, Pen};
+use crate::log::state::{FileAt, State};
+use crate::model::{FileKind, LogId, RelPath};
+use crate::sys::Folder;
+use crate::sys::clock::new_writer;
+
+/// Reads what a log amounts to at its head.
+pub async fn read_state(logs: &Logs, id: &LogId) -> Result<State> {
+    let mut state = State::default();
+    if let Some(newest) = logs.snapshots(id).await?.last()
+        && let Some(snapshot) = logs.read_snapshot(id, newest.seq).await?
+    {
+        state.seq = snapshot.manifest.seq;
+        state.digest = Some(snapshot.manifest.digest);
+        for file in snapshot.manifest.files {
+            let at =
+                FileAt { kind: file.kind, len: file.len, sha256: file.sha256, mode: file.mode, mtime_ns: file.mtime_ns, seq: file.seq };
+            state.files.insert(file.path, at);
+        }
+    }
+    let mut chain = Chain::new(id.to_string(), state.seq, state.digest);
+    for found in logs.entries(id, state.seq).await? {
+        let entry = logs
+            .read(id, found.seq)
+            .await?
+            .ok_or_else(|| Error::unavailable(format!("read entry {} of {id}: it was listed and is gone", found.seq)))?;
+        if let Some(entry) = chain.push(entry)? {
+            state.apply(&entry.header, entry.digest)?;
+        }
+    }
+    while let Some(entry) = chain.next()? {
+        state.apply(&entry.header, entry.digest)?;
+    }
+    Ok(state)
+}
+
+/// Makes a ledger for a log that has none: behind the head if the local files equal or extend it, on a branch if not.
+/// Nothing is claimed yet.
+pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
+    let writer = new_writer(&context.logs.chance);
+    let now = context.logs.clock.now();
+    let state = match read_state(&context.logs, id).await {
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::error!(%error, %id, "the log is damaged; the local files go to a branch");
+            let pen = Pen { ground: Ground::Branch, ..Pen::unclaimed(writer, 0, None, now) };
+            return Ok(Ledger::new(context.logs.store.address(), id.clone(), pen));
+        }
+        state => state.doing("find out where the log stands")?,
+    };
+    let pen = Pen::unclaimed(writer, state.seq, state.digest, now);
+    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
+    let files = compare(&*context.folder, &state.files).map_err(|cause| Error::io("compare the local files with the log", cause))?;
+    match files {
+        Some(files) => ledger.files = files,
+        // Any writer may append to a project's log, whatever it had before.
+        None if id.name.is_project() => {}
+        None => {
+            tracing::warn!(%id, head = state.seq, writer = %ledger.pen.writer, "the local files do not go on from the log; they go to a branch");
+            ledger.pen = Pen { ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen };
+        }
+    }
+    Ok(ledger)
+}
+
+/// The cursors of the local files, if they equal or extend the log; none if they are behind it or differ from it.
+fn compare(folder: &dyn Folder, files: &BTreeMap<RelPath, FileAt>) -> std::io::Result<Option<BTreeMap<RelPath, FileCursor>>> {
+    let mut cursors = BTreeMap::new();
+    let appends = files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+    // The file that was written last must be here; an older one may have been cleaned up by the agent.
+    let newest = appends.clone().map(|(_, file)| file.seq).max();
+    let mut newest_is_here = newest.is_none();
+    for (path, at) in files {
+        let Some(file) = folder.open(path)? else { continue };
+        let cursor = FileCursor::over(&*file, at.kind, at.len)?.filter(|cursor| cursor.hash.digest() == at.sha256);
+        match cursor {
+            Some(mut cursor) => {
+                newest_is_here |= Some(at.seq) == newest && at.kind == FileKind::Append;
+                // The next look compares what the file system says with this and ships what was appended.
+                cursor.stat.size = at.len;
+                cursors.insert(path.clone(), cursor);
+            }
+            None if at.kind == FileKind::Append => return Ok(None),
+            None if newest.is_none() => return Ok(None),
+            // A side file was replaced; the next look ships it.
+            None => {}
+        }
+    }
+    Ok((newest_is_here || files.is_empty()).then_some(cursors))
+}

@@ -1,0 +1,114 @@
+//! What the index is still to learn: a bounded queue that forgets records, never logs.
+//!
+//! A database that is down for days must not cost memory or hold up a flush: when the queue is full, only the names of
+//! the logs are kept, and the index reads what it missed from the bucket.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::index::{Failure, Record};
+use crate::model::LogName;
+
+/// Records that wait for the index; a second or two of a busy fleet.
+const MOST_RECORDS: usize = 256;
+/// Failures that wait for the index, the newest.
+const MOST_FAILURES: usize = 100;
+
+/// One thing for the index.
+#[derive(Debug)]
+pub enum News {
+    /// An entry was written.
+    Entry(Box<Record>),
+    /// A log has entries that the index may not know.
+    Stale(LogName),
+    /// Something failed.
+    Failed(Failure),
+}
+
+#[derive(Default)]
+struct Waiting {
+    records: VecDeque<Record>,
+    stale: BTreeSet<LogName>,
+    failures: VecDeque<Failure>,
+}
+
+/// What the index is still to learn.
+#[derive(Default)]
+pub struct Feed {
+    waiting: Mutex<Waiting>,
+    arrived: Notify,
+}
+
+impl Feed {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An entry was written.
+    pub fn entry(&self, record: Record) {
+        let mut waiting = self.lock();
+        let known_stale = waiting.stale.contains(&record.log.name);
+        if !known_stale {
+            if waiting.records.len() < MOST_RECORDS {
+                waiting.records.push_back(record);
+            } else {
+                waiting.stale.insert(record.log.name);
+            }
+        }
+        drop(waiting);
+        self.arrived.notify_one();
+    }
+
+    /// A log has entries that the index may not know.
+    pub fn stale(&self, name: LogName) {
+        self.lock().stale.insert(name);
+        self.arrived.notify_one();
+    }
+
+    /// Something failed.
+    pub fn failed(&self, failure: Failure) {
+        let mut waiting = self.lock();
+        if waiting.failures.len() == MOST_FAILURES {
+            waiting.failures.pop_front();
+        }
+        waiting.failures.push_back(failure);
+        drop(waiting);
+        self.arrived.notify_one();
+    }
+
+    /// The next thing, if there is one.
+    pub fn try_next(&self) -> Option<News> {
+        let mut waiting = self.lock();
+        if let Some(record) = waiting.records.pop_front() {
+            return Some(News::Entry(Box::new(record)));
+        }
+        if let Some(name) = waiting.stale.pop_first() {
+            return Some(News::Stale(name));
+        }
+        waiting.failures.pop_front().map(News::Failed)
+    }
+
+    /// Waits for the next thing.
+    pub async fn next(&self) -> News {
+        loop {
+            let arrived = self.arrived.notified();
+            if let Some(news) = self.try_next() {
+                return news;
+            }
+            arrived.await;
+        }
+    }
+
+    /// Logs and failures that wait.
+    pub fn len(&self) -> usize {
+        let waiting = self.lock();
+        waiting.records.len() + waiting.stale.len() + waiting.failures.len()
+    }
+
+    /// Whether the index knows all there is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,331 @@
+//! A look at the files of one log: what changed since the cursors, and where to cut.
+//!
+//! Owns the decision what is appended, rewritten, moved or only touched. Reads only what it ships (and, where a file
+//! may have been rewritten, what it must compare).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::survey::{fingerprint, whose};
+use crate::agent::Profile;
+use crate::codec::entry::{CUT_AT, MOST_RAW};
+use crate::error::Error;
+use crate::log::ledger::{FileCursor, WINDOW, tail_of};
+use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat};
+use crate::sys::{Folder, ItemKind, OpenFile};
+
+/// What a look found.
+#[derive(Debug, Default)]
+pub struct Cut {
+    /// Files that got another path.
+    pub moves: Vec<Move>,
+    /// What each file gained.
+    pub parts: Vec<Part>,
+    /// The bytes of the parts.
+    pub bodies: Vec<Vec<u8>>,
+    /// The cursors as they are once this is durable.
+    pub cursors: BTreeMap<RelPath, FileCursor>,
+    /// More is there than fits into one entry.
+    pub more: bool,
+    /// Bytes of unfinished lines.
+    pub torn: u64,
+    /// What the files looked like: their fingerprint once all of them is shipped.
+    pub seen: u64,
+    /// Every file that is there.
+    pub present: BTreeSet<RelPath>,
+    /// Files that could not be read, and why.
+    pub unread: Vec<Error>,
+}
+
+impl Cut {
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.moves.is_empty()
+    }
+
+    /// Bytes to ship.
+    pub fn len(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+}
+
+/// What to look at.
+pub struct Look<'a> {
+    /// The agent's folder.
+    pub folder: &'a dyn Folder,
+    /// What we know of the agent.
+    pub profile: &'a dyn Profile,
+    /// The log whose files to look at.
+    pub name: &'a LogName,
+    /// The agent is gone: take an unfinished line too.
+    pub last: bool,
+}
+
+impl Look<'_> {
+    /// Looks at the files named in `hints` and those that have a cursor, and at what is new in their folders.
+    pub fn take(&self, cursors: &BTreeMap<RelPath, FileCursor>, hints: &BTreeSet<RelPath>) -> Cut {
+        let mut cut = Cut { cursors: cursors.clone(), ..Cut::default() };
+        let mut seen: BTreeMap<RelPath, (FileKind, Stat)> = BTreeMap::new();
+        let known: BTreeSet<&RelPath> = cursors.keys().chain(hints).collect();
+        // Lengths of transcripts first, then side files: what a transcript line names is then in the same cut.
+        for kind in [FileKind::Append, FileKind::Whole] {
+            for path in &known {
+                self.stat(path, Some(kind), &mut seen, &mut cut.unread);
+            }
+        }
+        for folder in self.profile.folders(self.name, &known) {
+            self.find_new(&folder, &mut seen, &mut cut.unread);
+        }
+        self.find_moves(&seen, &mut cut);
+        let mut room = CUT_AT;
+        for kind in [FileKind::Whole, FileKind::Append] {
+            for (path, (_, stat)) in seen.iter().filter(|(_, (of, _))| *of == kind) {
+                if room == 0 {
+                    cut.more = true;
+                    break;
+                }
+                match self.look_at(path, kind, stat, cut.cursors.get(path), room) {
+                    Ok(None) => {}
+                    Ok(Some(found)) => {
+                        room = room.saturating_sub(found.bytes.len() as u64);
+                        cut.more |= found.more;
+                        if let Some(start) = found.start {
+                            cut.parts.push(part(path, start, &found));
+                            cut.bodies.push(found.bytes);
+                        }
+                        cut.cursors.insert(path.clone(), found.cursor);
+                    }
+                    Err(cause) => cut.unread.push(Error::io(format!("read {path}"), cause)),
+                }
+            }
+        }
+        cut.torn = seen.keys().filter_map(|path| cut.cursors.get(path)).map(|cursor| cursor.torn).sum();
+        cut.seen = fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat)));
+        cut.present = seen.into_keys().collect();
+        cut
+    }
+
+    fn stat(&self, path: &RelPath, only: Option<FileKind>, seen: &mut BTreeMap<RelPath, (FileKind, Stat)>, unread: &mut Vec<Error>) {
+        let found = (|| -> std::io::Result<_> {
+            let Some((name, kind)) = whose(self.folder, self.profile, path)? else { return Ok(None) };
+            if name != *self.name || only.is_some_and(|only| only != kind) {
+                return Ok(None);
+            }
+            Ok(self.folder.stat(path)?.map(|stat| (kind, stat)))
+        })();
+        match found {
+            Ok(Some(found)) => {
+                seen.insert(path.clone(), found);
+            }
+            Ok(None) => {}
+            Err(cause) => unread.push(Error::io(format!("read {path}"), cause)),
+        }
+    }
+
+    fn find_new(&self, folder: &RelPath, seen: &mut BTreeMap<RelPath, (FileKind, Stat)>, unread: &mut Vec<Error>) {
+        let items = match self.folder.list(Some(folder)) {
+            Ok(items) => items,
+            Err(cause) => return unread.push(Error::io(format!("list {folder}"), cause)),
+        };
+        for item in items {
+            let Ok(path) = folder.join(&item.name) else { continue };
+            match item.kind {
+                ItemKind::Folder if self.profile.enter(&path) => self.find_new(&path, seen, unread),
+                ItemKind::File if !seen.contains_key(&path) => self.stat(&path, None, seen, unread),
+                _ => {}
+            }
+        }
+    }
+
+    /// A path that is gone and a new one that is the same file: it was moved, and nothing needs to be shipped again.
+    fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, Stat)>, cut: &mut Cut) {
+        let gone: Vec<RelPath> = cut.cursors.keys().filter(|path| !seen.contains_key(*path)).cloned().collect();
+        for from in gone {
+            let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else { continue };
+            let mut new = seen.iter().filter(|(path, _)| !cut.cursors.contains_key(*path));
+            let Some((to, _)) = new.find(|(_, (kind, stat))| *kind == cursor.kind && stat.same_file(&cursor.stat)) else { continue };
+            // The number of a deleted file is given to the next one made: only the same bytes make it the same file.
+            let moved =
+                self.folder.open(to).ok().flatten().and_then(|file| FileCursor::over(&*file, cursor.kind, cursor.len).ok().flatten());
+            if moved.is_none_or(|moved| moved.hash != cursor.hash) {
+                continue;
+            }
+            let to = to.clone();
+            if let Some(cursor) = cut.cursors.remove(&from) {
+                cut.cursors.insert(to.clone(), cursor);
+                cut.moves.push(Move { from, to });
+            }
+        }
+    }
+
+    fn look_at(
+        &self,
+        path: &RelPath,
+        kind: FileKind,
+        stat: &Stat,
+        cursor: Option<&FileCursor>,
+        room: u64,
+    ) -> std::io::Result<Option<Found>> {
+        let done = |cursor: &FileCursor| cursor.len + cursor.torn == stat.size && !(self.last && cursor.torn > 0);
+        if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor)) {
+            return Ok(None);
+        }
+        let Some(file) = self.folder.open(path)? else { return Ok(None) };
+        let now = file.stat()?;
+        if !now.same_file(stat) {
+            // Replaced since the scan: the next look sees the new one from the start.
+            return Ok(None);
+        }
+        // Bytes behind the length that was read first may belong to a line whose side files we have not seen.
+        let stat = Stat { size: stat.size.min(now.size), ..now };
+        let unchanged_so_far = match cursor {
+            None => false,
+            Some(cursor) => still_begins(&*file, &stat, cursor)?,
+        };
+        let mut found = match cursor {
+            Some(cursor) if unchanged_so_far => Found::from(cursor.len, cursor.clone()),
+            _ => Found::from(0, FileCursor::new(kind, stat)),
+        };
+        let touched = cursor.is_some_and(|cursor| (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns));
+        found.cursor.kind = kind;
+        found.cursor.stat = stat;
+        found.read(&*file, &stat, kind, room, self.last)?;
+        let rewritten = found.from == 0 && !unchanged_so_far;
+        // A rewrite that has no whole line yet is not shipped: what is stored stays until there is something to put there.
+        if !found.bytes.is_empty() || ((rewritten || touched) && found.cursor.torn == 0) {
+            found.start = Some(found.from);
+        }
+        Ok(Some(found))
+    }
+}
+
+fn part(path: &RelPath, start: u64, found: &Found) -> Part {
+    Part {
+        path: path.clone(),
+        kind: found.cursor.kind,
+        start,
+        len: found.bytes.len() as u64,
+        file_sha256: found.cursor.hash.digest(),
+        mode: found.cursor.stat.mode,
+        mtime_ns: found.cursor.stat.mtime_ns,
+    }
+}
+
+/// Whether a file still begins with what we shipped of it.
+fn still_begins(file: &dyn OpenFile, stat: &Stat, cursor: &FileCursor) -> std::io::Result<bool> {
+    if stat.size < cursor.len {
+        return Ok(false);
+    }
+    // A file that is replaced as one says nothing by growing, and one with another identity or another time and the
+    // same length may hold anything: compare all of it. One that only grew: compare the window.
+    let grew = cursor.kind == FileKind::Append && stat.same_file(&cursor.stat) && stat.size > cursor.stat.size;
+    let as_before = stat.same_file(&cursor.stat) && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
+    if !grew && !as_before {
+        let again = FileCursor::over(file, cursor.kind, cursor.len)?;
+        return Ok(again.is_some_and(|again| again.hash == cursor.hash));
+    }
+    let window = cursor.len.min(WINDOW);
+    let mut bytes = vec![0; window as usize];
+    let got = read_full(file, &mut bytes, cursor.len - window)?;
+    Ok(got == bytes.len() && tail_of(&bytes) == cursor.tail)
+}
+
+fn read_full(file: &dyn OpenFile, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], offset + got as u64)? {
+            0 => break,
+            more => got += more,
+        }
+    }
+    Ok(got)
+}
+
+/// What one file gained.
+struct Found {
+    /// Where its bytes begin.
+    from: u64,
+    /// Set if it makes a part.
+    start: Option<u64>,
+    bytes: Vec<u8>,
+    cursor: FileCursor,
+    more: bool,
+}
+
+impl Found {
+    fn from(from: u64, cursor: FileCursor) -> Found {
+        Found { from, start: None, bytes: Vec::new(), cursor, more: false }
+    }
+
+    fn read(&mut self, file: &dyn OpenFile, stat: &Stat, kind: FileKind, room: u64, last: bool) -> std::io::Result<()> {
+        let left = stat.size.saturating_sub(self.from);
+        let most = left.min(MOST_RAW);
+        // What is replaced as one goes out as one, if it can.
+        let mut want = if kind == FileKind::Whole { most } else { left.min(room) };
+        loop {
+            self.bytes.resize(want as usize, 0);
+            let got = read_full(file, &mut self.bytes, self.from)?;
+            self.bytes.truncate(got);
+            let all = want == left || (got as u64) < want;
+            if kind == FileKind::Whole || (all && last) {
+                break;
+            }
+            if let Some(end) = self.bytes.iter().rposition(|byte| *byte == b'\n') {
+                self.bytes.truncate(end + 1);
+                break;
+            }
+            if all {
+                self.bytes.clear();
+                break;
+            }
+            if want == most {
+                // A line longer than an entry may be goes out in pieces.
+                break;
+            }
+            want = want.saturating_mul(4).min(most);
+        }
+        let shipped = self.from + self.bytes.len() as u64;
+        let rest = stat.size.saturating_sub(shipped);
+        let mut window = self.window(file)?;
+        let bytes = std::mem::take(&mut self.bytes);
+        self.cursor.advance(&mut window, &bytes);
+        self.bytes = bytes;
+        self.cursor.torn = 0;
+        if rest > 0 {
+            // Either a line is unfinished, or there was no room for all.
+            let unfinished = kind == FileKind::Append && !ends_in_line(file, shipped, stat.size)?;
+            if unfinished {
+                self.cursor.torn = rest;
+            } else {
+                self.more = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes before `from`, of which the cursor's fingerprint is made.
+    fn window(&self, file: &dyn OpenFile) -> std::io::Result<Vec<u8>> {
+        let size = self.from.min(WINDOW);
+        let mut bytes = vec![0; size as usize];
+        let got = read_full(file, &mut bytes, self.from - size)?;
+        bytes.truncate(got);
+        Ok(bytes)
+    }
+}
+
+/// Whether a line ends between `from` and `to`.
+fn ends_in_line(file: &dyn OpenFile, from: u64, to: u64) -> std::io::Result<bool> {
+    let mut at = from;
+    let mut buffer = vec![0; 64 << 10];
+    while at < to {
+        let want = buffer.len().min((to - at) as usize);
+        let got = file.read_at(&mut buffer[..want], at)?;
+        if got == 0 {
+            return Ok(false);
+        }
+        if buffer[..got].contains(&b'\n') {
+            return Ok(true);
+        }
+        at += got as u64;
+    }
+    Ok(false)
+}

@@ -1,0 +1,265 @@
+//! Flushes one log: look, encode, append, and when the number is taken, find out by whom.
+//!
+//! Owns the steps of a flush and what a fenced writer does. Does not own when a flush happens or is tried again
+//! (`streamer`).
+
+use std::collections::BTreeSet;
+
+use super::Context;
+use super::adopt::adopt;
+use super::look::{Cut, Look};
+use crate::agent;
+use crate::codec::entry::{self, Encoded, Entry};
+use crate::error::{Error, Result};
+use crate::index::Record;
+use crate::log::ledger::{FileCursor, Ledger};
+use crate::log::pen::{Appended, Ground, Pen, fenced};
+use crate::model::{EntryKind, Facts, FileKind, LogId, RelPath};
+use crate::sys::clock::new_writer;
+
+/// A log that loses a race this often in one flush is left for the next.
+const MOST_RACES: u32 = 20;
+
+/// What a flush needs to know between two runs.
+pub struct Shipment {
+    /// The log.
+    pub id: LogId,
+    /// The ledger, once it is known.
+    pub ledger: Option<Ledger>,
+    /// Files to look at besides those that have a cursor.
+    pub hints: BTreeSet<RelPath>,
+    /// An entry whose fate is unknown: the same bytes must be tried again.
+    pending: Option<(Encoded, Cut)>,
+    /// The ledger on disk is known to be behind: ask the bucket.
+    outdated: bool,
+}
+
+/// What a flush did.
+#[derive(Debug, Default)]
+pub struct Shipped {
+    /// Bytes made durable, before compression.
+    pub bytes: u64,
+    /// Entries written.
+    pub entries: u32,
+    /// Bytes of unfinished lines that wait for their end.
+    pub torn: u64,
+    /// What the files looked like; 0 if not all could be read.
+    pub seen: u64,
+    /// The files that are there.
+    pub present: BTreeSet<RelPath>,
+    /// Bytes of the present files that are durable.
+    pub durable: u64,
+}
+
+impl Shipment {
+    /// A log of which nothing is known yet.
+    pub fn new(id: LogId) -> Self {
+        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false }
+    }
+
+    /// Whether an entry's fate is unknown.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Bytes that a flush found and could not make durable yet.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.as_ref().map_or(0, |(_, cut)| cut.len())
+    }
+
+    /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
+    pub async fn flush(&mut self, context: &Context, last: bool) -> Result<Shipped> {
+        let mut shipped = Shipped::default();
+        let mut races = 0;
+        loop {
+            let mut ledger = match self.ledger.take() {
+                Some(ledger) => ledger,
+                None => self.find_ledger(context).await?,
+            };
+            let turn = self.turn(context, &mut ledger, last, &mut shipped).await;
+            let done = match turn {
+                Err(error) => {
+                    self.ledger = Some(ledger);
+                    return Err(error);
+                }
+                Ok(done) => done,
+            };
+            match done {
+                Turn::Clean => {
+                    self.ledger = Some(ledger);
+                    return Ok(shipped);
+                }
+                Turn::Wrote => self.ledger = Some(ledger),
+                // Somebody else wrote: ask the bucket again.
+                Turn::Again => {
+                    self.outdated = true;
+                    races += 1;
+                    if races > MOST_RACES {
+                        return Err(Error::unavailable(format!("write to {}: lost the race {races} times", self.id)));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn find_ledger(&mut self, context: &Context) -> Result<Ledger> {
+        let here = Ledger::load(&*context.folder, &context.logs.store.address(), &self.id).filter(|_| !self.outdated);
+        let ledger = match here {
+            Some(ledger) => ledger,
+            None => adopt(context, &self.id).await?,
+        };
+        self.outdated = false;
+        Ok(ledger)
+    }
+
+    async fn turn(&mut self, context: &Context, ledger: &mut Ledger, last: bool, shipped: &mut Shipped) -> Result<Turn> {
+        let (encoded, cut) = match self.pending.take() {
+            Some(pending) => pending,
+            None => {
+                let look = Look { folder: &*context.folder, profile: &*context.profile, name: &self.id.name, last };
+                let mut cut = look.take(&ledger.files, &self.hints);
+                if cut.is_empty() {
+                    let before = (ledger.seen, std::mem::take(&mut ledger.files));
+                    let settled = self.settle(ledger, cut, shipped);
+                    if before.0 != ledger.seen || before.1 != ledger.files {
+                        self.save(context, ledger, false);
+                    }
+                    return settled.map(|()| Turn::Clean);
+                }
+                if ledger.pen.ground == Ground::Unclaimed {
+                    match context.logs.claim(&self.id, &mut ledger.pen).await? {
+                        Some(claim) => {
+                            self.save(context, ledger, true);
+                            feed(context, &self.id, ledger, &claim, Facts::default());
+                        }
+                        None => return Ok(Turn::Again),
+                    }
+                }
+                let moves = std::mem::take(&mut cut.moves);
+                let parts = std::mem::take(&mut cut.parts);
+                let header = ledger.pen.header(&self.id, EntryKind::Delta, context.logs.clock.now(), moves, parts);
+                (entry::encode(header, &cut.bodies)?, cut)
+            }
+        };
+        match context.logs.append(&self.id, &mut ledger.pen, &encoded).await {
+            Err(error) => {
+                if error.is_retryable() {
+                    self.pending = Some((encoded, cut));
+                }
+                Err(error)
+            }
+            Ok(Appended::Done) => {
+                shipped.bytes += encoded.header.body_len();
+                shipped.entries += 1;
+                let parts = encoded.header.parts.iter().zip(&cut.bodies).map(|(part, body)| (&part.path, body.as_slice()));
+                let facts = agent::facts(&*context.profile, parts);
+                let more = cut.more;
+                let settled = self.settle(ledger, cut, shipped);
+                self.save(context, ledger, false);
+                feed(context, &self.id, ledger, &encoded, facts);
+                // What was appended since the look is the next flush's.
+                if more { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
+            }
+            Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
+        }
+    }
+
+    /// All that a look found is durable: remember what the files look like, so that nobody looks again before they
+    /// change. An error if something could not be read.
+    fn settle(&mut self, ledger: &mut Ledger, mut cut: Cut, shipped: &mut Shipped) -> Result<()> {
+        shipped.torn = cut.torn;
+        shipped.durable = cut.present.iter().filter_map(|path| cut.cursors.get(path)).map(|cursor| cursor.len).sum();
+        shipped.seen = if cut.unread.is_empty() && !cut.more { cut.seen } else { 0 };
+        ledger.seen = shipped.seen;
+        ledger.files = cut.cursors;
+        self.hints = cut.present.clone();
+        shipped.present = cut.present;
+        cut.unread.pop().map_or(Ok(()), Err)
+    }
+
+    /// A ledger that cannot be written (a full disk) is no reason to stop: the bucket knows.
+    fn save(&self, context: &Context, ledger: &Ledger, durable: bool) {
+        if let Err(error) = ledger.save(&*context.folder, durable) {
+            tracing::warn!(%error, id = %self.id, "the ledger was not written");
+        }
+    }
+
+    /// The number is taken. By ourselves before a crash: take over what it says. By somebody else: the session is lost,
+    /// and what we still have goes to a branch.
+    fn taken(&mut self, context: &Context, ledger: &mut Ledger, entry: Option<Box<Entry>>) -> Result<Turn> {
+        let now = context.logs.clock.now();
+        if let Some(entry) = &entry
+            && entry.header.writer == ledger.pen.writer
+            && entry.header.follows() == ledger.pen.seq
+            && entry.header.prev == ledger.pen.digest
+            && self.absorb(context, ledger, entry)?
+        {
+            ledger.pen.follow(entry.header.seq, entry.digest, now);
+            tracing::info!(id = %self.id, seq = entry.header.seq, "found an entry of ours that the ledger did not know");
+            context.feed.stale(self.id.name.clone());
+            self.save(context, ledger, false);
+            return Ok(Turn::Wrote);
+        }
+        if self.id.name.is_project() {
+            // A project's log is anybody's: go on behind whoever wrote.
+            return Ok(Turn::Again);
+        }
+        let by = entry.as_ref().map(|entry| &entry.header.writer);
+        if ledger.pen.ground == Ground::Branch {
+            // Another volume carries a copy of our ledger: begin a branch of our own, with everything.
+            ledger.pen = Pen { writer: new_writer(&context.logs.chance), ground: Ground::Branch, seq: 0, digest: None, wrote: now };
+            ledger.files.clear();
+        } else {
+            let error = fenced(&self.id, by);
+            tracing::warn!(id = %self.id, writer = %ledger.pen.writer, "{error}; going on with a branch");
+            ledger.pen.ground = Ground::Branch;
+            if by == Some(&ledger.pen.writer) {
+                ledger.pen.writer = new_writer(&context.logs.chance);
+            }
+        }
+        self.save(context, ledger, true);
+        Ok(Turn::Wrote)
+    }
+
+    /// Moves the cursors over an entry that we wrote and forgot; false if the local files show that it is not ours.
+    fn absorb(&self, context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
+        let mut files = ledger.files.clone();
+        for moved in &entry.header.moves {
+            if let Some(cursor) = files.remove(&moved.from) {
+                files.insert(moved.to.clone(), cursor);
+            }
+        }
+        for part in &entry.header.parts {
+            let failed = |cause| Error::io(format!("read {}", part.path), cause);
+            let cursor = match context.folder.open(&part.path).map_err(failed)? {
+                Some(file) => FileCursor::over(&*file, part.kind, part.end()).map_err(failed)?,
+                None => None,
+            };
+            match cursor.filter(|cursor| cursor.hash.digest() == part.file_sha256) {
+                Some(mut cursor) => {
+                    cursor.stat.size = part.end();
+                    files.insert(part.path.clone(), cursor);
+                }
+                // It may have been replaced since; from 0 is always right.
+                None if part.kind == FileKind::Whole => {
+                    files.remove(&part.path);
+                }
+                None => return Ok(false),
+            }
+        }
+        ledger.files = files;
+        Ok(true)
+    }
+}
+
+enum Turn {
+    Clean,
+    Wrote,
+    Again,
+}
+
+fn feed(context: &Context, id: &LogId, ledger: &Ledger, encoded: &Encoded, facts: Facts) {
+    let branch = (ledger.pen.ground == Ground::Branch).then(|| ledger.pen.writer.clone());
+    let header = encoded.header.clone();
+    context.feed.entry(Record { log: id.clone(), branch, header, stored: encoded.bytes.len() as u64, digest: encoded.digest, facts });
+}

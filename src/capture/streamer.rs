@@ -1,0 +1,635 @@
+//! The streamer: decides when each log is flushed, keeps a bounded number of flushes going, and tries again what failed.
+//!
+//! Owns the agenda and what is known of each log between flushes. Does not own what a flush does (`ship`). Stops in
+//! order: first the agent is gone, then a last look at everything, then the last entries.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::Context;
+use super::ship::{Shipment, Shipped};
+use super::survey::{Survey, fingerprint, survey, whose};
+use super::watch::{Hints, Watch};
+use crate::error::{Error, Kind, Result};
+use crate::index::Failure;
+use crate::log::ledger::Ledger;
+use crate::log::pen::Ground;
+use crate::model::{LogName, RelPath, SessionId};
+use crate::sys::{Backoff, Folder};
+
+/// A full scan happens this often at least; what an event failed to tell waits no longer.
+const RECONCILE: Duration = Duration::from_secs(15);
+/// Changes that come within this are one.
+const SETTLE: Duration = Duration::from_millis(30);
+/// The pace of tries during the final flush, which has a deadline of its own.
+const FINAL_PACE: Duration = Duration::from_millis(250);
+/// What is known of a log that has been quiet this long is left to its ledger.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// How a log stands.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
+pub struct LogStatus {
+    /// The session, or `@` and the project.
+    pub session: String,
+    /// The last number written.
+    pub head: u64,
+    /// Under which name we write.
+    pub writer: String,
+    /// `main`, `branch`, or `unclaimed`.
+    pub ground: String,
+    /// Bytes on disk that are not durable yet.
+    pub lag_bytes: u64,
+    /// For how long.
+    pub lag_seconds: f64,
+    /// Bytes of an unfinished line.
+    pub unfinished_bytes: u64,
+    /// Bytes that are durable.
+    pub durable_bytes: u64,
+    /// What failed last, until it went well again.
+    pub last_error: Option<String>,
+    /// Which attempt that was.
+    pub failed_attempts: u32,
+}
+
+/// What a flush answers.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
+pub struct FlushReport {
+    /// The logs that were written or waited for.
+    pub logs: Vec<LogStatus>,
+}
+
+/// What the final flush left behind.
+#[derive(Debug, Clone, Default)]
+pub struct FinishReport {
+    /// Logs that are not durable to their end.
+    pub left: Vec<LogStatus>,
+}
+
+enum Command {
+    Flush(Option<SessionId>, oneshot::Sender<Result<FlushReport>>),
+    Status(oneshot::Sender<Vec<LogStatus>>),
+    Finish(Instant, oneshot::Sender<FinishReport>),
+}
+
+/// Speaks to a running streamer.
+#[derive(Clone)]
+pub struct Handle {
+    commands: mpsc::Sender<Command>,
+}
+
+impl Handle {
+    /// Makes all durable that is on disk now (of one session, if named), and answers when it is.
+    pub async fn flush(&self, session: Option<SessionId>) -> Result<FlushReport> {
+        self.ask(|reply| Command::Flush(session, reply)).await?
+    }
+
+    /// How every log stands.
+    pub async fn status(&self) -> Result<Vec<LogStatus>> {
+        self.ask(Command::Status).await
+    }
+
+    /// The agent is gone: makes everything durable, unfinished lines too, and stops; gives up at `deadline`.
+    pub async fn finish(&self, deadline: Instant) -> Result<FinishReport> {
+        self.ask(|reply| Command::Finish(deadline, reply)).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Error::new(Kind::Internal, "ask the streamer: it has stopped");
+        self.commands.send(command(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+/// What is known of one log between flushes.
+struct Slot {
+    shipment: Option<Shipment>,
+    paths: BTreeSet<RelPath>,
+    seen: u64,
+    /// Since when something is not durable.
+    dirty: Option<Instant>,
+    due: Option<Instant>,
+    flying: bool,
+    /// It changed while a flush was under way.
+    again: bool,
+    /// How many flushes have begun.
+    flushes: u64,
+    started: Option<Instant>,
+    backoff: Backoff,
+    status: LogStatus,
+}
+
+struct Waiter {
+    /// Each log that is waited for, and the flush of it that counts: one that began after the question.
+    left: BTreeMap<LogName, u64>,
+    asked: BTreeSet<LogName>,
+    reply: oneshot::Sender<Result<FlushReport>>,
+}
+
+struct Ending {
+    deadline: Instant,
+    began: Instant,
+    reply: oneshot::Sender<FinishReport>,
+}
+
+/// The streamer.
+pub struct Streamer {
+    context: Context,
+    root: PathBuf,
+    hints: Arc<Hints>,
+    watch: Box<dyn Watch>,
+    /// Why events cannot be relied on, if so.
+    scanning: Option<String>,
+    next_scan: Instant,
+    slots: BTreeMap<LogName, Slot>,
+    agenda: BTreeSet<(Instant, LogName)>,
+    jobs: JoinSet<(LogName, Box<Shipment>, Result<Shipped>)>,
+    waiters: Vec<Waiter>,
+    ending: Option<Ending>,
+    oddities: BTreeSet<String>,
+}
+
+impl Streamer {
+    /// Scans the folder, then streams in the background until told to finish. When this answers, what is on disk is
+    /// known and what comes is watched.
+    pub fn start(context: Context, root: PathBuf, hints: Arc<Hints>, mut watch: Box<dyn Watch>) -> Result<Handle> {
+        let scanning = watch.refresh();
+        let mut streamer = Streamer {
+            context,
+            root,
+            hints,
+            watch,
+            scanning: None,
+            next_scan: Instant::now() + RECONCILE,
+            slots: BTreeMap::new(),
+            agenda: BTreeSet::new(),
+            jobs: JoinSet::new(),
+            waiters: Vec::new(),
+            ending: None,
+            oddities: BTreeSet::new(),
+        };
+        streamer.note_scanning(scanning);
+        streamer.first_look()?;
+        let (commands, inbox) = mpsc::channel(16);
+        tokio::spawn(streamer.run(inbox));
+        Ok(Handle { commands })
+    }
+
+    /// What the ledgers say is shipped and has not changed needs no request.
+    fn first_look(&mut self) -> Result<()> {
+        let found = self.survey()?;
+        let store = self.context.logs.store.address();
+        let now = Instant::now();
+        for (name, files) in found.logs {
+            let id = self.context.logs.id(name.clone());
+            let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
+            let paths: BTreeSet<RelPath> = files.into_iter().map(|file| file.path).collect();
+            let ledger = Ledger::load(&*self.context.folder, &store, &id);
+            let slot = self.slot(&name);
+            slot.paths = paths;
+            match ledger {
+                Some(ledger) if ledger.seen == print => {
+                    slot.seen = print;
+                    slot.note_ledger(&ledger);
+                }
+                _ => self.mark(&name, now),
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        loop {
+            self.start_due();
+            if self.finished() {
+                break;
+            }
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                command = inbox.recv() => match command {
+                    Some(command) => self.command(command),
+                    // Nobody can ask any more; without a last flush there is nothing to wait for.
+                    None if self.ending.is_none() => break,
+                    None => {}
+                },
+                Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => match done {
+                    Ok((name, shipment, result)) => self.done(&name, shipment, result),
+                    Err(error) => tracing::error!(%error, "a flush broke off"),
+                },
+                () = self.hints.arrived() => {
+                    tokio::time::sleep(SETTLE.min(self.context.flush_interval)).await;
+                    self.take_hints();
+                }
+                () = sleep_until(wake) => {}
+            }
+            if Instant::now() >= self.next_scan {
+                self.reconcile();
+            }
+        }
+        if let Some(ending) = self.ending.take() {
+            self.jobs.abort_all();
+            let left = self.statuses(|slot| slot.dirty.is_some() || slot.flying);
+            let _ = ending.reply.send(FinishReport { left });
+        }
+    }
+
+    fn next_wake(&self) -> Instant {
+        let due = if self.jobs.len() < self.context.parallel { self.agenda.first().map(|(due, _)| *due) } else { None };
+        let deadline = self.ending.as_ref().map(|ending| ending.deadline);
+        [due, deadline].into_iter().flatten().fold(self.next_scan, Instant::min)
+    }
+
+    fn finished(&self) -> bool {
+        let Some(ending) = &self.ending else { return false };
+        Instant::now() >= ending.deadline || (self.jobs.is_empty() && self.agenda.is_empty())
+    }
+
+    fn slot(&mut self, name: &LogName) -> &mut Slot {
+        let chance = &self.context.logs.chance;
+        self.slots.entry(name.clone()).or_insert_with(|| Slot::new(name, Backoff::new(chance.clone())))
+    }
+
+    /// A log has something to ship: flush it `at` that time, or sooner if that is planned.
+    fn mark(&mut self, name: &LogName, at: Instant) {
+        let slot = self.slot(name);
+        slot.dirty.get_or_insert_with(Instant::now);
+        if slot.flying {
+            slot.again = true;
+            return;
+        }
+        if slot.due.is_some_and(|due| due <= at) {
+            return;
+        }
+        if let Some(due) = slot.due.replace(at) {
+            self.agenda.remove(&(due, name.clone()));
+        }
+        self.agenda.insert((at, name.clone()));
+    }
+
+    /// When a change that is seen now is flushed: at once after a quiet time, else an interval after the last flush.
+    fn soon(&mut self, name: &LogName) -> Instant {
+        let interval = self.context.flush_interval;
+        let started = self.slot(name).started;
+        let now = Instant::now();
+        started.map_or(now, |started| now.max(started + interval))
+    }
+
+    fn touch(&mut self, name: &LogName, path: RelPath) {
+        self.slot(name).paths.insert(path);
+        // What failed is tried again when its time has come, not at each append.
+        if self.slot(name).backoff.failed() == 0 || self.slot(name).due.is_none() {
+            let at = self.soon(name);
+            self.mark(name, at);
+        }
+    }
+
+    fn start_due(&mut self) {
+        let now = Instant::now();
+        while self.jobs.len() < self.context.parallel {
+            let Some((due, _)) = self.agenda.first() else { return };
+            if *due > now {
+                return;
+            }
+            let Some((_, name)) = self.agenda.pop_first() else { return };
+            let id = self.context.logs.id(name.clone());
+            let last = self.ending.is_some();
+            let slot = self.slot(&name);
+            slot.due = None;
+            slot.flying = true;
+            slot.again = false;
+            slot.flushes += 1;
+            slot.started = Some(now);
+            let mut shipment = slot.shipment.take().unwrap_or_else(|| Shipment::new(id));
+            shipment.hints.extend(slot.paths.iter().cloned());
+            let context = self.context.clone();
+            self.jobs.spawn(async move {
+                let result = shipment.flush(&context, last).await;
+                (name, Box::new(shipment), result)
+            });
+        }
+    }
+
+    fn done(&mut self, name: &LogName, shipment: Box<Shipment>, result: Result<Shipped>) {
+        let began = self.slot(name).started;
+        let ending = self.ending.as_ref().map(|ending| (ending.began, ending.deadline));
+        let slot = self.slot(name);
+        slot.flying = false;
+        if let Some(ledger) = &shipment.ledger {
+            slot.note_ledger(ledger);
+        }
+        slot.shipment = Some(*shipment);
+        let now = Instant::now();
+        match result {
+            Ok(shipped) => {
+                slot.backoff.reset();
+                slot.status.last_error = None;
+                slot.status.failed_attempts = 0;
+                slot.status.unfinished_bytes = shipped.torn;
+                slot.status.durable_bytes = shipped.durable;
+                slot.seen = shipped.seen;
+                slot.paths = shipped.present;
+                if shipped.entries > 0 {
+                    tracing::debug!(session = %name, head = slot.status.head, bytes = shipped.bytes, "flushed");
+                }
+                let (again, flushes) = (slot.again, slot.flushes);
+                if !again {
+                    slot.dirty = None;
+                }
+                self.satisfied(name, flushes);
+                if again {
+                    self.slot(name).dirty = began;
+                    let waited_for = self.waiters.iter().any(|waiter| waiter.left.contains_key(name));
+                    let at = if waited_for || ending.is_some() { now } else { self.soon(name) };
+                    self.mark(name, at);
+                }
+            }
+            Err(error) => {
+                let wait = match ending {
+                    Some((began, deadline)) => {
+                        let (elapsed, remaining) = (now - began, deadline.saturating_duration_since(now));
+                        tracing::warn!(session = %name, ?elapsed, ?remaining, %error, "final flush: trying again");
+                        slot.backoff.wait_after_failure();
+                        FINAL_PACE
+                    }
+                    None => slot.backoff.wait_after_failure(),
+                };
+                let attempt = slot.backoff.failed();
+                slot.status.last_error = Some(error.to_string());
+                slot.status.failed_attempts = attempt;
+                slot.dirty = slot.dirty.or(began);
+                if ending.is_none() {
+                    tracing::warn!(session = %name, attempt, retry_in = ?wait, %error, "flush failed");
+                }
+                self.context.feed.failed(Failure {
+                    namespace: self.context.logs.namespace.clone(),
+                    agent: self.context.logs.agent.clone(),
+                    session: Some(name.to_string()),
+                    at: self.context.logs.clock.now(),
+                    attempt,
+                    message: error.to_string(),
+                });
+                self.mark(name, now + wait);
+                if !error.is_retryable() {
+                    self.refuse(name, &error);
+                }
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Status(reply) => {
+                let _ = reply.send(self.statuses(|_| true));
+            }
+            Command::Flush(session, reply) => {
+                let wanted = |name: &LogName| session.is_none() || name.session() == session.as_ref();
+                match self.mark_changed(Instant::now(), wanted) {
+                    Err(error) => {
+                        let _ = reply.send(Err(error));
+                    }
+                    Ok(()) => {
+                        let open = self.slots.iter().filter(|(name, slot)| wanted(name) && (slot.flying || slot.due.is_some()));
+                        let left: BTreeMap<LogName, u64> = open.map(|(name, slot)| (name.clone(), slot.flushes + 1)).collect();
+                        let asked = self
+                            .slots
+                            .keys()
+                            .filter(|name| left.contains_key(*name) || session.is_some() && wanted(name))
+                            .cloned()
+                            .collect();
+                        self.waiters.push(Waiter { left, asked, reply });
+                        self.answer_waiters();
+                    }
+                }
+            }
+            Command::Finish(deadline, reply) => {
+                let now = Instant::now();
+                self.ending = Some(Ending { deadline, began: now, reply });
+                if let Err(error) = self.mark_changed(now, |_| true) {
+                    tracing::error!(%error, "final flush: cannot scan the folder; flushing what is known");
+                }
+                // What waits for another try, and unfinished lines, which go out now.
+                let more = self.slots.iter().filter(|(_, slot)| slot.dirty.is_some() || slot.status.unfinished_bytes > 0);
+                let more: Vec<LogName> = more.map(|(name, _)| name.clone()).collect();
+                more.iter().for_each(|name| self.mark(name, now));
+            }
+        }
+    }
+
+    /// Scans, and marks every log that does not look as it did when it was shipped.
+    fn mark_changed(&mut self, at: Instant, wanted: impl Fn(&LogName) -> bool) -> Result<()> {
+        let found = self.survey()?;
+        self.apply(found, at, wanted);
+        Ok(())
+    }
+
+    fn apply(&mut self, found: Survey, at: Instant, wanted: impl Fn(&LogName) -> bool) {
+        for (name, files) in found.logs.into_iter().filter(|(name, _)| wanted(name)) {
+            let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
+            let slot = self.slot(&name);
+            if slot.flying || slot.seen != print || slot.dirty.is_some() {
+                slot.paths.extend(files.into_iter().map(|file| file.path));
+                self.mark(&name, at);
+            }
+        }
+    }
+
+    fn survey(&mut self) -> Result<Survey> {
+        let found = survey(&*self.context.folder, &*self.context.profile, None)?;
+        for oddity in &found.oddities {
+            if self.oddities.insert(oddity.clone()) {
+                tracing::warn!("not kept: {oddity}");
+            }
+        }
+        Ok(found)
+    }
+
+    fn take_hints(&mut self) {
+        let changed = self.hints.take();
+        if changed.rescan {
+            self.next_scan = Instant::now();
+            return;
+        }
+        let (context, root) = (self.context.clone(), self.root.clone());
+        for path in changed.paths {
+            let relative = path.strip_prefix(&root).ok().and_then(|path| path.to_str());
+            let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else { continue };
+            match context.folder.stat(&relative) {
+                Ok(Some(_)) => {
+                    if let Ok(Some((name, _))) = whose(&*context.folder, &*context.profile, &relative) {
+                        self.touch(&name, relative);
+                    }
+                }
+                // A folder, made perhaps with files in it before it was watched.
+                Ok(None) if context.profile.enter(&relative) => self.look_into(&*context.folder, &relative),
+                _ => {}
+            }
+        }
+    }
+
+    fn look_into(&mut self, folder: &dyn Folder, path: &RelPath) {
+        if path.parent().is_none() {
+            let scanning = self.watch.refresh();
+            self.note_scanning(scanning);
+        }
+        let profile = self.context.profile.clone();
+        if let Ok(found) = survey(folder, &*profile, Some(path)) {
+            for (name, files) in found.logs {
+                for file in files {
+                    // Only what is new here: a folder's own time changes with each file in it.
+                    if !self.slot(&name).paths.contains(&file.path) {
+                        self.touch(&name, file.path);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The scan that finds what events did not tell.
+    fn reconcile(&mut self) {
+        let began = Instant::now();
+        let scanning = self.watch.refresh();
+        self.note_scanning(scanning);
+        match self.survey() {
+            Ok(found) => {
+                let changed: Vec<LogName> = found
+                    .logs
+                    .iter()
+                    .filter(|(name, files)| {
+                        let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
+                        self.slots.get(*name).is_none_or(|slot| !slot.flying && slot.due.is_none() && slot.seen != print)
+                    })
+                    .map(|(name, _)| name.clone())
+                    .collect();
+                for (name, files) in found.logs {
+                    if changed.contains(&name) {
+                        for file in files {
+                            self.touch(&name, file.path);
+                        }
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot scan the agent's folder"),
+        }
+        let quiet = |slot: &Slot| slot.dirty.is_none() && !slot.flying && slot.started.is_none_or(|started| began - started > FORGET_AFTER);
+        for slot in self.slots.values_mut().filter(|slot| quiet(slot)) {
+            slot.shipment = None;
+        }
+        let took = began.elapsed();
+        // Where only scanning finds changes, it sets the lag; it may take a twentieth of one core.
+        let pause = if self.scanning.is_some() { self.context.flush_interval.max(took * 20) } else { RECONCILE };
+        self.next_scan = Instant::now() + pause;
+    }
+
+    fn note_scanning(&mut self, why: Option<String>) {
+        if self.scanning != why {
+            match &why {
+                Some(why) => tracing::warn!(why, "events cannot be relied on; scanning instead"),
+                None => tracing::info!("events can be relied on again"),
+            }
+            self.next_scan = Instant::now();
+        }
+        self.scanning = why;
+    }
+
+    fn satisfied(&mut self, name: &LogName, flushes: u64) {
+        for waiter in &mut self.waiters {
+            if waiter.left.get(name).is_some_and(|needed| *needed <= flushes) {
+                waiter.left.remove(name);
+            }
+        }
+        self.answer_waiters();
+    }
+
+    fn answer_waiters(&mut self) {
+        let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.left.is_empty());
+        self.waiters = waiting;
+        for waiter in ready {
+            let logs = self.statuses_of(waiter.asked.iter());
+            let _ = waiter.reply.send(Ok(FlushReport { logs }));
+        }
+    }
+
+    /// What waits for a log that cannot be written learns why; what can be tried again is waited for.
+    fn refuse(&mut self, name: &LogName, error: &Error) {
+        let (hit, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.left.contains_key(name));
+        self.waiters = waiting;
+        for waiter in hit {
+            let mut copy = Error::new(error.kind(), error.to_string());
+            if let Some(hint) = error.hint_text() {
+                copy = copy.hint(hint);
+            }
+            let _ = waiter.reply.send(Err(copy));
+        }
+    }
+
+    fn statuses(&self, wanted: impl Fn(&Slot) -> bool) -> Vec<LogStatus> {
+        self.statuses_of(self.slots.iter().filter(|(_, slot)| wanted(slot)).map(|(name, _)| name))
+    }
+
+    fn statuses_of<'a>(&'a self, names: impl Iterator<Item = &'a LogName>) -> Vec<LogStatus> {
+        names.filter_map(|name| self.slots.get(name)).map(|slot| slot.report(&*self.context.folder)).collect()
+    }
+}
+
+impl Slot {
+    fn new(name: &LogName, backoff: Backoff) -> Slot {
+        let status = LogStatus {
+            session: name.to_string(),
+            head: 0,
+            writer: String::new(),
+            ground: "unclaimed".to_owned(),
+            lag_bytes: 0,
+            lag_seconds: 0.0,
+            unfinished_bytes: 0,
+            durable_bytes: 0,
+            last_error: None,
+            failed_attempts: 0,
+        };
+        Slot {
+            shipment: None,
+            paths: BTreeSet::new(),
+            seen: 0,
+            dirty: None,
+            due: None,
+            flying: false,
+            again: false,
+            flushes: 0,
+            started: None,
+            backoff,
+            status,
+        }
+    }
+
+    fn note_ledger(&mut self, ledger: &Ledger) {
+        self.status.head = ledger.pen.seq;
+        self.status.writer = ledger.pen.writer.to_string();
+        let ground = match ledger.pen.ground {
+            Ground::Main => "main",
+            Ground::Branch => "branch",
+            Ground::Unclaimed => "unclaimed",
+        };
+        self.status.ground = ground.to_owned();
+        let here = self.paths.iter().filter_map(|path| ledger.files.get(path));
+        self.status.durable_bytes = here.clone().map(|cursor| cursor.len).sum();
+        self.status.unfinished_bytes = here.map(|cursor| cursor.torn).sum();
+    }
+
+    fn report(&self, folder: &dyn Folder) -> LogStatus {
+        let mut status = self.status.clone();
+        if let Some(since) = self.dirty {
+            let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
+            status.lag_bytes = on_disk.saturating_sub(status.durable_bytes + status.unfinished_bytes).max(1);
+            status.lag_seconds = since.elapsed().as_secs_f64();
+        }
+        status
+    }
+}

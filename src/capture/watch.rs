@@ -1,0 +1,167 @@
+//! Events of the file system, as hints. They get lost, overflow and stop without a word; the scan is the truth.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use notify::event::{EventKind, ModifyKind};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::Notify;
+
+use crate::agent::Profile;
+use crate::model::RelPath;
+use crate::sys::{Folder, ItemKind};
+
+/// More hints than this at a time are not worth keeping apart: scan instead.
+const MOST_HINTS: usize = 4096;
+
+/// What changed.
+#[derive(Debug, Default)]
+pub struct Changed {
+    /// Files or folders, absolute.
+    pub paths: BTreeSet<PathBuf>,
+    /// Something was missed: scan everything.
+    pub rescan: bool,
+}
+
+/// Where events are gathered until somebody asks.
+#[derive(Default)]
+pub struct Hints {
+    waiting: Mutex<Changed>,
+    arrived: Notify,
+}
+
+impl Hints {
+    /// Something changed at `path`.
+    pub fn path(&self, path: PathBuf) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.paths.len() >= MOST_HINTS {
+            waiting.paths.clear();
+            waiting.rescan = true;
+        }
+        if !waiting.rescan {
+            waiting.paths.insert(path);
+        }
+        drop(waiting);
+        self.arrived.notify_one();
+    }
+
+    /// Something was missed.
+    pub fn rescan(&self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).rescan = true;
+        self.arrived.notify_one();
+    }
+
+    /// Waits until something changed.
+    pub async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+
+    /// What changed since the last time.
+    pub fn take(&self) -> Changed {
+        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A source of hints.
+pub trait Watch: Send {
+    /// Sees to it that everything is watched that is there now; answers why events cannot be relied on, if so.
+    fn refresh(&mut self) -> Option<String>;
+}
+
+/// No events at all: scanning is all there is.
+pub struct NoWatch;
+
+impl Watch for NoWatch {
+    fn refresh(&mut self) -> Option<String> {
+        Some("events are switched off".to_owned())
+    }
+}
+
+/// Watches a folder on a real disk through inotify.
+pub struct DiskWatch {
+    root: PathBuf,
+    folder: Arc<dyn Folder>,
+    profile: Arc<dyn Profile>,
+    hints: Arc<Hints>,
+    watching: Option<Watching>,
+}
+
+struct Watching {
+    watcher: RecommendedWatcher,
+    /// The root that is watched; another one may take its name.
+    root: (u64, u64),
+    /// Folders directly below it, each watched with all that is in it.
+    tops: BTreeSet<(String, u64)>,
+}
+
+impl DiskWatch {
+    /// Watches `root`, which is `folder`.
+    pub fn new(root: PathBuf, folder: Arc<dyn Folder>, profile: Arc<dyn Profile>, hints: Arc<Hints>) -> Self {
+        DiskWatch { root, folder, profile, hints, watching: None }
+    }
+
+    fn watch(&mut self) -> Result<(), String> {
+        let found = std::fs::metadata(&self.root).map_err(|error| format!("{}: {error}", self.root.display()))?;
+        let root = (found.dev(), found.ino());
+        let say = |error: notify::Error| match error.kind {
+            notify::ErrorKind::MaxFilesWatch => "the limit of watches is reached; raise fs.inotify.max_user_watches".to_owned(),
+            _ => error.to_string(),
+        };
+        if self.watching.as_ref().is_none_or(|watching| watching.root != root) {
+            // Let go of the old one first: it holds watches that count.
+            self.watching = None;
+            let hints = self.hints.clone();
+            let config = notify::Config::default().with_follow_symlinks(false);
+            let mut watcher = RecommendedWatcher::new(move |event| note(&hints, event), config).map_err(say)?;
+            watcher.watch(&self.root, RecursiveMode::NonRecursive).map_err(say)?;
+            self.watching = Some(Watching { watcher, root, tops: BTreeSet::new() });
+        }
+        let Some(watching) = &mut self.watching else { return Ok(()) };
+        for item in self.folder.list(None).map_err(|error| error.to_string())? {
+            let Ok(path) = item.name.parse::<RelPath>() else { continue };
+            if item.kind != ItemKind::Folder || !self.profile.enter(&path) {
+                continue;
+            }
+            let below = path.below(&self.root);
+            let Ok(found) = std::fs::metadata(&below) else { continue };
+            let top = (item.name.clone(), found.ino());
+            if !watching.tops.contains(&top) {
+                if let Err(error) = watching.watcher.watch(&below, RecursiveMode::Recursive) {
+                    // A part may be watched and a part not: begin anew next time.
+                    self.watching = None;
+                    return Err(say(error));
+                }
+                watching.tops.insert(top);
+                // What was in it before the watch made no event.
+                self.hints.path(below);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Watch for DiskWatch {
+    fn refresh(&mut self) -> Option<String> {
+        self.watch().err()
+    }
+}
+
+fn note(hints: &Hints, event: notify::Result<notify::Event>) {
+    match event {
+        Ok(event) if event.need_rescan() => hints.rescan(),
+        // Our own reading makes access events.
+        Ok(event)
+            if matches!(
+                event.kind,
+                EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(notify::event::MetadataKind::AccessTime))
+            ) => {}
+        Ok(event) => event.paths.into_iter().filter(|path| !is_ours(path)).for_each(|path| hints.path(path)),
+        Err(_) => hints.rescan(),
+    }
+}
+
+fn is_ours(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == crate::sys::STATE_FOLDER)
+}

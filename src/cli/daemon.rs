@@ -1,0 +1,134 @@
+//! `daemon`: the same streaming as a sidecar.
+
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use tokio::time::Instant;
+
+use crate::cli::exit;
+use crate::config::{self, Settings, Stream};
+use crate::daemon::lock;
+use crate::daemon::service::{Options, Service};
+use crate::daemon::signals::Signals;
+use crate::error::{Error, Result};
+use crate::wire::{PARALLEL, Parts};
+
+/// Fits a platform that gives ten seconds.
+pub const FLUSH_DEADLINE: Duration = Duration::from_secs(8);
+/// A second of work is what a crash may cost.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a process is looked for that is not our child.
+const LOOK_FOR_PID: Duration = Duration::from_millis(200);
+
+/// Stream the agent's folder until told to stop, then flush
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond\n\nSIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
+)]
+pub struct Args {
+    /// Flush and stop when this process is gone; after SIGTERM, wait for it first
+    #[arg(long, env = "SESSIOND_WAIT_PID", value_name = "PID")]
+    pub wait_pid: Option<i32>,
+
+    /// How to stream.
+    #[command(flatten)]
+    pub stream: Stream,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), FLUSH_DEADLINE)?;
+    let pid = match args.wait_pid {
+        Some(number) => {
+            Some(Pid::from_raw(number).filter(|_| number > 0).ok_or_else(|| Error::usage(format!("--wait-pid {number}: no such number")))?)
+        }
+        None => None,
+    };
+    let parts = Parts::make(settings, args.stream.parallel).await?;
+    let mut signals = Signals::to_stop()?;
+    let _lock = lock::take(parts.root()?)?;
+    let service = Service::start(&parts, options(&args.stream)?, Vec::new()).await?;
+    let mut asked = false;
+    let mut until = None;
+    tokio::select! {
+        stop = signals.stop() => {
+            tracing::info!(signal = stop.number, "stopping");
+            asked = true;
+            until = Some(Instant::now() + deadline);
+        }
+        () = gone(pid) => tracing::info!("the process that was waited for is gone"),
+    }
+    if let (Some(until), Some(_)) = (until, pid) {
+        // The agent writes once more after its signal: flush when it is gone, or when a second is left.
+        let patience = until.checked_sub(Duration::from_secs(1)).unwrap_or(until);
+        tokio::select! {
+            () = gone(pid) => {}
+            () = tokio::time::sleep_until(patience) => tracing::warn!("the process that was waited for is still there; flushing"),
+            _ = signals.stop() => return Ok(give_up()),
+        }
+    }
+    let until = until.unwrap_or_else(|| Instant::now() + deadline);
+    let flushed = final_flush(service, until, &mut signals, asked).await?;
+    Ok(if flushed { exit::OK } else { exit::GAVE_UP })
+}
+
+/// How to stream, by the settings.
+pub fn options(stream: &Stream) -> Result<Options> {
+    let flush_interval = config::duration("--flush-interval", stream.flush_interval.as_deref(), FLUSH_INTERVAL)?;
+    let parallel = stream.parallel.unwrap_or(PARALLEL).clamp(1, 1024);
+    Ok(Options { flush_interval, parallel, ready_file: stream.ready_file.clone() })
+}
+
+/// The final flush; false if something is not durable. A second request to stop gives up.
+pub async fn final_flush(service: Service, until: Instant, signals: &mut Signals, mut asked: bool) -> Result<bool> {
+    let began = Instant::now();
+    let stopping = service.stop(until);
+    tokio::pin!(stopping);
+    let report = loop {
+        tokio::select! {
+            report = &mut stopping => break report?,
+            stop = signals.stop() => {
+                if asked {
+                    give_up();
+                    return Ok(false);
+                }
+                tracing::info!(signal = stop.number, "already flushing; once more gives up");
+                asked = true;
+            }
+        }
+    };
+    for left in &report.left {
+        let error = left.last_error.as_deref().unwrap_or("out of time");
+        tracing::error!(session = left.session, bytes = left.lag_bytes, error, "not durable");
+    }
+    if report.left.is_empty() {
+        tracing::info!(took = ?began.elapsed(), "everything is durable");
+    }
+    Ok(report.left.is_empty())
+}
+
+fn give_up() -> u8 {
+    tracing::error!("asked twice to stop: giving up; what is not durable is still in the agent's folder");
+    exit::GAVE_UP
+}
+
+/// Waits until a process is gone; for ever if there is none to wait for. The kernel tells, so nothing wakes in between.
+async fn gone(pid: Option<Pid>) {
+    let Some(pid) = pid else { return std::future::pending().await };
+    let waited = tokio::task::spawn_blocking(move || {
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
+        Ok(())
+    });
+    match waited.await {
+        Ok(Ok(()) | Err(Errno::SRCH)) => {}
+        // A kernel that cannot tell is asked.
+        _ => {
+            while test_kill_process(pid) != Err(Errno::SRCH) {
+                tokio::time::sleep(LOOK_FOR_PID).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `flush`: asks the running daemon to make everything durable.
+
+use crate::cli::{exit, print};
+use crate::config::{self, Settings};
+use crate::daemon::socket::{self, Answer, Request};
+use crate::error::{Error, Kind, Result};
+use crate::wire::Parts;
+
+/// Make durable what is on disk now
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond flush --wait && echo safe")]
+pub struct Args {
+    /// Return only when all that was on disk when this was called is durable
+    #[arg(long, env = "SESSIOND_WAIT")]
+    pub wait: bool,
+
+    /// Only this session (its whole id)
+    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID")]
+    pub session: Option<String>,
+
+    /// With --wait: fail after this long [default: never]
+    #[arg(long, env = "SESSIOND_TIMEOUT", value_name = "TIME")]
+    pub timeout: Option<String>,
+
+    /// Print the result as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let parts = Parts::make(settings, None).await?;
+    let root = parts.root()?.to_owned();
+    let session = match &args.session {
+        None => None,
+        Some(text) => Some(whole_id(&root, text).await?),
+    };
+    let request = Request::Flush { session };
+    let asking = socket::ask(&root, &request);
+    let answer = if args.wait {
+        let patience = config::duration("--timeout", args.timeout.as_deref(), std::time::Duration::from_secs(365 * 86400))?;
+        let late = || Error::unavailable("flush: not everything is durable yet").hint("sessiond status shows what is behind, and why");
+        tokio::time::timeout(patience, asking).await.map_err(|_| late())??
+    } else {
+        // The daemon goes on without us.
+        match tokio::time::timeout(std::time::Duration::from_millis(100), asking).await {
+            Ok(answer) => answer?,
+            Err(_) => return Ok(exit::OK),
+        }
+    };
+    let report = match answer {
+        Answer::Flushed(report) => report,
+        Answer::Failed { error, hint } => return Err(status_error(error, hint)),
+        Answer::Status(_) => return Err(Error::new(Kind::Internal, "flush: the daemon answered something else")),
+    };
+    if args.json {
+        print::json(&report)?;
+    } else {
+        for log in &report.logs {
+            let unfinished = if log.unfinished_bytes > 0 {
+                format!(", {} of an unfinished line wait for its end", print::bytes(log.unfinished_bytes))
+            } else {
+                String::new()
+            };
+            print::line(format_args!(
+                "{}: {} durable at entry {}{unfinished}",
+                print::clean(&log.session),
+                print::bytes(log.durable_bytes),
+                log.head
+            ))?;
+        }
+        if report.logs.is_empty() {
+            print::line("everything is durable")?;
+        }
+    }
+    let lost: Vec<_> = report.logs.iter().filter(|log| log.ground == "branch").collect();
+    for log in &lost {
+        print::error(
+            &Error::new(Kind::Fenced, format!("session {} was taken over: it is durable on branch {}", log.session, log.writer))
+                .hint(format!("sessiond pull {} --branch {}", log.session, log.writer)),
+        );
+    }
+    Ok(if lost.is_empty() { exit::OK } else { exit::FENCED })
+}
+
+/// An error that came over the socket; what failed there is the store or the folder.
+pub fn status_error(error: String, hint: Option<String>) -> Error {
+    let failed = Error::new(Kind::Unavailable, error);
+    match hint {
+        Some(hint) => failed.hint(hint),
+        None => failed,
+    }
+}
+
+/// The session of the running daemon that is meant, by the beginning of its id.
+async fn whole_id(root: &std::path::Path, text: &str) -> Result<crate::model::SessionId> {
+    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else { return text.parse() };
+    let ids: Vec<&str> = status.sessions.iter().map(|log| log.session.as_str()).filter(|id| id.starts_with(text)).collect();
+    match ids.as_slice() {
+        _ if ids.contains(&text) => text.parse(),
+        [only] => only.parse(),
+        // It may have been made a moment ago; the daemon looks for it.
+        [] => text.parse(),
+        many => Err(Error::usage(format!("{text:?} is the beginning of {} sessions", many.len())).hint("give more of the id")),
+    }
+}

@@ -1,0 +1,87 @@
+//! `ls`: the sessions in the index.
+
+use std::path::PathBuf;
+
+use crate::cli::{exit, print, select};
+use crate::config::Settings;
+use crate::error::Result;
+use crate::index::Filter;
+use crate::wire::Parts;
+
+/// List sessions, newest change first
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond ls --project . --limit 5")]
+pub struct Args {
+    /// Only sessions of the project in this folder
+    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
+    pub project: Option<PathBuf>,
+
+    /// Only sessions in this status: created or active
+    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active"])]
+    pub status: Option<String>,
+
+    /// At most so many
+    #[arg(long, env = "SESSIOND_LIMIT", value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub limit: u32,
+
+    /// Go on behind a page: the cursor it gave
+    #[arg(long, env = "SESSIOND_CURSOR", value_name = "CURSOR")]
+    pub cursor: Option<String>,
+
+    /// Print them as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let parts = Parts::make(settings, None).await?;
+    let filter = Filter {
+        namespace: parts.logs.namespace.clone(),
+        // Every agent's, unless one is named.
+        agent: settings.agent.as_ref().map(|_| parts.logs.agent.clone()),
+        id_prefix: None,
+        project: args.project.as_deref().map(|folder| select::project_of(&parts, folder)),
+        status: args.status.clone(),
+        limit: args.limit,
+        cursor: args.cursor.clone(),
+    };
+    let page = parts.index.sessions(&filter).await?;
+    if page.sessions.is_empty()
+        && args.project.is_none()
+        && args.status.is_none()
+        && args.cursor.is_none()
+        && !parts.logs.names("").await?.is_empty()
+    {
+        tracing::warn!("the index is empty and the store is not: sessiond reindex fills it");
+    }
+    if args.json {
+        print::json(&page)?;
+        return Ok(exit::OK);
+    }
+    let now = parts.logs.clock.now();
+    let rows: Vec<Vec<String>> = page
+        .sessions
+        .iter()
+        .map(|row| {
+            let place = row.cwd.clone().or_else(|| row.project.clone()).unwrap_or_default();
+            let branches: Vec<String> = row.branches.iter().map(|writer| writer.chars().take(8).collect()).collect();
+            vec![
+                row.id.clone(),
+                row.agent.clone(),
+                row.status.clone(),
+                print::age(row.updated, now),
+                print::bytes(row.raw_bytes),
+                row.head.to_string(),
+                place,
+                row.title.clone().unwrap_or_default().chars().take(40).collect(),
+                branches.join(" "),
+            ]
+        })
+        .collect();
+    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SIZE", "HEAD", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
+    if let Some(next) = page.next {
+        print::line(format_args!("more: sessiond ls --cursor '{next}'"))?;
+    }
+    Ok(exit::OK)
+}

@@ -1,0 +1,134 @@
+//! The command line: arguments → one call into the library → print. One verb per file.
+
+pub mod daemon;
+pub mod demo;
+pub mod doctor;
+pub mod exit;
+pub mod flush;
+pub mod ls;
+pub mod manual;
+pub mod print;
+pub mod pull;
+pub mod reindex;
+pub mod restore;
+pub mod run;
+pub mod select;
+pub mod status;
+pub mod verify;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{self, LogFormat, Settings, Stream};
+use crate::error::{Error, Kind, Result};
+
+/// Makes a coding agent's conversation outlive the machine it ran on.
+///
+/// sessiond runs beside the agent, streams what it writes to object storage with an index in a database, and puts the
+/// files back before the agent launches elsewhere.
+#[derive(Debug, Parser)]
+#[command(name = "sessiond", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    after_help = "Try it, with no server and no agent:\n  sessiond demo\n\nIn a container's entrypoint:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\""
+)]
+pub struct Cli {
+    #[command(flatten)]
+    settings: Settings,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Daemon(daemon::Args),
+    Restore(restore::Args),
+    Pull(pull::Args),
+    Flush(flush::Args),
+    Status(status::Args),
+    Ls(ls::Args),
+    Verify(verify::Args),
+    Reindex(reindex::Args),
+    Doctor(doctor::Args),
+    Demo(demo::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
+}
+
+/// Reads the command line, does what it says, and answers the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
+        }
+    };
+    match run(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            print::error(&error);
+            ExitCode::from(exit::of(error.kind()))
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<u8> {
+    let Cli { mut settings, mut command } = cli;
+    config::fill_from_file(&mut settings, command.stream(), crate::wire::default_config_file())?;
+    start_logging(&settings)?;
+    // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
+    let code = runtime.block_on(dispatch(settings, command));
+    // A request that hangs must not keep us from leaving.
+    runtime.shutdown_background();
+    code
+}
+
+impl Command {
+    fn stream(&mut self) -> Option<&mut Stream> {
+        match self {
+            Command::Run(args) => Some(&mut args.stream),
+            Command::Daemon(args) => Some(&mut args.stream),
+            _ => None,
+        }
+    }
+}
+
+async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
+    match command {
+        Command::Run(args) => run::run(&settings, args).await,
+        Command::Daemon(args) => daemon::run(&settings, args).await,
+        Command::Restore(args) => restore::run(&settings, args).await,
+        Command::Pull(args) => pull::run(&settings, args).await,
+        Command::Flush(args) => flush::run(&settings, args).await,
+        Command::Status(args) => status::run(&settings, args).await,
+        Command::Ls(args) => ls::run(&settings, args).await,
+        Command::Verify(args) => verify::run(&settings, args).await,
+        Command::Reindex(args) => reindex::run(&settings, args).await,
+        Command::Doctor(args) => doctor::run(&settings, args).await,
+        Command::Demo(args) => demo::run(args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
+    }
+}
+
+fn start_logging(settings: &Settings) -> Result<()> {
+    let level = settings.log.as_deref().unwrap_or("info");
+    // The libraries below us are only heard when they are in trouble.
+    let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,sessiond={level}") };
+    let filter = EnvFilter::try_new(&directives).map_err(|cause| {
+        Error::usage(format!("read --log {level:?}")).because(cause).hint("use error, warn, info, debug, or sessiond=debug")
+    })?;
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match settings.log_format.unwrap_or_default() {
+        LogFormat::Text => builder.with_ansi(colour).init(),
+        LogFormat::Json => builder.json().flatten_event(true).with_ansi(false).init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Printing for people: sizes, ages, tables, and names that cannot play tricks on a terminal.
+
+use std::io::{IsTerminal, Write};
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::error::{Error, Kind, Result};
+
+/// Text from files and buckets without control characters.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
+
+/// A number of bytes.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit < UNITS.len() - 1 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// How long ago something was.
+pub fn age(then: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(then).as_secs().max(0);
+    match seconds {
+        0..60 => format!("{seconds}s ago"),
+        60..3600 => format!("{}m ago", seconds / 60),
+        3600..86400 => format!("{}h ago", seconds / 3600),
+        _ => format!("{}d ago", seconds / 86400),
+    }
+}
+
+/// Prints a line; a reader that has gone away is not an error.
+pub fn line(text: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("print", cause)),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as JSON.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    line(serde_json::to_string_pretty(value).map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?)
+}
+
+/// Prints rows under a heading, in columns as wide as they need to be.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let print = |cells: &mut dyn Iterator<Item = &str>| {
+        let text: String = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}  ")).collect();
+        line(text.trim_end())
+    };
+    print(&mut heading.iter().copied())?;
+    rows.iter().try_for_each(|row| print(&mut row.iter().map(String::as_str)))
+}
+
+/// Prints an error the way every error is printed.
+pub fn error(error: &Error) {
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let (red, cyan, end) = if colour { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
+    let _ = writeln!(std::io::stderr(), "{red}error:{end} {}", clean(&error.to_string()));
+    if let Some(hint) = error.hint_text() {
+        let _ = writeln!(std::io::stderr(), "{cyan}hint:{end} {}", clean(hint));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_play_tricks_on_a_terminal() {
+        assert_eq!(clean("a\x1b[31mb\nc"), "a\u{fffd}[31mb\u{fffd}c");
+    }
+
+    #[test]
+    fn sizes_and_ages_are_short() {
+        assert_eq!((bytes(999).as_str(), bytes(1_234_567).as_str()), ("999 B", "1.2 MB"));
+        let then: Timestamp = "2026-05-01T12:00:00Z".parse().unwrap();
+        let now: Timestamp = "2026-05-01T15:00:01Z".parse().unwrap();
+        assert_eq!(age(then, now), "3h ago");
+        assert_eq!(age(now, then), "0s ago");
+    }
+}

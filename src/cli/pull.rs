@@ -1,0 +1,145 @@
+//! `pull`: a copy for debugging. Never claims, never touches the agent's folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::cli::{exit, print};
+use crate::config::Settings;
+use crate::error::{Error, Result};
+use crate::model::{At, LogId, WriterId, keys};
+use crate::restore::{self, Context, Options, find};
+use crate::store::{Store, list_folders, list_objects};
+use crate::sys::{Disk, STATE_FOLDER};
+use crate::wire::Parts;
+
+/// Fetch a copy of a session for debugging; it may be written elsewhere meanwhile
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond pull 3f2a --to /tmp/look")]
+pub struct Args {
+    /// The session's id, or the beginning of it
+    #[arg(env = "SESSIOND_SESSION", value_name = "ID")]
+    pub id: String,
+
+    /// Where to put it; must not hold other files of the same names [default: ./ID]
+    #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
+    pub to: Option<PathBuf>,
+
+    /// The point to go back to: latest, seq:N or a time [default: latest]
+    #[arg(long, env = "SESSIOND_AT", value_name = "POINT", conflicts_with = "raw")]
+    pub at: Option<String>,
+
+    /// What a writer that lost the session still had (sessiond ls shows them)
+    #[arg(long, env = "SESSIOND_BRANCH", value_name = "WRITER", conflicts_with = "raw")]
+    pub branch: Option<String>,
+
+    /// The objects of the log as they are stored, instead of the files they make
+    #[arg(long, env = "SESSIOND_RAW")]
+    pub raw: bool,
+
+    /// Print the result as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// What was fetched.
+#[derive(Debug, Serialize)]
+struct Pulled {
+    session: String,
+    to: PathBuf,
+    files: usize,
+    bytes: u64,
+    seq: Option<u64>,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let parts = Parts::make(settings, None).await?;
+    let id = find::by_id(&parts.logs, &args.id).await?;
+    let to = args.to.clone().unwrap_or_else(|| PathBuf::from(id.name.to_string()));
+    let to = std::path::absolute(&to).map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
+    if parts.root().is_ok_and(|root| overlaps(&to, root)) {
+        return Err(Error::usage(format!("pull to {}: that is the agent's folder", to.display()))
+            .hint("sessiond restore puts a session there; give --to another folder"));
+    }
+    let pulled = if args.raw { raw(&parts, &id, to).await? } else { files(&parts, &id, to, &args).await? };
+    if args.json {
+        print::json(&pulled)?;
+    } else {
+        print::line(format_args!(
+            "{}: {} files, {}, in {}",
+            print::clean(&pulled.session),
+            pulled.files,
+            print::bytes(pulled.bytes),
+            pulled.to.display()
+        ))?;
+    }
+    Ok(exit::OK)
+}
+
+fn overlaps(to: &Path, root: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let (to, root) = (real(to), real(root));
+    to.starts_with(&root) || root.starts_with(&to) && root == to
+}
+
+async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pulled> {
+    let branch: Option<WriterId> = args.branch.as_deref().map(str::parse).transpose()?;
+    let branch = match branch {
+        Some(branch) => Some(whole_name(parts, id, branch).await?),
+        None => None,
+    };
+    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let report = restore::restore(&context, id, &Options { at, branch, ..Options::default() }).await?;
+    // Only the temporary folder was in it.
+    let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
+    let _ = std::fs::remove_dir(to.join(STATE_FOLDER));
+    Ok(Pulled { session: report.session.clone(), to, files: report.files.len(), bytes: report.bytes, seq: Some(report.seq) })
+}
+
+/// The writer that is meant, by the beginning of its name.
+async fn whole_name(parts: &Parts, id: &LogId, branch: WriterId) -> Result<WriterId> {
+    let branches = parts.logs.branches(id).await?;
+    let mut found = branches.iter().filter(|writer| writer.as_str().starts_with(branch.as_str()));
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only.clone()),
+        (Some(_), Some(_)) => Err(Error::usage(format!("{branch:?} is the beginning of several branches")).hint("give more of it")),
+        // The plan says what there is.
+        (None, _) => Ok(branch),
+    }
+}
+
+async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
+    let root = keys::log_root(id);
+    let mut folders = vec![root.clone()];
+    let (mut files, mut bytes) = (0, 0);
+    while let Some(folder) = folders.pop() {
+        folders.extend(list_folders(&*parts.store, &folder).await?);
+        for object in list_objects(&*parts.store, &folder, None).await? {
+            let Some(name) = object.key.strip_prefix(&root) else { continue };
+            // A key that is not ours could name anything; only a plain path is written.
+            let Ok(path) = name.parse::<crate::model::RelPath>() else { continue };
+            bytes += copy(&*parts.store, &object.key, &path.below(&to)).await?;
+            files += 1;
+        }
+    }
+    if files == 0 {
+        return Err(find::unknown(id));
+    }
+    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None })
+}
+
+async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
+    let failed = |cause| Error::io(format!("write {}", to.display()), cause);
+    let Some(body) = store.get(key).await? else { return Ok(0) };
+    if let Some(folder) = to.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    if to.exists() {
+        return Err(Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder"));
+    }
+    std::fs::write(to, &body).map_err(failed)?;
+    Ok(body.len() as u64)
+}

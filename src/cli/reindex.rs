@@ -1,0 +1,35 @@
+//! `reindex`: rebuild the index from the bucket alone.
+
+use crate::cli::{exit, print};
+use crate::config::Settings;
+use crate::error::Result;
+use crate::upkeep::reindex::rebuild;
+use crate::wire::Parts;
+
+/// Rebuild the index of an agent from the bucket
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond reindex --index postgres://sessiond@db/sessiond")]
+pub struct Args {
+    /// Print the result as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let parts = Parts::make(settings, None).await?;
+    let rebuilt = rebuild(&parts.logs, &*parts.index, &*parts.profile, |id, done| match done {
+        Ok(entries) => tracing::debug!(%id, entries, "indexed"),
+        Err(error) => tracing::error!(%id, %error, "cannot be indexed"),
+    })
+    .await?;
+    if args.json {
+        print::json(&rebuilt)?;
+    } else {
+        print::line(format_args!(
+            "{} logs, {} entries indexed; {} forgotten, {} could not be read",
+            rebuilt.logs, rebuilt.entries, rebuilt.forgotten, rebuilt.failed
+        ))?;
+    }
+    Ok(if rebuilt.failed > 0 { exit::CORRUPT } else { exit::OK })
+}

@@ -1,0 +1,164 @@
+//! `restore`: rehydrate before an agent launches.
+
+use std::path::PathBuf;
+
+use crate::cli::{exit, print, select};
+use crate::config::Settings;
+use crate::daemon::lock;
+use crate::error::{Doing, Result};
+use crate::model::{At, LogId};
+use crate::restore::{self, Context, Options, Report, place::Action};
+use crate::wire::Parts;
+
+/// Put a session's files back before the agent launches, and take the session over
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond restore 3f2a --if-exists && claude --resume 3f2a…")]
+pub struct Args {
+    /// The session's id, or the beginning of it
+    #[arg(env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["all", "latest"])]
+    pub id: Option<String>,
+
+    /// Every session of the agent
+    #[arg(long, env = "SESSIOND_ALL", conflicts_with = "latest")]
+    pub all: bool,
+
+    /// The session that was written last
+    #[arg(long, env = "SESSIOND_LATEST")]
+    pub latest: bool,
+
+    /// With --latest: only sessions of the project in this folder
+    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
+    pub project: Option<PathBuf>,
+
+    /// Restore into this folder instead of the agent's
+    #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
+    pub to: Option<PathBuf>,
+
+    /// The point to go back to: latest, seq:N or a time [default: latest]
+    #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
+    pub at: Option<String>,
+
+    /// Nothing stored yet is fine: exit 0
+    #[arg(long, env = "SESSIOND_IF_EXISTS", conflicts_with = "must_exist")]
+    pub if_exists: bool,
+
+    /// Nothing stored yet is an error [default without --if-exists]
+    #[arg(long, env = "SESSIOND_MUST_EXIST")]
+    pub must_exist: bool,
+
+    /// Move local files that differ aside (to .sessiond/aside) instead of stopping
+    #[arg(long, env = "SESSIOND_FORCE")]
+    pub force: bool,
+
+    /// Only say what would be done
+    #[arg(long, env = "SESSIOND_DRY_RUN")]
+    pub dry_run: bool,
+
+    /// Whose the files shall be, when run as root [default: the owner of the agent's folder]
+    #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
+    pub owner: Option<String>,
+
+    /// Print the result as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let mut parts = Parts::make(settings, None).await?;
+    if let Some(to) = &args.to {
+        parts = parts.rooted_at(std::path::absolute(to).unwrap_or_else(|_| to.clone()));
+    }
+    let ids = match (&args.id, args.all) {
+        (None, true) => {
+            let names = parts.logs.names("").await?;
+            names.into_iter().filter(|name| !name.is_project()).map(|name| parts.logs.id(name)).collect()
+        }
+        (None, false) if !args.latest => {
+            return Err(crate::error::Error::usage("restore: which session?").hint("give an ID, --latest or --all; sessiond ls shows them"));
+        }
+        _ => select::session(&parts, args.id.as_deref(), args.latest, args.project.as_deref()).await?.into_iter().collect::<Vec<_>>(),
+    };
+    if ids.is_empty() {
+        if !args.if_exists {
+            return Err(select::nothing(&parts, args.id.as_deref()));
+        }
+        if args.json {
+            print::json(&Vec::<Report>::new())?;
+        } else {
+            print::line("nothing to restore")?;
+        }
+        return Ok(exit::OK);
+    }
+    let disk = parts.folder()?;
+    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let options = Options {
+        at,
+        force: args.force,
+        dry_run: args.dry_run,
+        claim: true,
+        owner: select::owner(args.owner.as_deref(), &disk)?,
+        branch: None,
+    };
+    let _lock = if args.dry_run { None } else { Some(lock::take(disk.root())?) };
+    let mut reports = Vec::new();
+    for id in &ids {
+        reports.extend(session(&parts, id, &options).await?);
+    }
+    if !args.dry_run {
+        select::tell_index(&parts, &reports).await;
+    }
+    if args.json {
+        print::json(&reports)?;
+    } else {
+        reports.iter().try_for_each(|report| say(&parts, report))?;
+    }
+    Ok(exit::OK)
+}
+
+/// Restores a session and what belongs to its project.
+pub async fn session(parts: &Parts, id: &LogId, options: &Options) -> Result<Vec<Report>> {
+    let disk = parts.folder()?;
+    let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let report = restore::restore(&context, id, options).await?;
+    let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
+    let mut reports = vec![report];
+    for name in projects {
+        match restore::restore(&context, &parts.logs.id(name), &Options { at: At::Latest, ..options.clone() }).await {
+            Ok(report) => reports.push(report),
+            Err(error) if error.kind() == crate::error::Kind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if let (Some(owner), false) = (options.owner, options.dry_run) {
+        disk.give_state(owner).map_err(|cause| crate::error::Error::io("hand sessiond's own folder over", cause)).doing("restore")?;
+    }
+    Ok(reports)
+}
+
+/// Tells a person.
+pub fn say(parts: &Parts, report: &Report) -> Result<()> {
+    let would = if report.dry_run { "would restore" } else { "restored" };
+    let root = parts.root()?.display();
+    let kept = report.files.iter().filter(|file| file.action == Action::Keep).count();
+    print::line(format_args!(
+        "{would} {} at entry {}: {} files written ({}), {kept} kept, in {root}",
+        print::clean(&report.session),
+        report.seq,
+        report.written(),
+        print::bytes(report.bytes)
+    ))?;
+    if report.dry_run {
+        for file in &report.files {
+            let action = format!("{:?}", file.action).to_lowercase();
+            print::line(format_args!("  {action:<10} {:>10}  {}", print::bytes(file.bytes), print::clean(file.path.as_str())))?;
+        }
+    }
+    if report.torn() > 0 {
+        print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+    }
+    if !report.session.starts_with('@') {
+        print::line(format_args!("resume with {}", print::clean(&report.session)))?;
+    }
+    Ok(())
+}

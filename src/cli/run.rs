@@ -1,0 +1,159 @@
+//! `run`: restore, stream, run the agent as a child, final flush.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tokio::time::Instant;
+
+use crate::cli::{daemon, exit, print, restore, select};
+use crate::config::{self, Settings, Stream};
+use crate::daemon::child::Child;
+use crate::daemon::lock;
+use crate::daemon::service::Service;
+use crate::daemon::signals::Signals;
+use crate::error::{Error, Result};
+use crate::model::{At, LogName};
+use crate::restore::Options;
+use crate::wire::Parts;
+
+/// The final flush has at least this long after the agent has exited, however long the agent took to stop.
+const LEAST_AFTER_EXIT: Duration = Duration::from_secs(1);
+
+/// What to do when the restore fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnRestoreError {
+    /// Stop; the command is not launched.
+    Fail,
+    /// Launch the command all the same, with what is there.
+    Continue,
+}
+
+/// Restore a session, stream, run a command as a child, flush when it has exited
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\"\n\nExits with the command's own code; 8 if the restore failed and it was not launched."
+)]
+pub struct Args {
+    /// Restore this session first (its id, or the beginning of it)
+    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with = "latest")]
+    pub session: Option<String>,
+
+    /// Restore the session that was written last
+    #[arg(long, env = "SESSIOND_LATEST")]
+    pub latest: bool,
+
+    /// With --latest: only sessions of the project in this folder
+    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
+    pub project: Option<PathBuf>,
+
+    /// The point to go back to: latest, seq:N or a time [default: latest]
+    #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
+    pub at: Option<String>,
+
+    /// A session that is not stored yet is an error
+    #[arg(long, env = "SESSIOND_MUST_EXIST")]
+    pub must_exist: bool,
+
+    /// Move local files that differ aside (to .sessiond/aside) instead of stopping
+    #[arg(long, env = "SESSIOND_FORCE")]
+    pub force: bool,
+
+    /// Whose the files shall be, when run as root [default: the owner of the agent's folder]
+    #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
+    pub owner: Option<String>,
+
+    /// What to do when the restore fails
+    #[arg(long, env = "SESSIOND_ON_RESTORE_ERROR", default_value = "fail")]
+    pub on_restore_error: OnRestoreError,
+
+    /// How to stream.
+    #[command(flatten)]
+    pub stream: Stream,
+
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), daemon::FLUSH_DEADLINE)?;
+    let parts = Parts::make(settings, args.stream.parallel).await?;
+    // From here on a signal is ours: one that comes during the restore stops us, not a half-written folder.
+    let mut signals = Signals::all()?;
+    let _lock = lock::take(parts.root()?)?;
+    let restored = tokio::select! {
+        restored = restore_first(&parts, &args) => restored,
+        stop = signals.stop() => {
+            tracing::info!(signal = stop.number, "stopped before the command was launched");
+            return Ok(128 + u8::try_from(stop.number).unwrap_or(0));
+        }
+    };
+    let stale = match restored {
+        Ok(names) => names,
+        Err(error) if args.on_restore_error == OnRestoreError::Continue => {
+            tracing::error!(%error, "the restore failed; going on without, as asked");
+            Vec::new()
+        }
+        Err(error) => {
+            print::error(&error.doing("run").hint("--on-restore-error continue launches the command all the same"));
+            return Ok(exit::NOT_RESTORED);
+        }
+    };
+    let service = Service::start(&parts, daemon::options(&args.stream)?, stale).await?;
+    let mut child = match Child::start(&args.command) {
+        Ok(child) => child,
+        Err((why, error)) => {
+            print::error(&error);
+            let _ = service.stop(Instant::now() + deadline).await;
+            return Ok(exit::of_command(why));
+        }
+    };
+    tracing::debug!(pid = child.id(), "launched");
+    let mut stop_asked = None;
+    let code = loop {
+        let arrived = signals.next().await;
+        if arrived.is_child() {
+            if let Some(code) = child.reap() {
+                break code;
+            }
+            continue;
+        }
+        if arrived.asks_to_stop() {
+            stop_asked.get_or_insert_with(Instant::now);
+        }
+        child.forward(arrived);
+    };
+    // The agent wrote its last lines after the signal; only now is everything there. The platform's patience counts
+    // from the signal.
+    let now = Instant::now();
+    let until = stop_asked.map_or(now + deadline, |asked: Instant| (asked + deadline).max(now + LEAST_AFTER_EXIT));
+    let flushed = daemon::final_flush(service, until, &mut signals, stop_asked.is_some()).await?;
+    if !flushed {
+        tracing::error!("the command's last bytes are not durable; they are still in {}", parts.root()?.display());
+    }
+    Ok(u8::try_from(code).unwrap_or(exit::FAILED))
+}
+
+async fn restore_first(parts: &Parts, args: &Args) -> Result<Vec<LogName>> {
+    let Some(id) = select::session(parts, args.session.as_deref(), args.latest, args.project.as_deref()).await? else {
+        let asked = args.session.is_some() || args.latest;
+        if asked && args.must_exist {
+            return Err(select::nothing(parts, args.session.as_deref()));
+        }
+        if asked {
+            tracing::info!(session = args.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
+        }
+        return Ok(Vec::new());
+    };
+    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let owner = select::owner(args.owner.as_deref(), &*parts.folder()?)?;
+    let options = Options { at, force: args.force, dry_run: false, claim: true, owner, branch: None };
+    let reports = restore::session(parts, &id, &options).await?;
+    for report in &reports {
+        tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
+    }
+    reports.iter().map(|report| report.session.parse().map_err(|error: Error| error)).collect()
+}

@@ -1,0 +1,107 @@
+//! Which session is meant, at which point, and whose the files shall be: the same words for every verb.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Kind, Result};
+use crate::model::LogId;
+use crate::restore::{Report, find};
+use crate::sys::{Disk, Owner};
+use crate::upkeep::reindex::catch_up;
+use crate::wire::Parts;
+
+/// How long a command waits for the index to learn of a claim; it can learn later.
+const INDEX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
+
+/// The session named by id, or the latest (of a project).
+pub async fn session(parts: &Parts, id: Option<&str>, latest: bool, project: Option<&Path>) -> Result<Option<LogId>> {
+    match id {
+        Some(id) => match find::by_id(&parts.logs, id).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        },
+        None if latest => {
+            let project = project.map(|project| project_of(parts, project));
+            find::latest(&parts.logs, &*parts.index, project.as_deref()).await
+        }
+        None => Ok(None),
+    }
+}
+
+/// The agent's name for the project in a folder.
+pub fn project_of(parts: &Parts, folder: &Path) -> String {
+    // The agent resolves links before it names the project.
+    let real = folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| PathBuf::from(folder));
+    parts.profile.project_of(&real)
+}
+
+/// The answer where nothing was found.
+pub fn nothing(parts: &Parts, id: Option<&str>) -> Error {
+    let logs = &parts.logs;
+    let what = id.map_or_else(|| "there is no session".to_owned(), |id| format!("there is no session {id}"));
+    Error::not_found(format!("{what} in namespace {} of agent {}", logs.namespace, logs.agent))
+        .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
+}
+
+/// Whose restored files shall be: as said, or, for root, whoever owns the folder.
+pub fn owner(said: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
+    if let Some(said) = said {
+        return parse_owner(said).map(Some);
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    disk.owner().map(Some).map_err(|cause| Error::io(format!("find the owner of {}", disk.root().display()), cause))
+}
+
+fn parse_owner(text: &str) -> Result<Owner> {
+    let (user, group) = text.split_once(':').unwrap_or((text, ""));
+    let wrong = || Error::usage(format!("read --owner {text:?}")).hint("USER:GROUP, by name or number, as for chown");
+    let (uid, own_group) = match user.parse() {
+        Ok(uid) => (uid, None),
+        Err(_) => {
+            let found = account("/etc/passwd", user).ok_or_else(wrong)?;
+            (found.0, found.1)
+        }
+    };
+    let gid = match (group, group.parse()) {
+        ("", _) => own_group.unwrap_or(uid),
+        (_, Ok(gid)) => gid,
+        (name, Err(_)) => account("/etc/group", name).ok_or_else(wrong)?.0,
+    };
+    Ok(Owner { uid, gid })
+}
+
+/// The third and fourth field of an account's line.
+fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let fields: Vec<&str> = text.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields.first() == Some(&name))?;
+    Some((fields.get(2)?.parse().ok()?, fields.get(3).and_then(|gid| gid.parse().ok())))
+}
+
+/// Lets the index learn of a claim, if it answers soon.
+pub async fn tell_index(parts: &Parts, reports: &[Report]) {
+    for report in reports.iter().filter(|report| report.claim.is_some()) {
+        let Ok(name) = report.session.parse() else { continue };
+        let id = parts.logs.id(name);
+        let told = tokio::time::timeout(INDEX_PATIENCE, catch_up(&parts.logs, &*parts.index, &*parts.profile, &id)).await;
+        match told {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return tracing::warn!(%error, "the index was not told; it catches up by itself"),
+            Err(_) => return tracing::warn!("the index does not answer; it catches up by itself"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_read_as_chown_reads_it() {
+        assert_eq!(parse_owner("12:34").ok(), Some(Owner { uid: 12, gid: 34 }));
+        assert_eq!(parse_owner("root:root").ok(), Some(Owner { uid: 0, gid: 0 }));
+        assert_eq!(parse_owner("root").ok(), Some(Owner { uid: 0, gid: 0 }));
+        assert!(parse_owner("nobody-of-that-name:1").is_err());
+    }
+}

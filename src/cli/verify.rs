@@ -1,0 +1,96 @@
+//! `verify`: can everything be restored?
+
+use crate::cli::{exit, print};
+use crate::config::Settings;
+use crate::error::{Error, Result};
+use crate::restore::{find, verify};
+use crate::sys::Disk;
+use crate::wire::Parts;
+
+/// Read every byte of a session (or all) and say whether it can be restored
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged.")]
+pub struct Args {
+    /// The session's id, or the beginning of it
+    #[arg(env = "SESSIOND_SESSION", value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    pub id: Option<String>,
+
+    /// Every session and project log of the agent
+    #[arg(long, env = "SESSIOND_ALL")]
+    pub all: bool,
+
+    /// Print the verdicts as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
+/// Does it.
+pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
+    let parts = Parts::make(settings, None).await?;
+    let ids = match &args.id {
+        Some(id) => vec![find::by_id(&parts.logs, id).await?],
+        None => parts.logs.names("").await?.into_iter().map(|name| parts.logs.id(name)).collect(),
+    };
+    let scratch = std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.chance.next()));
+    let disk = Disk::new(&scratch);
+    let mut verdicts = Vec::new();
+    let mut failed = None;
+    for id in &ids {
+        match verify::verify(&parts.logs, id, &disk).await {
+            Ok(verdict) => {
+                if !args.json {
+                    say(&verdict)?;
+                }
+                verdicts.push(verdict);
+            }
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
+    }
+    if let Err(cause) = std::fs::remove_dir_all(&scratch)
+        && cause.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(%cause, "the scratch folder {} was not removed", scratch.display());
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let damaged = verdicts.iter().filter(|verdict| !verdict.damage.is_empty()).count();
+    if args.json {
+        print::json(&verdicts)?;
+    } else {
+        print::line(format_args!("{} logs, {damaged} damaged", verdicts.len()))?;
+    }
+    if damaged > 0 {
+        print::error(
+            &Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()))
+                .hint("sessiond restore ID --at seq:N goes back to the last sound entry"),
+        );
+        return Ok(exit::CORRUPT);
+    }
+    Ok(exit::OK)
+}
+
+fn say(verdict: &verify::Verdict) -> Result<()> {
+    let session = print::clean(&verdict.session);
+    let word = if verdict.damage.is_empty() { "ok" } else { "DAMAGED" };
+    let branches = if verdict.branches.is_empty() { String::new() } else { format!(", {} branches", verdict.branches.len()) };
+    print::line(format_args!(
+        "{word:<8} {session}  {} objects, {} files, {}{branches}",
+        verdict.objects,
+        verdict.files,
+        print::bytes(verdict.bytes)
+    ))?;
+    for damage in &verdict.damage {
+        print::line(format_args!("         {}", print::clean(damage)))?;
+    }
+    if !verdict.damage.is_empty() && verdict.sound_to > 0 {
+        print::line(format_args!(
+            "         sound up to entry {}: sessiond restore {session} --at seq:{}",
+            verdict.sound_to, verdict.sound_to
+        ))?;
+    }
+    Ok(())
+}

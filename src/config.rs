@@ -1,0 +1,244 @@
+//! Settings: flags, then `SESSIOND_*` variables, then a TOML file, then defaults. Plain values; `wire.rs` makes parts of them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Settings that every command takes.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+#[command(next_help_heading = "Where")]
+pub struct Settings {
+    /// Object store: file:///PATH or s3://BUCKET/PREFIX?endpoint=URL [default: a folder in the XDG data directory]
+    #[arg(long, global = true, env = "SESSIOND_STORE", value_name = "URL")]
+    pub store: Option<String>,
+
+    /// Index: sqlite:///PATH or postgres://USER@HOST/DB [default: a file in the XDG data directory]
+    #[arg(long, global = true, env = "SESSIOND_INDEX", value_name = "URL", hide_env_values = true)]
+    pub index: Option<String>,
+
+    /// The agent's folder [default: the agent's own, such as ~/.claude]
+    #[arg(long, global = true, env = "SESSIOND_ROOT", value_name = "DIR")]
+    pub root: Option<PathBuf>,
+
+    /// Whose files these are: claude-code, or generic with a [profile] in the configuration [default: claude-code]
+    #[arg(long, global = true, env = "SESSIOND_AGENT", value_name = "NAME")]
+    pub agent: Option<String>,
+
+    /// The tenant: the first part of every key and a column of every table [default: default]
+    #[arg(long, global = true, env = "SESSIOND_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// What keeps two writers apart: auto, store, database or off [default: auto, which asks the store]
+    #[arg(long, global = true, env = "SESSIOND_FENCING", value_name = "HOW")]
+    pub fencing: Option<String>,
+
+    /// S3 region [default: by the AWS SDK's own chain]
+    #[arg(long, global = true, env = "SESSIOND_REGION", value_name = "NAME")]
+    pub region: Option<String>,
+
+    /// S3 endpoint, for servers other than AWS
+    #[arg(long, global = true, env = "SESSIOND_ENDPOINT", value_name = "URL")]
+    pub endpoint: Option<String>,
+
+    /// Address buckets by path instead of by host name [default: true with an endpoint]
+    #[arg(long, global = true, env = "SESSIOND_PATH_STYLE", value_name = "BOOL")]
+    pub path_style: Option<bool>,
+
+    /// Encryption at rest by the S3 server: AES256, aws:kms or aws:kms=KEY-ID
+    #[arg(long, global = true, env = "SESSIOND_SSE", value_name = "HOW")]
+    pub sse: Option<String>,
+
+    /// Trust this certificate authority too (a PEM file) when speaking to S3
+    #[arg(long, global = true, env = "SESSIOND_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Give up on one request to the store after this long [default: 30s]
+    #[arg(long, global = true, env = "SESSIOND_REQUEST_TIMEOUT", value_name = "TIME")]
+    pub request_timeout: Option<String>,
+
+    /// Log lines as text or json [default: text]
+    #[arg(long, global = true, env = "SESSIOND_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+
+    /// What to log: error, warn, info, debug, or a filter such as sessiond=debug [default: info]
+    #[arg(long, global = true, env = "SESSIOND_LOG", value_name = "LEVEL")]
+    pub log: Option<String>,
+
+    /// Configuration file [default: sessiond/config.toml in the XDG configuration directory]
+    #[arg(long, global = true, env = "SESSIOND_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Which files belong to which session, for a custom agent; from the file alone.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub profile: Option<Patterns>,
+}
+
+/// Settings of what streams.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+#[command(next_help_heading = "Streaming")]
+pub struct Stream {
+    /// Flush at most this long after the first unsaved byte [default: 1s]
+    #[arg(long, env = "SESSIOND_FLUSH_INTERVAL", value_name = "TIME")]
+    pub flush_interval: Option<String>,
+
+    /// The final flush gives up after this long; keep it below the platform's stop budget [default: 8s]
+    #[arg(long, env = "SESSIOND_FLUSH_DEADLINE", value_name = "TIME")]
+    pub flush_deadline: Option<String>,
+
+    /// So many requests to the store are on their way at a time [default: 8]
+    #[arg(long, env = "SESSIOND_PARALLEL", value_name = "N")]
+    pub parallel: Option<usize>,
+
+    /// Create this file when everything is restored and streaming
+    #[arg(long, env = "SESSIOND_READY_FILE", value_name = "FILE")]
+    pub ready_file: Option<PathBuf>,
+}
+
+/// The `[profile]` table: which files of a custom agent belong to which session.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Patterns {
+    /// Which files to keep; `{session}` stands for the session's id, `*` for anything within a name, `**` across folders.
+    pub sessions: Vec<String>,
+    /// Which of them are appended to line by line.
+    pub append: Vec<String>,
+    /// Which never to touch.
+    pub never: Vec<String>,
+}
+
+impl Default for Patterns {
+    /// Each top folder and each file beside them is a session.
+    fn default() -> Self {
+        let list = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect();
+        Patterns {
+            sessions: list(&["{session}/**", "{session}.jsonl", "{session}"]),
+            append: list(&["**/*.jsonl", "**/*.ndjson"]),
+            never: Vec::new(),
+        }
+    }
+}
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    #[serde(flatten)]
+    settings: Settings,
+    #[serde(flatten)]
+    stream: Stream,
+    profile: Option<Patterns>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, toml::Value>,
+}
+
+macro_rules! fill {
+    ($upper:expr, $lower:expr, $($field:ident),+) => { $( if $upper.$field.is_none() { $upper.$field = $lower.$field; } )+ };
+}
+
+/// Fills what flags and variables left open from the configuration file, if there is one.
+pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, default_file: Option<PathBuf>) -> Result<()> {
+    let named = settings.config.clone();
+    let Some(path) = named.clone().or_else(|| default_file.filter(|path| path.exists())) else { return Ok(()) };
+    let text =
+        std::fs::read_to_string(&path).map_err(|cause| Error::usage(format!("read configuration {}", path.display())).because(cause))?;
+    let file = parse(&path, &text)?;
+    fill!(
+        settings,
+        file.settings,
+        store,
+        index,
+        root,
+        agent,
+        namespace,
+        fencing,
+        region,
+        endpoint,
+        path_style,
+        sse,
+        ca_file,
+        request_timeout,
+        log_format,
+        log
+    );
+    settings.profile = file.profile;
+    if let Some(stream) = stream {
+        fill!(stream, file.stream, flush_interval, flush_deadline, parallel, ready_file);
+    }
+    Ok(())
+}
+
+fn parse(path: &Path, text: &str) -> Result<File> {
+    let wrong = |cause: toml::de::Error| Error::usage(format!("read configuration {}: {}", path.display(), cause.to_string().trim_end()));
+    let file: File = toml::from_str(text).map_err(wrong)?;
+    if let Some(key) = file.unknown.keys().next() {
+        return Err(Error::usage(format!("read configuration {}: it has no setting {key:?}", path.display()))
+            .hint("every flag is a setting of the same name without the dashes in front; see docs/OPERATIONS.md"));
+    }
+    Ok(file)
+}
+
+/// Reads a length of time: `500ms`, `8s`, `1m 30s`, or a number of seconds.
+pub fn duration(what: &str, text: Option<&str>, default: Duration) -> Result<Duration> {
+    let Some(text) = text.map(str::trim) else { return Ok(default) };
+    let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let read = seconds.or_else(|| text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok()));
+    read.ok_or_else(|| Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 500ms, 8s or 1m30s"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read() {
+        let read = |text| duration("x", Some(text), Duration::ZERO).ok();
+        assert_eq!(read("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(read("8"), Some(Duration::from_secs(8)));
+        assert_eq!(read("0.5"), Some(Duration::from_millis(500)));
+        assert_eq!(read("1m30s"), Some(Duration::from_secs(90)));
+        for bad in ["", "-1s", "soon", "1 fortnight", "inf", "NaN", "1e300"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_fills_only_what_is_open_and_refuses_what_it_does_not_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.toml");
+        std::fs::write(
+            &path,
+            "store = \"file:///a\"\nnamespace = \"team\"\nflush-interval = \"2s\"\n[profile]\nsessions = [\"{session}.json\"]\n",
+        )
+        .unwrap();
+        let mut settings = Settings { config: Some(path.clone()), store: Some("file:///flag".into()), ..Settings::default() };
+        let mut stream = Stream::default();
+        fill_from_file(&mut settings, Some(&mut stream), None).unwrap();
+        assert_eq!((settings.store.as_deref(), settings.namespace.as_deref()), (Some("file:///flag"), Some("team")));
+        assert_eq!(stream.flush_interval.as_deref(), Some("2s"));
+        assert_eq!(settings.profile.unwrap().sessions, ["{session}.json"]);
+
+        std::fs::write(&path, "sotre = \"x\"\n").unwrap();
+        let mut settings = Settings { config: Some(path), ..Settings::default() };
+        let error = fill_from_file(&mut settings, None, None).unwrap_err();
+        assert!(error.to_string().contains("sotre"), "{error}");
+    }
+}

@@ -1,0 +1,42 @@
+//! One sessiond per folder: a lock that the kernel lets go of when its holder dies.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::sys::STATE_FOLDER;
+
+/// Held as long as it lives.
+pub struct Lock {
+    _file: File,
+}
+
+/// Our folder below the agent's root.
+pub fn state_folder(root: &Path) -> PathBuf {
+    root.join(STATE_FOLDER)
+}
+
+/// Takes the lock of a root, making the folder if it is missing.
+pub fn take(root: &Path) -> Result<Lock> {
+    let folder = state_folder(root);
+    let failed = |cause| Error::io(format!("lock {}", folder.display()), cause);
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+    let path = folder.join("lock");
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            let holder = holder.trim();
+            return Err(Error::conflict(format!("another sessiond (process {holder}) already keeps {}", root.display()))
+                .hint("sessiond status shows it; stop it first, or give --root another folder"));
+        }
+        Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+    }
+    // For whoever finds it taken; not what the lock rests on.
+    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| write!(file, "{}", std::process::id()));
+    Ok(Lock { _file: file })
+}

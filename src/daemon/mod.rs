@@ -1,0 +1,8 @@
+//! What runs beside the agent: the streaming service, its control socket, the index's follower, the agent as a child.
+
+pub mod child;
+pub mod indexer;
+pub mod lock;
+pub mod service;
+pub mod signals;
+pub mod socket;

@@ -1,0 +1,154 @@
+//! The streaming service: lock, streamer, index follower and control socket, started and stopped together.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::capture::streamer::FinishReport;
+use crate::capture::watch::{DiskWatch, Hints};
+use crate::capture::{self, Feed, Handle, Streamer};
+use crate::daemon::indexer::{self, Indexer};
+use crate::daemon::socket::{self, Answer, Answers, Request, Status};
+use crate::error::{Error, Result};
+use crate::model::LogName;
+use crate::wire::Parts;
+
+/// The index gets this much of the end for itself; streaming never waits for it.
+const INDEX_SHARE: Duration = Duration::from_secs(2);
+
+/// How to stream.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// At most this long after the first unsaved byte a flush begins.
+    pub flush_interval: Duration,
+    /// So many flushes at a time.
+    pub parallel: usize,
+    /// Made when everything is restored and streaming.
+    pub ready_file: Option<PathBuf>,
+}
+
+/// A running service.
+pub struct Service {
+    handle: Handle,
+    feed: Arc<Feed>,
+    tasks: Vec<JoinHandle<()>>,
+    ready_file: Option<PathBuf>,
+}
+
+impl Service {
+    /// Starts streaming. The caller holds the lock of the root.
+    pub async fn start(parts: &Parts, options: Options, stale: Vec<LogName>) -> Result<Service> {
+        let root = parts.root()?.to_owned();
+        // What the store can do is found out now if it answers, and at the first write if not.
+        match parts.logs.fence.choose(&*parts.store, &parts.logs.chance).await {
+            Ok(_) => {}
+            Err(error) if error.is_retryable() => tracing::warn!(%error, "the store does not answer; streaming starts all the same"),
+            Err(error) => return Err(error),
+        }
+        let feed = Arc::new(Feed::default());
+        stale.into_iter().for_each(|name| feed.stale(name));
+        let folder = parts.folder()?;
+        let context = capture::Context {
+            folder: folder.clone(),
+            profile: parts.profile.clone(),
+            logs: parts.logs.clone(),
+            feed: feed.clone(),
+            flush_interval: options.flush_interval,
+            parallel: options.parallel,
+        };
+        let hints = Arc::new(Hints::default());
+        let watch = DiskWatch::new(root.clone(), folder.clone(), parts.profile.clone(), hints.clone());
+        let handle = Streamer::start(context, root.clone(), hints, Box::new(watch))?;
+        let answers = Arc::new(AtomicBool::new(true));
+        let follower = Indexer {
+            feed: feed.clone(),
+            index: parts.index.clone(),
+            logs: parts.logs.clone(),
+            profile: parts.profile.clone(),
+            answers: answers.clone(),
+        };
+        let mut tasks = vec![tokio::spawn(follower.run())];
+        tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
+        let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
+        tasks.push(socket::listen(&root, Arc::new(control))?);
+        if let Some(path) = &options.ready_file {
+            std::fs::write(path, format!("{}\n", std::process::id()))
+                .map_err(|cause| Error::io(format!("write {}", path.display()), cause))?;
+        }
+        crate::sys::notify_ready::tell("READY=1");
+        tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
+        Ok(Service { handle, feed, tasks, ready_file: options.ready_file })
+    }
+
+    /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
+    pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
+        crate::sys::notify_ready::tell("STOPPING=1");
+        let report = self.handle.finish(deadline).await;
+        let drained = indexer::drained(&self.feed, deadline.min(Instant::now() + INDEX_SHARE)).await;
+        if !drained {
+            tracing::warn!("the index is behind; it catches up with the next run, or by sessiond reindex");
+        }
+        self.tasks.iter().for_each(JoinHandle::abort);
+        if let Some(path) = &self.ready_file {
+            let _ = std::fs::remove_file(path);
+        }
+        report
+    }
+}
+
+/// Finds the sessions that an earlier run wrote and the index has not heard of.
+async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: Handle) {
+    let Ok(folder) = parts.folder() else { return };
+    let mut backoff = crate::sys::Backoff::new(parts.logs.chance.clone());
+    loop {
+        let Ok(statuses) = handle.status().await else { return };
+        let names: Vec<LogName> = statuses.iter().filter_map(|status| status.session.parse().ok()).collect();
+        match indexer::mark_stale(&feed, &*parts.index, &parts.logs, &*folder, &names).await {
+            Ok(()) => return,
+            Err(error) if error.is_retryable() => tokio::time::sleep(backoff.wait_after_failure()).await,
+            Err(error) => return tracing::error!(%error, "the index cannot be asked"),
+        }
+    }
+}
+
+struct Control {
+    parts: Parts,
+    handle: Handle,
+    feed: Arc<Feed>,
+    answers: Arc<AtomicBool>,
+    root: PathBuf,
+}
+
+#[async_trait::async_trait]
+impl Answers for Control {
+    async fn answer(&self, request: Request) -> Answer {
+        let answer = match request {
+            Request::Flush { session } => self.handle.flush(session).await.map(Answer::Flushed),
+            Request::Status => self.status().await.map(|status| Answer::Status(Box::new(status))),
+        };
+        answer.unwrap_or_else(|error| Answer::Failed { error: error.to_string(), hint: error.hint_text().map(str::to_owned) })
+    }
+}
+
+impl Control {
+    async fn status(&self) -> Result<Status> {
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            ready: true,
+            agent: self.parts.logs.agent.to_string(),
+            namespace: self.parts.logs.namespace.to_string(),
+            root: self.root.display().to_string(),
+            store: self.parts.store.address(),
+            index: self.parts.index.address(),
+            index_answers: self.answers.load(Ordering::Relaxed),
+            index_waiting: self.feed.len(),
+            fencing: self.parts.logs.fence.word().to_owned(),
+            sessions: self.handle.status().await?,
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! The control socket: one JSON request and one JSON answer a connection, for the same user alone.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::capture::streamer::{FlushReport, LogStatus};
+use crate::daemon::lock::state_folder;
+use crate::error::{Error, Kind, Result};
+use crate::model::SessionId;
+
+/// Longest request: an id and a few words.
+const LONGEST_REQUEST: u64 = 64 << 10;
+
+/// What can be asked.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+pub enum Request {
+    /// Make all durable that is on disk.
+    Flush {
+        /// Of this session alone.
+        session: Option<SessionId>,
+    },
+    /// How everything stands.
+    Status,
+}
+
+/// How everything stands.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    /// Of sessiond.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Restored and streaming.
+    pub ready: bool,
+    /// Whose files.
+    pub agent: String,
+    /// The tenant.
+    pub namespace: String,
+    /// The agent's folder.
+    pub root: String,
+    /// The object store.
+    pub store: String,
+    /// The index.
+    pub index: String,
+    /// Whether the index answered the last time.
+    pub index_answers: bool,
+    /// What the index is still to learn.
+    pub index_waiting: usize,
+    /// What keeps two writers apart.
+    pub fencing: String,
+    /// Every session.
+    pub sessions: Vec<LogStatus>,
+}
+
+/// What is answered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// To `flush`.
+    Flushed(FlushReport),
+    /// To `status`.
+    Status(Box<Status>),
+    /// It could not be done.
+    Failed {
+        /// The error as a person reads it.
+        error: String,
+        /// What to try.
+        hint: Option<String>,
+    },
+}
+
+/// Answers requests.
+#[async_trait::async_trait]
+pub trait Answers: Send + Sync + 'static {
+    /// Answers one.
+    async fn answer(&self, request: Request) -> Answer;
+}
+
+/// Where the socket of a root is.
+pub fn path(root: &Path) -> PathBuf {
+    state_folder(root).join("socket")
+}
+
+/// A socket's address holds 107 bytes, and a home folder can be deeper than that: go through an open folder then.
+struct Address {
+    path: PathBuf,
+    _folder: Option<std::fs::File>,
+}
+
+fn address(root: &Path) -> std::io::Result<Address> {
+    let path = path(root);
+    if path.as_os_str().len() <= 107 {
+        return Ok(Address { path, _folder: None });
+    }
+    let folder = std::fs::File::open(state_folder(root))?;
+    Ok(Address { path: PathBuf::from(format!("/proc/self/fd/{}/socket", folder.as_raw_fd())), _folder: Some(folder) })
+}
+
+/// Listens until dropped. The caller holds the lock of the root, so a socket that is there is a dead one's.
+pub fn listen(root: &Path, answers: Arc<dyn Answers>) -> Result<tokio::task::JoinHandle<()>> {
+    let failed = |cause| Error::io(format!("listen on {}", path(root).display()), cause);
+    let address = address(root).map_err(failed)?;
+    let _ = std::fs::remove_file(path(root));
+    let listener = UnixListener::bind(&address.path).map_err(failed)?;
+    // The folder around it is closed to others too.
+    std::fs::set_permissions(path(root), std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let answers = answers.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = serve(stream, &*answers).await {
+                            tracing::debug!(%error, "a request on the control socket broke off");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the control socket does not accept");
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }))
+}
+
+async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()> {
+    let peer = stream.peer_cred()?;
+    let (read, mut write) = stream.into_split();
+    let answer = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
+        Answer::Failed { error: "only the user that runs this sessiond may ask it".to_owned(), hint: None }
+    } else {
+        let mut line = String::new();
+        BufReader::new(read.take(LONGEST_REQUEST)).read_line(&mut line).await?;
+        match serde_json::from_str(&line) {
+            Ok(request) => answers.answer(request).await,
+            Err(error) => Answer::Failed { error: format!("read a request: {error}"), hint: None },
+        }
+    };
+    let mut text = serde_json::to_vec(&answer)?;
+    text.push(b'\n');
+    write.write_all(&text).await?;
+    write.shutdown().await
+}
+
+/// Asks the sessiond of a root.
+pub async fn ask(root: &Path, request: &Request) -> Result<Answer> {
+    let absent = |cause: std::io::Error| {
+        Error::new(Kind::Unavailable, format!("ask the sessiond that keeps {}", root.display()))
+            .because(cause)
+            .hint("is it running? sessiond daemon starts it; --root says which folder is meant")
+    };
+    let address = address(root).map_err(absent)?;
+    let mut stream = UnixStream::connect(&address.path).await.map_err(absent)?;
+    let mut line = serde_json::to_vec(request).map_err(|cause| Error::new(Kind::Internal, "write a request").because(cause))?;
+    line.push(b'\n');
+    let broke = |cause: std::io::Error| Error::unavailable("hear from the sessiond that runs: it broke off").because(cause);
+    stream.write_all(&line).await.map_err(broke)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.map_err(broke)?;
+    serde_json::from_str(&answer)
+        .map_err(|cause| Error::unavailable("hear from the sessiond that runs: it stopped before it answered").because(cause))
+}

@@ -1,0 +1,185 @@
+//! What can go wrong with a database, and what the caller should do about each.
+//!
+//! Owns the one classification of the databases' errors. Does not own trying again.
+
+use sqlx::migrate::MigrateError;
+
+use crate::error::{Error, Kind};
+
+/// A failure inside a call, before it is known to the rest of the program.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The database, or the way to it.
+    Sql(sqlx::Error),
+    /// Bringing the schema up to date.
+    Migrate(MigrateError),
+    /// The whole call took too long.
+    Slow,
+    /// Already said in our words.
+    Ours(Error),
+}
+
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        Fault::Sql(error)
+    }
+}
+
+impl From<MigrateError> for Fault {
+    fn from(error: MigrateError) -> Self {
+        Fault::Migrate(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Ours(error)
+    }
+}
+
+impl Fault {
+    /// Whether the connections cannot be trusted any more.
+    pub(super) fn breaks_connections(&self) -> bool {
+        use sqlx::Error as E;
+        match self {
+            Fault::Slow => true,
+            Fault::Sql(error) => {
+                matches!(error, E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed)
+            }
+            Fault::Migrate(_) | Fault::Ours(_) => false,
+        }
+    }
+}
+
+const DOWN: &str = "see that the database runs and can be reached; nothing is lost, sessiond tries again";
+const FULL: &str = "free some space on the database's disk; nothing is lost, sessiond tries again";
+const LOGIN: &str = "mend user, password or database name in the index URL: postgres://USER:PASSWORD@HOST/DATABASE";
+const RIGHTS: &str = "give that role the rights, or make it the database's owner: ALTER DATABASE … OWNER TO …";
+const NEWER: &str = "upgrade sessiond: a newer one has changed this index";
+const STRANGE: &str = "give sessiond a database (or file) of its own, then run: sessiond reindex";
+
+/// Says what the caller does about a fault. `address` holds no secret.
+pub(super) fn classify(fault: Fault, address: &str) -> Error {
+    let (kind, hint, cause): (Kind, Option<&str>, Option<Box<dyn std::error::Error + Send + Sync>>) = match fault {
+        Fault::Ours(error) => return error.doing(format_args!("index {address}")),
+        Fault::Slow => return Error::unavailable(format!("index {address}: no answer in time")).hint(DOWN),
+        Fault::Sql(error) => {
+            let (kind, hint) = of_sql(&error);
+            (kind, hint, Some(Box::new(error)))
+        }
+        Fault::Migrate(error) => {
+            let (kind, hint) = of_migration(&error);
+            (kind, hint, Some(Box::new(error)))
+        }
+    };
+    let mut error = Error::new(kind, format!("index {address}"));
+    if let Some(cause) = cause {
+        error = error.because(cause);
+    }
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+fn of_migration(error: &MigrateError) -> (Kind, Option<&'static str>) {
+    match error {
+        MigrateError::VersionMissing(_) | MigrateError::VersionTooNew(..) => (Kind::Usage, Some(NEWER)),
+        MigrateError::VersionMismatch(_) | MigrateError::Dirty(_) => (Kind::Usage, Some(STRANGE)),
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => of_sql(error),
+        _ => (Kind::Internal, None),
+    }
+}
+
+fn of_sql(error: &sqlx::Error) -> (Kind, Option<&'static str>) {
+    use sqlx::Error as E;
+    match error {
+        E::Database(error) => match error.code() {
+            Some(code) if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() => of_postgres(&code),
+            Some(code) => of_sqlite(&code),
+            None => (Kind::Internal, None),
+        },
+        E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => (Kind::Unavailable, Some(DOWN)),
+        // Bytes that are no answer of a database: a proxy between, or a reply cut in the middle.
+        E::Protocol(_) => (Kind::Unavailable, Some(DOWN)),
+        E::Tls(_) => (Kind::Usage, Some("see sslmode and sslrootcert in the index URL: postgres://…?sslmode=verify-full&sslrootcert=FILE")),
+        E::Configuration(_) => (Kind::Usage, Some(super::connect::FORMS)),
+        E::ColumnDecode { .. } | E::Decode(_) => (Kind::Corrupt, Some("make the rows again: sessiond reindex")),
+        _ => (Kind::Internal, None),
+    }
+}
+
+/// SQLSTATE codes; the first two characters are the class.
+fn of_postgres(code: &str) -> (Kind, Option<&'static str>) {
+    match code {
+        // invalid_catalog_name, invalid_schema_name
+        "3D000" | "3F000" => (Kind::Usage, Some(LOGIN)),
+        // insufficient_privilege
+        "42501" => (Kind::Usage, Some(RIGHTS)),
+        // duplicate_table, duplicate_object: tables of the same name that are not ours.
+        "42P07" | "42710" => (Kind::Usage, Some(STRANGE)),
+        "53100" => (Kind::Unavailable, Some(FULL)),
+        // read_only_sql_transaction: a standby; after a failover another one answers. idle_in_transaction_session_timeout.
+        "25006" | "25P03" => (Kind::Unavailable, Some(DOWN)),
+        // lock_not_available
+        "55P03" => (Kind::Unavailable, Some(DOWN)),
+        // data_corrupted, index_corrupted
+        "XX001" | "XX002" => (Kind::Corrupt, None),
+        _ => match code.get(..2) {
+            Some("28") => (Kind::Usage, Some(LOGIN)),
+            // Connection, rollback, resources, operator intervention, system.
+            Some("08" | "40" | "53" | "57" | "58") => (Kind::Unavailable, Some(DOWN)),
+            _ => (Kind::Internal, None),
+        },
+    }
+}
+
+/// SQLite's result codes; the low byte is the primary one.
+fn of_sqlite(code: &str) -> (Kind, Option<&'static str>) {
+    match code.parse::<u32>().map(|code| code & 0xff) {
+        // PERM, READONLY, AUTH
+        Ok(3 | 8 | 23) => (Kind::Usage, Some("run sessiond as the user that owns the index file, or mend its permissions")),
+        // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, CANTOPEN, PROTOCOL
+        Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => {
+            (Kind::Unavailable, Some("another process holds the index file, or its disk fails; sessiond tries again"))
+        }
+        // FULL
+        Ok(13) => (Kind::Unavailable, Some(FULL)),
+        // CORRUPT
+        Ok(11) => (Kind::Corrupt, Some("move the index file away, then run: sessiond reindex")),
+        // NOTADB
+        Ok(26) => (Kind::Usage, Some(STRANGE)),
+        _ => (Kind::Internal, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_unavailable_and_what_may_not_is_usage() {
+        for code in ["28P01", "28000", "3D000", "42501", "42P07"] {
+            assert_eq!(of_postgres(code).0, Kind::Usage, "{code}");
+        }
+        for code in ["08006", "53300", "53100", "57P01", "57P03", "57014", "40P01", "40001", "25006"] {
+            assert_eq!(of_postgres(code).0, Kind::Unavailable, "{code}");
+        }
+        for code in ["42703", "", "é", "x"] {
+            assert_eq!(of_postgres(code).0, Kind::Internal, "{code}");
+        }
+        // SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT, SQLITE_FULL, SQLITE_IOERR_WRITE
+        for code in ["5", "517", "13", "778"] {
+            assert_eq!(of_sqlite(code).0, Kind::Unavailable, "{code}");
+        }
+        assert_eq!(of_sqlite("26").0, Kind::Usage);
+        assert_eq!(of_sqlite("nonsense").0, Kind::Internal);
+    }
+
+    #[test]
+    fn a_newer_schema_asks_for_an_upgrade() {
+        let error = classify(MigrateError::VersionMissing(7).into(), "postgres://u@h:5432/d");
+        assert_eq!(error.kind(), Kind::Usage);
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("upgrade sessiond")));
+    }
+}

@@ -1,0 +1,146 @@
+//! Sessions, a page at a time.
+//!
+//! Owns the query that a filter makes, and the cursor. Does not own the rows (`rows`).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use sqlx::any::AnyRow;
+use sqlx::{Any, AnyConnection, AssertSqlSafe};
+
+use super::fault::Fault;
+use super::rows::{self, LONGEST_PROJECT, clip, stamp, text};
+use crate::error::{Error, Result};
+use crate::index::{Filter, SessionPage, SessionRow};
+use crate::model::{AgentName, SessionId};
+
+/// The longest page.
+const LONGEST_PAGE: u32 = 1000;
+
+/// SQL with its values, numbered as both databases take them. Only our own words go into the text.
+struct Statement {
+    sql: String,
+    values: Vec<String>,
+}
+
+impl Statement {
+    fn new(sql: String) -> Self {
+        Statement { sql, values: Vec::new() }
+    }
+
+    /// Adds words of ours.
+    fn say(&mut self, sql: &str) -> &mut Self {
+        self.sql.push_str(sql);
+        self
+    }
+
+    /// Adds a value.
+    fn value(&mut self, value: impl Into<String>) -> &mut Self {
+        self.values.push(value.into());
+        // Writing to a String cannot fail.
+        let _ = write!(self.sql, "${}", self.values.len());
+        self
+    }
+
+    async fn fetch(self, connection: &mut AnyConnection) -> Result<Vec<AnyRow>, Fault> {
+        let query = sqlx::query::<Any>(AssertSqlSafe(self.sql)).persistent(false);
+        Ok(self.values.into_iter().fold(query, |query, value| query.bind(value)).fetch_all(connection).await?)
+    }
+}
+
+/// One page.
+pub(super) async fn page(connection: &mut AnyConnection, filter: &Filter, cursor: Option<Cursor>) -> Result<SessionPage, Fault> {
+    let prefix = filter.id_prefix.as_deref().unwrap_or_default();
+    if !prefix.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'~') {
+        // No id holds such a character.
+        return Ok(SessionPage::default());
+    }
+    let limit = filter.limit.clamp(1, LONGEST_PAGE) as usize;
+    let mut sessions: Vec<SessionRow> =
+        query(filter, prefix, cursor, limit + 1).fetch(connection).await?.iter().map(rows::session).collect::<Result<_, _>>()?;
+    let more = sessions.len() > limit;
+    sessions.truncate(limit);
+    let next = sessions.last().filter(|_| more).map(|last| Cursor::behind(last).to_text());
+    add_branches(connection, filter.namespace.as_str(), &mut sessions).await?;
+    Ok(SessionPage { sessions, next })
+}
+
+fn query(filter: &Filter, prefix: &str, cursor: Option<Cursor>, limit: usize) -> Statement {
+    let mut statement = Statement::new(format!("SELECT {} FROM sessions WHERE namespace = ", rows::SESSION));
+    statement.value(filter.namespace.as_str());
+    if let Some(agent) = &filter.agent {
+        statement.say(" AND agent = ").value(agent.as_str());
+    }
+    if let Some(project) = &filter.project {
+        statement.say(" AND project = ").value(clip(project, LONGEST_PROJECT));
+    }
+    if let Some(status) = &filter.status {
+        statement.say(" AND status = ").value(clip(status, LONGEST_PROJECT));
+    }
+    if !prefix.is_empty() {
+        // '~' comes behind every character of an id.
+        statement.say(" AND id >= ").value(prefix).say(" AND id < ").value(format!("{prefix}~"));
+    }
+    // SQLite would rather walk all sessions in order than sort the few that begin so; an expression is no index's order.
+    let newest = if prefix.is_empty() { "updated" } else { "updated || ''" };
+    if let Some(Cursor { updated, agent, id }) = cursor {
+        statement.say(" AND ").say(newest).say(" <= ").value(updated.clone());
+        statement.say(" AND (updated < ").value(updated).say(" OR (agent, id) > (").value(agent).say(", ").value(id).say("))");
+    }
+    statement.say(" AND substr(id, 1, 1) <> '@' ORDER BY ").say(newest).say(" DESC, agent, id LIMIT ").say(&limit.to_string());
+    statement
+}
+
+/// Fills in the branches of all of these sessions of one namespace, in one query.
+pub(super) async fn add_branches(connection: &mut AnyConnection, namespace: &str, sessions: &mut [SessionRow]) -> Result<(), Fault> {
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    // For SQLite a cross join is also an order: first the sessions, then the few entries of each that are on a branch.
+    let mut statement = Statement::new("WITH wanted (agent, id) AS (VALUES ".to_owned());
+    for (number, session) in sessions.iter().enumerate() {
+        statement.say(if number == 0 { "(" } else { ", (" }).value(&session.agent).say(", ").value(&session.id).say(")");
+    }
+    statement.say(") SELECT DISTINCT entries.agent AS agent, entries.session AS session, entries.branch AS branch ");
+    statement.say("FROM wanted CROSS JOIN entries WHERE entries.namespace = ").value(namespace);
+    statement.say(" AND entries.agent = wanted.agent AND entries.session = wanted.id AND entries.branch > ''");
+    let mut branches: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    for row in statement.fetch(connection).await? {
+        branches.entry((text(&row, "agent")?, text(&row, "session")?)).or_default().push(text(&row, "branch")?);
+    }
+    for session in sessions {
+        session.branches = branches.remove(&(session.agent.clone(), session.id.clone())).unwrap_or_default();
+        session.branches.sort();
+    }
+    Ok(())
+}
+
+/// The last session of a page.
+pub(super) struct Cursor {
+    updated: String,
+    agent: String,
+    id: String,
+}
+
+impl Cursor {
+    fn behind(row: &SessionRow) -> Cursor {
+        Cursor { updated: stamp(row.updated), agent: row.agent.clone(), id: row.id.clone() }
+    }
+
+    fn to_text(&self) -> String {
+        format!("{}|{}|{}", self.updated, self.agent, self.id)
+    }
+
+    /// Reads what [`Cursor::to_text`] wrote.
+    pub(super) fn parse(text: &str) -> Result<Cursor> {
+        let read = || -> Option<Cursor> {
+            let (updated, rest) = text.split_once('|')?;
+            let (agent, id) = rest.split_once('|')?;
+            let updated: Timestamp = updated.parse().ok()?;
+            let (agent, id): (AgentName, SessionId) = (agent.parse().ok()?, id.parse().ok()?);
+            Some(Cursor { updated: stamp(updated), agent: agent.into(), id: id.into() })
+        };
+        read().ok_or_else(|| Error::usage(format!("read cursor {text:?}")).hint("pass `next` of the page before, or none for the first"))
+    }
+}

@@ -1,0 +1,184 @@
+//! One entry becomes rows, in one transaction.
+//!
+//! Owns what a record changes. Does not own the connection or trying again.
+
+use sqlx::AnyConnection;
+use sqlx::any::AnyRow;
+
+use super::fault::Fault;
+use super::rows::{LONGEST, LONGEST_PROJECT, clip_some, count, entry_kind, file_kind, log_columns, stamp, text, whole};
+use crate::error::{Error, Result};
+use crate::index::{Record, Recorded};
+use crate::model::{Digest, Move, Part};
+
+/// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
+/// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
+const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
+     VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
+     ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
+     RETURNING status, created, updated, head, raw_bytes, stored_bytes";
+
+/// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
+/// stays as it is.
+const BRANCH_SESSION: &str = "INSERT INTO sessions \
+     (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
+     VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
+     ON CONFLICT (namespace, agent, id) DO UPDATE SET \
+     created = CASE WHEN excluded.created < sessions.created THEN excluded.created ELSE sessions.created END, \
+     updated = CASE WHEN excluded.updated > sessions.updated THEN excluded.updated ELSE sessions.updated END, \
+     writer = CASE WHEN excluded.updated > sessions.updated THEN excluded.writer ELSE sessions.writer END \
+     WHERE sessions.head = 0";
+
+const ENTRY: &str = "INSERT INTO entries \
+     (namespace, agent, session, branch, seq, kind, writer, at, raw_bytes, stored_bytes, digest) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (namespace, agent, session, branch, seq) DO NOTHING";
+
+const SESSION: &str = "UPDATE sessions SET status = $4, created = $5, updated = $6, head = $7, writer = $8, raw_bytes = $9, \
+     stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
+     model = COALESCE($14, model), agent_version = COALESCE($15, agent_version) \
+     WHERE namespace = $1 AND agent = $2 AND id = $3";
+
+const UNCOVER: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $5 AND EXISTS \
+     (SELECT 1 FROM files AS old WHERE old.namespace = $1 AND old.agent = $2 AND old.session = $3 AND old.path_sha256 = $4)";
+
+const RENAME: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
+     WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $4";
+
+const FILE: &str = "INSERT INTO files (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+     ON CONFLICT (namespace, agent, session, path_sha256) DO UPDATE SET kind = excluded.kind, len = excluded.len, \
+     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq";
+
+/// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
+pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> Result<Recorded, Fault> {
+    let header = &record.header;
+    if header.seq == 0 || header.follows() >= header.seq {
+        let doing = format!("record entry {} of {}: it cannot follow entry {}", header.seq, record.log, header.follows());
+        return Err(Error::corrupt(doing).into());
+    }
+    let (namespace, agent, id) = log_columns(&record.log);
+    let at = stamp(header.at);
+    let head = sqlx::query(if record.branch.is_some() { BRANCH_SESSION } else { LOCK })
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(&at)
+        .bind(header.writer.as_str());
+    let known = match record.branch {
+        Some(_) => head.execute(&mut *transaction).await.map(|_| None)?,
+        None => Some(Known::read(&head.fetch_one(&mut *transaction).await?)?),
+    };
+    let added = sqlx::query(ENTRY)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
+        .bind(whole("entry number", header.seq)?)
+        .bind(entry_kind(header.kind))
+        .bind(header.writer.as_str())
+        .bind(&at)
+        .bind(whole("length", header.body_len())?)
+        .bind(whole("stored length", record.stored)?)
+        .bind(record.digest.to_string())
+        .execute(&mut *transaction)
+        .await?;
+    if added.rows_affected() == 0 {
+        return Ok(Recorded::Already);
+    }
+    let Some(known) = known else {
+        return Ok(Recorded::New);
+    };
+    if known.head != header.follows() {
+        return Ok(Recorded::Gap { have: known.head });
+    }
+    update_session(transaction, record, &at, known).await?;
+    for rename in &header.moves {
+        apply_move(transaction, record, rename).await?;
+    }
+    for part in &header.parts {
+        apply_part(transaction, record, part).await?;
+    }
+    Ok(Recorded::New)
+}
+
+/// What the session's row says before this entry.
+struct Known {
+    status: String,
+    created: String,
+    updated: String,
+    head: u64,
+    raw: u64,
+    stored: u64,
+}
+
+impl Known {
+    fn read(row: &AnyRow) -> Result<Known, Fault> {
+        Ok(Known {
+            status: text(row, "status")?,
+            created: text(row, "created")?,
+            updated: text(row, "updated")?,
+            head: count(row, "head")?,
+            raw: count(row, "raw_bytes")?,
+            stored: count(row, "stored_bytes")?,
+        })
+    }
+}
+
+async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &str, known: Known) -> Result<(), Fault> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    let (header, facts) = (&record.header, &record.facts);
+    let raw = known.raw.saturating_add(header.body_len());
+    // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
+    let first = known.head == 0;
+    sqlx::query(SESSION)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(if known.status == "created" && raw > 0 { "active" } else { known.status.as_str() })
+        .bind(if first { at } else { known.created.as_str() })
+        .bind(if first { at } else { at.max(known.updated.as_str()) })
+        .bind(whole("entry number", header.seq)?)
+        .bind(header.writer.as_str())
+        .bind(whole("length", raw)?)
+        .bind(whole("stored length", known.stored.saturating_add(record.stored))?)
+        .bind(clip_some(facts.project.as_deref(), LONGEST_PROJECT))
+        .bind(clip_some(facts.cwd.as_deref(), LONGEST))
+        .bind(clip_some(facts.title.as_deref(), LONGEST))
+        .bind(clip_some(facts.model.as_deref(), LONGEST))
+        .bind(clip_some(facts.agent_version.as_deref(), LONGEST))
+        .execute(transaction)
+        .await?;
+    Ok(())
+}
+
+async fn apply_move(transaction: &mut AnyConnection, record: &Record, rename: &Move) -> Result<(), Fault> {
+    if rename.from == rename.to {
+        return Ok(());
+    }
+    let (namespace, agent, id) = log_columns(&record.log);
+    let from = Digest::of(rename.from.as_str().as_bytes()).to_string();
+    let to = Digest::of(rename.to.as_str().as_bytes()).to_string();
+    sqlx::query(UNCOVER).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).execute(&mut *transaction).await?;
+    let rename = sqlx::query(RENAME).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).bind(rename.to.as_str());
+    rename.execute(transaction).await?;
+    Ok(())
+}
+
+async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Part) -> Result<(), Fault> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    sqlx::query(FILE)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(Digest::of(part.path.as_str().as_bytes()).to_string())
+        .bind(part.path.as_str())
+        .bind(file_kind(part.kind))
+        .bind(whole("length", part.end())?)
+        .bind(part.file_sha256.to_string())
+        .bind(i64::from(part.mode))
+        .bind(part.mtime_ns)
+        .bind(whole("entry number", record.header.seq)?)
+        .execute(transaction)
+        .await?;
+    Ok(())
+}

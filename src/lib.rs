@@ -1,0 +1,19 @@
+//! sessiond makes a coding agent's conversation outlive the machine it ran on.
+//!
+//! `ARCHITECTURE.md` shows how the parts fit together; a module imports only from rows below its own.
+
+pub mod agent;
+pub mod capture;
+pub mod cli;
+pub mod codec;
+pub mod config;
+pub mod daemon;
+pub mod error;
+pub mod index;
+pub mod log;
+pub mod model;
+pub mod restore;
+pub mod store;
+pub mod sys;
+pub mod upkeep;
+pub mod wire;

@@ -1,0 +1,125 @@
+//! Which entries make a log: pure. Each entry names the one before by number and digest; what is not linked in does
+//! not count, what is missing is noticed.
+//!
+//! A number can hold an entry that nobody links to: where the database fences, a writer may die between reserving a
+//! number and writing it, the next one passes over the number, and the dead one's write may still arrive. So an entry
+//! is only certain once its successors are known.
+
+use std::collections::VecDeque;
+
+use crate::codec::entry::Entry;
+use crate::error::{Error, Result};
+use crate::model::{Digest, Seq};
+
+/// So many entries are looked at before one is certain: more writers than this do not die one after the other between
+/// two steps of the same take-over.
+const HOLD: usize = 4;
+
+/// Puts entries, given in the order of their numbers, into a chain.
+#[derive(Debug)]
+pub struct Chain {
+    what: String,
+    last: Seq,
+    digest: Option<Digest>,
+    held: VecDeque<Entry>,
+}
+
+impl Chain {
+    /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
+    pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
+        Chain { what: what.into(), last, digest, held: VecDeque::new() }
+    }
+
+    /// Takes the next entry in; answers one that has become certain.
+    pub fn push(&mut self, entry: Entry) -> Result<Option<Entry>> {
+        // Whatever stands between the entry before and this one was passed over.
+        while self.held.back().is_some_and(|held| held.header.seq > entry.header.follows()) {
+            self.held.pop_back();
+        }
+        self.held.push_back(entry);
+        if self.held.len() > HOLD { self.next() } else { Ok(None) }
+    }
+
+    /// Nothing more comes: answers the rest, one after the other.
+    pub fn next(&mut self) -> Result<Option<Entry>> {
+        let Some(entry) = self.held.pop_front() else { return Ok(None) };
+        let header = &entry.header;
+        if header.follows() > self.last {
+            return Err(Error::corrupt(format!("read {}: entry {} is missing", self.what, header.follows()))
+                .hint("sessiond verify says from which point the session can be restored"));
+        }
+        if header.follows() < self.last {
+            return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
+        }
+        if self.last > 0 && self.digest.is_some() && header.prev != self.digest {
+            return Err(Error::corrupt(format!("read {}: entry {} does not follow entry {}", self.what, header.seq, self.last)));
+        }
+        self.last = header.seq;
+        self.digest = Some(entry.digest);
+        Ok(Some(entry))
+    }
+
+    /// Number and digest of the last certain entry.
+    pub fn head(&self) -> (Seq, Option<Digest>) {
+        (self.last, self.digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::entry::{decode, encode};
+    use crate::model::{EntryKind, Header};
+
+    fn entry(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> Entry {
+        let header = Header {
+            v: 1,
+            kind: EntryKind::Claim,
+            agent: "a".parse().unwrap(),
+            session: "s".parse().unwrap(),
+            seq,
+            writer: writer.parse().unwrap(),
+            at: "2026-05-01T12:00:00Z".parse().unwrap(),
+            prev,
+            after,
+            moves: vec![],
+            parts: vec![],
+        };
+        decode("x", &encode(header, &[]).unwrap().bytes).unwrap()
+    }
+
+    fn run(entries: &[&Entry]) -> Result<Vec<Seq>> {
+        let mut chain = Chain::new("session s", 0, None);
+        let mut out = Vec::new();
+        for entry in entries {
+            out.extend(chain.push((*entry).clone())?.map(|entry| entry.header.seq));
+        }
+        while let Some(entry) = chain.next()? {
+            out.push(entry.header.seq);
+        }
+        Ok(out)
+    }
+
+    #[test]
+    fn a_whole_chain_comes_out_in_order() {
+        let mut all: Vec<Entry> = Vec::new();
+        for seq in 1..=9 {
+            all.push(entry(seq, all.last().map(|entry| entry.digest), None, "w"));
+        }
+        assert_eq!(run(&all.iter().collect::<Vec<_>>()).unwrap(), (1..=9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_missing_entry_a_wrong_link_and_a_late_stranger() {
+        let one = entry(1, None, None, "w");
+        let two = entry(2, Some(one.digest), None, "w");
+        let three = entry(3, Some(two.digest), None, "w");
+        assert!(run(&[&one, &three]).unwrap_err().to_string().contains("entry 2 is missing"));
+        let other = entry(2, Some(three.digest), None, "w");
+        assert!(run(&[&one, &other]).unwrap_err().to_string().contains("does not follow"));
+        // Number 2 was reserved by a writer that died; its late write is not part of the log.
+        let claim = entry(3, Some(one.digest), Some(1), "v");
+        assert_eq!(run(&[&one, &claim]).unwrap(), [1, 3]);
+        assert_eq!(run(&[&one, &two, &claim]).unwrap(), [1, 3]);
+    }
+}

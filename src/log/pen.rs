@@ -1,0 +1,220 @@
+//! The right to write to a log, and the writing: append with a fence, claim, branch.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Fence, Logs};
+use crate::codec::entry::{self, Encoded, Entry};
+use crate::error::{Doing, Error, Kind, Result};
+use crate::index::{FenceRow, Index};
+use crate::model::{Digest, EntryKind, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys};
+use crate::store::Created;
+
+/// Entries behind a snapshot are collected no sooner than this after it was taken.
+pub const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Where a writer writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ground {
+    /// Nowhere yet: it knows the log and has not claimed it.
+    Unclaimed,
+    /// The log itself.
+    Main,
+    /// A branch of its own: it lost the session, or its files do not go with the log.
+    Branch,
+}
+
+/// The right to write: who, where, and the last number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pen {
+    /// Who.
+    pub writer: WriterId,
+    /// Where.
+    pub ground: Ground,
+    /// The entry that the next one follows; 0 before the first.
+    pub seq: Seq,
+    /// Its digest.
+    pub digest: Option<Digest>,
+    /// When it was written, or last found to be the head.
+    pub wrote: Timestamp,
+}
+
+/// What an attempt to write did.
+#[derive(Debug)]
+pub enum Appended {
+    /// It is durable, and the pen has moved on.
+    Done,
+    /// The number is taken by another entry. `None`: by one that is collected already.
+    Taken(Option<Box<Entry>>),
+}
+
+impl Pen {
+    /// A pen that knows the head and has not claimed.
+    pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
+        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now }
+    }
+
+    /// The header of the entry that this pen would write next.
+    pub fn header(&self, id: &LogId, kind: EntryKind, at: Timestamp, moves: Vec<Move>, parts: Vec<Part>) -> Header {
+        Header {
+            v: FORMAT,
+            kind,
+            agent: id.agent.clone(),
+            session: id.name.clone(),
+            seq: self.seq + 1,
+            writer: self.writer.clone(),
+            at,
+            prev: self.digest,
+            after: None,
+            moves,
+            parts,
+        }
+    }
+
+    /// Goes on behind an entry.
+    pub fn follow(&mut self, seq: Seq, digest: Digest, now: Timestamp) {
+        self.seq = seq;
+        self.digest = Some(digest);
+        self.wrote = now;
+    }
+}
+
+impl Logs {
+    /// Writes `encoded`, whose header the pen made. An error of kind `Unavailable` means unknown: call again with the
+    /// same bytes.
+    pub async fn append(&self, id: &LogId, pen: &mut Pen, encoded: &Encoded) -> Result<Appended> {
+        let seq = encoded.header.seq;
+        let done = match pen.ground {
+            Ground::Branch => self.append_branch(id, pen, encoded).await,
+            _ => self.append_main(id, pen, encoded).await,
+        };
+        let done = done.doing_with(|| format!("write entry {seq} of {id}"))?;
+        if let Appended::Done = done {
+            pen.follow(seq, encoded.digest, self.clock.now());
+        }
+        Ok(done)
+    }
+
+    async fn append_main(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+        let seq = encoded.header.seq;
+        // After half the grace period the number may have been written, covered by a snapshot and collected: a create
+        // would succeed and be lost.
+        let idle = self.clock.now().duration_since(pen.wrote).unsigned_abs();
+        if idle > GRACE / 2 {
+            if let Some(found) = self.entries(id, pen.seq).await?.first() {
+                return self.taken(id, found.seq, encoded).await;
+            }
+            if self.snapshots(id).await?.last().is_some_and(|snapshot| snapshot.seq > pen.seq) {
+                return Ok(Appended::Taken(None));
+            }
+        }
+        let key = keys::entry(id, seq);
+        match self.fence.choose(&*self.store, &self.chance).await? {
+            Fence::Store => match self.store.create(&key, encoded.bytes.clone()).await? {
+                Created::New => Ok(Appended::Done),
+                Created::Exists => self.taken(id, seq, encoded).await,
+            },
+            Fence::Database(index) => self.append_reserved(&*index, id, pen, encoded).await,
+            Fence::Off => match self.store.get(&key).await? {
+                Some(_) => self.taken(id, seq, encoded).await,
+                None => self.store.put(&key, encoded.bytes.clone()).await.map(|()| Appended::Done),
+            },
+        }
+    }
+
+    /// Reads back what holds the number: our own bytes mean that an earlier try had arrived.
+    async fn taken(&self, id: &LogId, seq: Seq, encoded: &Encoded) -> Result<Appended> {
+        match self.read(id, seq).await? {
+            Some(entry) if entry.digest == encoded.digest => Ok(Appended::Done),
+            Some(entry) => Ok(Appended::Taken(Some(Box::new(entry)))),
+            None => Err(Error::unavailable(format!("{id} changes under us: entry {seq} was there and is gone"))),
+        }
+    }
+
+    /// Fences through the database: reserve the number, write it, and see that it is still ours.
+    async fn append_reserved(&self, index: &dyn Index, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+        let seq = encoded.header.seq;
+        let ours = FenceRow { seq, writer: pen.writer.clone() };
+        let before = (pen.seq > 0).then(|| FenceRow { seq: pen.seq, writer: pen.writer.clone() });
+        let reserved = index.move_fence(id, before.as_ref(), &ours).await? || index.fence(id).await? == Some(ours.clone());
+        if !reserved {
+            let foreign = self.entries(id, pen.seq).await?;
+            let Some(found) = foreign.first() else {
+                // Reserved by another writer and not written yet; it holds the session all the same.
+                return Ok(Appended::Taken(None));
+            };
+            return self.taken(id, found.seq, encoded).await;
+        }
+        // Our own entry from before a crash may stand here already; overwriting it would lose what it had made durable.
+        if let Some(entry) = self.read(id, seq).await? {
+            return Ok(if entry.digest == encoded.digest { Appended::Done } else { Appended::Taken(Some(Box::new(entry))) });
+        }
+        self.store.put(&keys::entry(id, seq), encoded.bytes.clone()).await?;
+        match index.fence(id).await? {
+            Some(row) if row == ours => Ok(Appended::Done),
+            _ => Ok(Appended::Taken(None)),
+        }
+    }
+
+    async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+        let key = keys::branch_entry(id, &pen.writer, encoded.header.seq);
+        match self.store.create(&key, encoded.bytes.clone()).await? {
+            Created::New => Ok(Appended::Done),
+            Created::Exists => match self.read_branch(id, &pen.writer, encoded.header.seq).await? {
+                Some(entry) if entry.digest == encoded.digest => Ok(Appended::Done),
+                Some(entry) => Ok(Appended::Taken(Some(Box::new(entry)))),
+                None => Err(Error::unavailable(format!("{key} was there and is gone"))),
+            },
+        }
+    }
+
+    /// Takes the log over: writes a claim behind the head that `pen` knows. False if somebody wrote in between; then
+    /// read on and try again.
+    pub async fn claim(&self, id: &LogId, pen: &mut Pen) -> Result<Option<Encoded>> {
+        let mut header = pen.header(id, EntryKind::Claim, self.clock.now(), Vec::new(), Vec::new());
+        if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
+            // The row may be ahead of the log by a number whose writer died; pass over it.
+            let row = index.fence(id).await?;
+            let reserved = row.as_ref().map_or(0, |row| row.seq);
+            if reserved > pen.seq {
+                header.seq = reserved + 1;
+                header.after = Some(pen.seq);
+            }
+            let ours = FenceRow { seq: header.seq, writer: pen.writer.clone() };
+            if !index.move_fence(id, row.as_ref(), &ours).await? {
+                return Ok(None);
+            }
+            let encoded = entry::encode(header, &[])?;
+            let unseen = self.entries(id, pen.seq).await?;
+            if !unseen.is_empty() {
+                return Ok(None);
+            }
+            self.store.put(&keys::entry(id, encoded.header.seq), encoded.bytes.clone()).await?;
+            if index.fence(id).await? != Some(ours) {
+                return Ok(None);
+            }
+            pen.ground = Ground::Main;
+            pen.follow(encoded.header.seq, encoded.digest, self.clock.now());
+            return Ok(Some(encoded));
+        }
+        let encoded = entry::encode(header, &[])?;
+        let mut main = Pen { ground: Ground::Main, ..pen.clone() };
+        match self.append(id, &mut main, &encoded).await? {
+            Appended::Done => {
+                *pen = main;
+                Ok(Some(encoded))
+            }
+            Appended::Taken(_) => Ok(None),
+        }
+    }
+}
+
+/// The error of a writer that lost the session.
+pub fn fenced(id: &LogId, by: Option<&WriterId>) -> Error {
+    let by = by.map_or_else(|| "another writer".to_owned(), |writer| format!("writer {writer}"));
+    Error::new(Kind::Fenced, format!("{id} was taken over by {by}"))
+        .hint("what this one still had is on its branch: sessiond ls shows it, sessiond pull ID --branch WRITER fetches it")
+}

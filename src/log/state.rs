@@ -1,0 +1,66 @@
+//! What a log amounts to at a point: each file's length, digest and kind. Pure; fed entry by entry.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::model::{Digest, FileKind, Header, RelPath, Seq};
+
+/// A file at a point of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileAt {
+    /// How the agent writes it.
+    pub kind: FileKind,
+    /// Length.
+    pub len: u64,
+    /// SHA-256 of it.
+    pub sha256: Digest,
+    /// Permission bits.
+    pub mode: u32,
+    /// Time of the last change.
+    pub mtime_ns: i64,
+    /// The entry that changed it last.
+    pub seq: Seq,
+}
+
+/// The files of a log at a point.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// The last entry taken in.
+    pub seq: Seq,
+    /// Its digest.
+    pub digest: Option<Digest>,
+    /// The files.
+    pub files: BTreeMap<RelPath, FileAt>,
+}
+
+impl State {
+    /// Takes one more entry in.
+    pub fn apply(&mut self, header: &Header, digest: Digest) -> Result<()> {
+        for moved in &header.moves {
+            if let Some(file) = self.files.remove(&moved.from) {
+                self.files.insert(moved.to.clone(), file);
+            }
+        }
+        for part in &header.parts {
+            let length = self.files.get(&part.path).map_or(0, |file| file.len);
+            if part.start > length {
+                return Err(Error::corrupt(format!(
+                    "read entry {}: {} goes on at {} and has {length} bytes",
+                    header.seq, part.path, part.start
+                )));
+            }
+            let file = FileAt {
+                kind: part.kind,
+                len: part.end(),
+                sha256: part.file_sha256,
+                mode: part.mode,
+                mtime_ns: part.mtime_ns,
+                seq: header.seq,
+            };
+            self.files.insert(part.path.clone(), file);
+        }
+        self.seq = header.seq;
+        self.digest = Some(digest);
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! SHA-256, whole and running. A running hash can be put into a ledger and taken up again, so that no byte is read twice.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::digest::common::hazmat::SerializableState;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Error, Result};
+
+/// A SHA-256, printed as 64 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// The digest of `bytes`.
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest(Sha256::digest(bytes).into())
+    }
+
+    /// The first eight bytes as a number, where a fingerprint is enough.
+    pub fn short(&self) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&self.0[..8]);
+        u64::from_be_bytes(first)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_hex(&self.0))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        from_hex(text)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(Digest)
+            .ok_or_else(|| Error::corrupt(format!("read digest {text:?}: not 64 hex digits")))
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.to_string()
+    }
+}
+
+/// A SHA-256 in the making.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RunningHash(Sha256);
+
+impl RunningHash {
+    /// Takes in more bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of what was taken in so far.
+    pub fn digest(&self) -> Digest {
+        Digest(self.0.clone().finalize().into())
+    }
+}
+
+impl fmt::Debug for RunningHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RunningHash({})", self.digest())
+    }
+}
+
+impl PartialEq for RunningHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest() == other.digest()
+    }
+}
+
+impl TryFrom<String> for RunningHash {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        from_hex(&text)
+            .and_then(|bytes| bytes.as_slice().try_into().ok())
+            .and_then(|state| Sha256::deserialize(&state).ok())
+            .map(RunningHash)
+            .ok_or_else(|| Error::corrupt("read a running hash: not a state of SHA-256"))
+    }
+}
+
+impl From<RunningHash> for String {
+    fn from(hash: RunningHash) -> String {
+        to_hex(&hash.0.serialize())
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)] as char, DIGITS[usize::from(byte & 15)] as char]).collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|value| value as u8);
+    let pairs = text.as_bytes().chunks_exact(2);
+    if !pairs.remainder().is_empty() {
+        return None;
+    }
+    pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_hash_goes_on_from_its_text() {
+        let mut hash = RunningHash::default();
+        hash.update(b"hello ");
+        let text = String::from(hash.clone());
+        let mut taken_up = RunningHash::try_from(text).expect("a state");
+        taken_up.update(b"world");
+        assert_eq!(taken_up.digest(), Digest::of(b"hello world"));
+    }
+
+    #[test]
+    fn a_damaged_text_is_refused() {
+        for bad in ["", "zz", "0", &"ab".repeat(31)] {
+            assert!(bad.parse::<Digest>().is_err());
+            assert!(RunningHash::try_from(bad.to_owned()).is_err());
+        }
+    }
+}

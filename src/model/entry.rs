@@ -1,0 +1,97 @@
+//! What an entry of a log says about itself: the header that is the first line of every delta and claim.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{AgentName, Digest, FileKind, LogName, RelPath, Seq, WriterId};
+
+/// The version of the format that this build writes and reads.
+pub const FORMAT: u32 = 1;
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EntryKind {
+    /// A writer takes the session over.
+    Claim,
+    /// What was appended since the entry before.
+    Delta,
+}
+
+/// The header of an entry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Version of the format.
+    pub v: u32,
+    /// Claim or delta.
+    pub kind: EntryKind,
+    /// Whose files these are.
+    pub agent: AgentName,
+    /// The session, or `@` and the project.
+    pub session: LogName,
+    /// The number of this entry.
+    pub seq: Seq,
+    /// Who wrote it.
+    pub writer: WriterId,
+    /// When, by the writer's clock; for people, never for order.
+    pub at: Timestamp,
+    /// SHA-256 of the entry before, as stored; none for the first.
+    pub prev: Option<Digest>,
+    /// The number of the entry before, where it is not `seq - 1` (a branch begins behind the log it left; a number
+    /// reserved in the database by a writer that died is passed over).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Seq>,
+    /// Files that got another path, applied before the parts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<Move>,
+    /// What each file gained, in the order of their bytes behind the header.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
+}
+
+impl Header {
+    /// The number of the entry before this one.
+    pub fn follows(&self) -> Seq {
+        self.after.unwrap_or(self.seq.saturating_sub(1))
+    }
+
+    /// Bytes behind the header.
+    pub fn body_len(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).fold(0, u64::saturating_add)
+    }
+}
+
+/// A file that got another path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// Its path until now.
+    pub from: RelPath,
+    /// Its path from now on.
+    pub to: RelPath,
+}
+
+/// What one file gained: cut it at `start`, go on with `len` bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The file.
+    pub path: RelPath,
+    /// How the agent writes it.
+    pub kind: FileKind,
+    /// Where the bytes go; at most the file's length so far.
+    pub start: u64,
+    /// How many there are.
+    pub len: u64,
+    /// SHA-256 of the file from 0 to `start + len`.
+    pub file_sha256: Digest,
+    /// Permission bits.
+    pub mode: u32,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+impl Part {
+    /// The file's length after this part.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+}

@@ -1,0 +1,132 @@
+//! The only file that spells object keys. `docs/FORMAT.md` describes them for people.
+
+use crate::error::{Error, Result};
+use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId};
+
+/// The version of the layout; another one would live beside it.
+const LAYOUT: &str = "v1";
+
+/// Digits of a number in a key: fixed, so that the order of keys is the order of numbers.
+const DIGITS: usize = 12;
+
+/// Where the store's own properties are remembered.
+pub fn store_facts() -> String {
+    format!("{LAYOUT}/.store.json")
+}
+
+/// A scratch key for the probe.
+pub fn probe(token: &str) -> String {
+    format!("{LAYOUT}/.probe/{token}")
+}
+
+/// The folder of a namespace.
+pub fn namespace_folder(namespace: &Namespace) -> String {
+    format!("{LAYOUT}/{namespace}/")
+}
+
+/// The folder that holds one folder per log of an agent.
+pub fn agent_folder(namespace: &Namespace, agent: &AgentName) -> String {
+    format!("{LAYOUT}/{namespace}/{agent}/")
+}
+
+/// The folder of one log.
+pub fn log_root(id: &LogId) -> String {
+    format!("{LAYOUT}/{}/{}/{}/", id.namespace, id.agent, id.name)
+}
+
+/// The folder of a log's entries.
+pub fn entries_folder(id: &LogId) -> String {
+    format!("{}log/", log_root(id))
+}
+
+/// One entry.
+pub fn entry(id: &LogId, seq: Seq) -> String {
+    format!("{}{seq:0DIGITS$}.gz", entries_folder(id))
+}
+
+/// The folder of a log's snapshots.
+pub fn snapshots_folder(id: &LogId) -> String {
+    format!("{}snap/", log_root(id))
+}
+
+/// The snapshot that stands for all entries up to `seq`.
+pub fn snapshot(id: &LogId, seq: Seq) -> String {
+    format!("{}{seq:0DIGITS$}.tar.gz", snapshots_folder(id))
+}
+
+/// The folder of a log's branches, one folder per writer.
+pub fn branches_folder(id: &LogId) -> String {
+    format!("{}branch/", log_root(id))
+}
+
+/// The folder of one writer's branch.
+pub fn branch_folder(id: &LogId, writer: &WriterId) -> String {
+    format!("{}{writer}/", branches_folder(id))
+}
+
+/// One entry of a writer that lost the session.
+pub fn branch_entry(id: &LogId, writer: &WriterId, seq: Seq) -> String {
+    format!("{}{seq:0DIGITS$}.gz", branch_folder(id, writer))
+}
+
+/// The number in an entry's key, or nothing if the key is not one of ours.
+pub fn entry_number(key: &str) -> Option<Seq> {
+    number(key, ".gz")
+}
+
+/// The number in a snapshot's key, or nothing if the key is not one of ours.
+pub fn snapshot_number(key: &str) -> Option<Seq> {
+    number(key, ".tar.gz")
+}
+
+fn number(key: &str, ending: &str) -> Option<Seq> {
+    let digits = key.rsplit('/').next()?.strip_suffix(ending)?;
+    let plain = digits.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| digits.parse().ok()).flatten().filter(|seq| *seq > 0)
+}
+
+/// The name of the last folder of a folder key (`…/name/`).
+pub fn folder_name(folder: &str) -> Result<&str> {
+    folder
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .filter(|name| !name.is_empty())
+        .ok_or_else(|| Error::corrupt(format!("read folder name {folder:?}: it has none")))
+}
+
+/// The log that a folder name stands for, or nothing if it is not ours.
+pub fn log_name(folder: &str) -> Option<LogName> {
+    folder_name(folder).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> LogId {
+        LogId {
+            namespace: "team".parse().expect("plain"),
+            agent: "claude-code".parse().expect("plain"),
+            name: "3f2a".parse().expect("plain"),
+        }
+    }
+
+    #[test]
+    fn keys_are_spelled_as_documented() {
+        let writer: WriterId = "w1".parse().expect("plain");
+        assert_eq!(entry(&id(), 2), "v1/team/claude-code/3f2a/log/000000000002.gz");
+        assert_eq!(snapshot(&id(), 187), "v1/team/claude-code/3f2a/snap/000000000187.tar.gz");
+        assert_eq!(branch_entry(&id(), &writer, 188), "v1/team/claude-code/3f2a/branch/w1/000000000188.gz");
+    }
+
+    #[test]
+    fn numbers_come_back_and_strangers_do_not() {
+        assert_eq!(entry_number(&entry(&id(), 77)), Some(77));
+        assert_eq!(snapshot_number(&snapshot(&id(), 77)), Some(77));
+        for stranger in ["", "log/", "log/1.gz", "log/00000000000x.gz", "log/notes.txt", "log/000000000000.gz", "log/000000000007.tar"] {
+            assert_eq!(entry_number(stranger), None, "{stranger:?}");
+        }
+        assert_eq!(entry_number(&snapshot(&id(), 77)), None);
+    }
+}

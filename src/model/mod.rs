@@ -1,0 +1,16 @@
+//! Plain values that every layer speaks: names, keys, entries, files, points of a log. Nothing here does I/O.
+
+pub mod at;
+pub mod digest;
+pub mod entry;
+pub mod facts;
+pub mod file;
+pub mod ids;
+pub mod keys;
+
+pub use at::At;
+pub use digest::{Digest, RunningHash};
+pub use entry::{EntryKind, Header, Move, Part};
+pub use facts::Facts;
+pub use file::{FileKind, RelPath, Stat};
+pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};

@@ -1,0 +1,116 @@
+//! Puts files together from entries, in a temporary folder, checking each against its digest after every part.
+
+use std::collections::BTreeMap;
+
+use crate::codec::entry::Entry;
+use crate::codec::snapshot::Snapshot;
+use crate::error::{Error, Result};
+use crate::log::ledger::FileCursor;
+use crate::log::state::{FileAt, State};
+use crate::model::{RelPath, RunningHash};
+use crate::sys::Folder;
+
+/// Files in the making.
+pub struct Assembly<'a> {
+    folder: &'a dyn Folder,
+    stage: RelPath,
+    /// What the log amounts to so far.
+    pub state: State,
+    staged: BTreeMap<RelPath, Staged>,
+    made: usize,
+}
+
+/// A file in the temporary folder. It has a number for a name: paths from a bucket are not used before they are checked
+/// as a whole.
+#[derive(Clone)]
+pub struct Staged {
+    /// Where it is.
+    pub at: RelPath,
+    /// The hash over all of it.
+    pub hash: RunningHash,
+    len: u64,
+}
+
+impl<'a> Assembly<'a> {
+    /// Begins in `stage`, a folder that nobody else uses.
+    pub fn new(folder: &'a dyn Folder, stage: RelPath) -> Self {
+        Assembly { folder, stage, state: State::default(), staged: BTreeMap::new(), made: 0 }
+    }
+
+    /// Begins with a snapshot.
+    pub fn begin_with(&mut self, snapshot: &Snapshot) -> Result<()> {
+        snapshot.unpack(|file, offset, bytes| {
+            if offset == 0 {
+                self.new_file(&file.path)?;
+            }
+            self.write(&file.path, offset, bytes)
+        })?;
+        for file in &snapshot.manifest.files {
+            self.check(&file.path, file.sha256, &format!("snapshot {}", snapshot.manifest.seq))?;
+            let at =
+                FileAt { kind: file.kind, len: file.len, sha256: file.sha256, mode: file.mode, mtime_ns: file.mtime_ns, seq: file.seq };
+            self.state.files.insert(file.path.clone(), at);
+        }
+        self.state.seq = snapshot.manifest.seq;
+        self.state.digest = Some(snapshot.manifest.digest);
+        Ok(())
+    }
+
+    /// Takes one more entry in.
+    pub fn apply(&mut self, entry: &Entry) -> Result<()> {
+        // The rules first: an entry that breaks them changes no file.
+        self.state.apply(&entry.header, entry.digest)?;
+        for moved in &entry.header.moves {
+            if let Some(staged) = self.staged.remove(&moved.from) {
+                self.staged.insert(moved.to.clone(), staged);
+            }
+        }
+        for (part, bytes) in entry.parts() {
+            if !self.staged.contains_key(&part.path) {
+                self.new_file(&part.path)?;
+            }
+            self.write(&part.path, part.start, bytes)?;
+            self.check(&part.path, part.file_sha256, &format!("entry {}", entry.header.seq))?;
+        }
+        Ok(())
+    }
+
+    fn new_file(&mut self, path: &RelPath) -> Result<()> {
+        self.made += 1;
+        let at = self.stage.join(&format!("{:08}", self.made))?;
+        self.staged.insert(path.clone(), Staged { at, hash: RunningHash::default(), len: 0 });
+        Ok(())
+    }
+
+    fn write(&mut self, path: &RelPath, start: u64, bytes: &[u8]) -> Result<()> {
+        let failed = |cause| Error::io(format!("write {path}"), cause);
+        let Some(staged) = self.staged.get_mut(path) else { return Ok(()) };
+        if start != staged.len {
+            staged.hash = match self.folder.open(&staged.at).map_err(failed)? {
+                Some(file) => FileCursor::over(&*file, crate::model::FileKind::Whole, start)
+                    .map_err(failed)?
+                    .map(|cursor| cursor.hash)
+                    .unwrap_or_default(),
+                None => RunningHash::default(),
+            };
+        }
+        self.folder.write_at(&staged.at, start, bytes).map_err(failed)?;
+        staged.hash.update(bytes);
+        staged.len = start + bytes.len() as u64;
+        Ok(())
+    }
+
+    fn check(&self, path: &RelPath, digest: crate::model::Digest, by: &str) -> Result<()> {
+        let matches = self.staged.get(path).is_some_and(|staged| staged.hash.digest() == digest);
+        if matches {
+            return Ok(());
+        }
+        Err(Error::corrupt(format!("{path} does not have the digest that {by} says"))
+            .hint("sessiond verify ID says from which point it can be restored"))
+    }
+
+    /// Each file: its path, what the log says of it, and where its bytes are.
+    pub fn files(&self) -> impl Iterator<Item = (&RelPath, &FileAt, &Staged)> {
+        self.state.files.iter().filter_map(|(path, at)| Some((path, at, self.staged.get(path)?)))
+    }
+}

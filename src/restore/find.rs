@@ -1,0 +1,89 @@
+//! Finds the session that is meant: by id, by the beginning of an id, or the latest.
+
+use crate::error::{Error, Result};
+use crate::index::{Filter, Index};
+use crate::log::Logs;
+use crate::model::{LogId, LogName};
+
+/// The answer where there is no such session.
+pub fn unknown(id: &LogId) -> Error {
+    Error::not_found(format!("there is no {id} in namespace {} of agent {}", id.namespace, id.agent))
+        .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
+}
+
+/// The session whose id is `text` or, if only one does, begins with it. The bucket is asked: it is the truth.
+pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(Error::usage("find a session: its id is empty"));
+    }
+    // A prefix must itself be a legal id, or nothing can begin with it.
+    let name: LogName = text.parse()?;
+    let names = logs.names(text).await?;
+    if names.contains(&name) {
+        return Ok(logs.id(name));
+    }
+    match names.as_slice() {
+        [] => Err(unknown(&logs.id(name))),
+        [only] => Ok(logs.id(only.clone())),
+        many => {
+            let shown: Vec<String> = many.iter().take(5).map(LogName::to_string).collect();
+            let more = if many.len() > 5 { ", …" } else { "" };
+            Err(Error::usage(format!("{text:?} is the beginning of {} sessions: {}{more}", many.len(), shown.join(", ")))
+                .hint("give more of the id"))
+        }
+    }
+}
+
+/// The session of a project (of any, if none) that was written last.
+pub async fn latest(logs: &Logs, index: &dyn Index, project: Option<&str>) -> Result<Option<LogId>> {
+    let filter = Filter {
+        namespace: logs.namespace.clone(),
+        agent: Some(logs.agent.clone()),
+        id_prefix: None,
+        project: project.map(str::to_owned),
+        status: None,
+        limit: 1,
+        cursor: None,
+    };
+    match index.sessions(&filter).await {
+        Ok(page) => {
+            if let Some(row) = page.sessions.first() {
+                return Ok(Some(logs.id(row.id.parse()?)));
+            }
+        }
+        Err(error) => tracing::warn!(%error, "the index does not answer; asking the bucket"),
+    }
+    latest_in_bucket(logs, project).await
+}
+
+/// The same without an index: reads the last entry of every session.
+async fn latest_in_bucket(logs: &Logs, project: Option<&str>) -> Result<Option<LogId>> {
+    let mut newest = None;
+    for name in logs.names("").await?.into_iter().filter(|name| !name.is_project()) {
+        let id = logs.id(name);
+        let entries = logs.entries(&id, 0).await?;
+        let Some(last) = entries.last() else { continue };
+        let Some(entry) = logs.read(&id, last.seq).await? else { continue };
+        if let Some(project) = project
+            && !belongs(logs, &id, &entries, project).await?
+        {
+            continue;
+        }
+        if newest.as_ref().is_none_or(|(at, _)| entry.header.at > *at) {
+            newest = Some((entry.header.at, id));
+        }
+    }
+    Ok(newest.map(|(_, id)| id))
+}
+
+/// Whether the session's first files lie in the project's folder.
+async fn belongs(logs: &Logs, id: &LogId, entries: &[crate::log::Numbered], project: &str) -> Result<bool> {
+    for found in entries.iter().take(3) {
+        let Some(entry) = logs.read(id, found.seq).await? else { continue };
+        if entry.header.parts.iter().any(|part| part.path.parts().nth(1) == Some(project)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

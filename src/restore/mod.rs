@@ -1,0 +1,214 @@
+//! The way in: find → plan → fetch and verify → place → claim.
+//!
+//! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
+
+pub mod assemble;
+pub mod fetch;
+pub mod find;
+pub mod place;
+pub mod verify;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::agent::Profile;
+use crate::codec::entry::Encoded;
+use crate::error::{Doing, Error, Result};
+use crate::log::Logs;
+use crate::log::ledger::{FileCursor, Ledger};
+use crate::log::pen::{Ground, Pen};
+use crate::model::{At, LogId, RelPath, WriterId};
+use crate::sys::clock::new_writer;
+use crate::sys::{Folder, Owner, STATE_FOLDER};
+
+use assemble::Assembly;
+use place::{Action, FilePlan};
+
+/// Somebody else may write between our look and our claim; so often we look again.
+const MOST_RACES: u32 = 10;
+
+/// What a restore needs.
+#[derive(Clone)]
+pub struct Context {
+    /// Where the files go.
+    pub folder: Arc<dyn Folder>,
+    /// What we know of the agent.
+    pub profile: Arc<dyn Profile>,
+    /// Where the entries come from.
+    pub logs: Logs,
+}
+
+/// How to restore.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The point to go back to.
+    pub at: At,
+    /// The branch to take instead of the log.
+    pub branch: Option<WriterId>,
+    /// Move local files that differ aside instead of stopping.
+    pub force: bool,
+    /// Only say what would be done.
+    pub dry_run: bool,
+    /// Take the session over. Never for a copy.
+    pub claim: bool,
+    /// Whose the files shall be.
+    pub owner: Option<Owner>,
+}
+
+/// What a restore did, or would do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The session; the id to resume.
+    pub session: String,
+    /// The entry that the files stand at.
+    pub seq: u64,
+    /// The end of the log.
+    pub head: u64,
+    /// Who holds the session now, if it was taken over.
+    pub writer: Option<String>,
+    /// Objects read.
+    pub objects: usize,
+    /// Bytes put in place.
+    pub bytes: u64,
+    /// Each file and what became of it.
+    pub files: Vec<FilePlan>,
+    /// Whether nothing was done on purpose.
+    pub dry_run: bool,
+    /// The claim, for the index.
+    #[serde(skip)]
+    pub claim: Option<Encoded>,
+}
+
+/// Brings a log's files back.
+pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
+    for _ in 0..MOST_RACES {
+        if let Some(report) = attempt(context, id, options).await.doing_with(|| format!("restore {id}"))? {
+            return Ok(report);
+        }
+    }
+    Err(Error::unavailable(format!("restore {id}: others keep writing to it")).hint("stop the other writer, or try again"))
+}
+
+/// None if somebody wrote in between.
+async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Option<Report>> {
+    let plan = fetch::plan(&context.logs, id, options.at, options.branch.as_ref()).await?;
+    if plan.is_empty() {
+        return Err(find::unknown(id));
+    }
+    if let Some(report) = still_ours(context, id, options, &plan).await? {
+        return Ok(report);
+    }
+    let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
+    let mut assembly = Assembly::new(&*context.folder, stage.clone());
+    let fetched = fetch::fetch(&context.logs, &plan, &mut assembly).await;
+    let result = match fetched {
+        Ok(head) => finish(context, id, options, &plan, &mut assembly, head).await,
+        Err(error) => Err(error),
+    };
+    // A restore that failed leaves nothing behind.
+    if let Err(cause) = context.folder.remove(&stage) {
+        tracing::warn!(%cause, %stage, "the temporary folder was not removed");
+    }
+    result
+}
+
+/// Our own volume, nobody wrote since: what is here is the log or newer, and nothing needs to be read. The outer none
+/// means that this is not so.
+async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fetch::Plan) -> Result<Option<Option<Report>>> {
+    if !options.claim || options.at != At::Latest || options.force {
+        return Ok(None);
+    }
+    let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
+    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == plan.head;
+    let here = |path: &RelPath| context.folder.stat(path).is_ok_and(|stat| stat.is_some());
+    if !current || !ledger.files.keys().all(here) {
+        return Ok(None);
+    }
+    let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
+    let mut report = Report {
+        session: id.name.to_string(),
+        seq: plan.head,
+        head: plan.head,
+        writer: None,
+        objects: 0,
+        bytes: 0,
+        files,
+        dry_run: options.dry_run,
+        claim: None,
+    };
+    if options.dry_run {
+        return Ok(Some(Some(report)));
+    }
+    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest };
+    let taken = take_over(context, id, head, ledger.files, &mut report).await?;
+    Ok(Some(taken.then_some(report)))
+}
+
+/// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
+async fn take_over(
+    context: &Context,
+    id: &LogId,
+    head: fetch::Head,
+    files: BTreeMap<RelPath, FileCursor>,
+    report: &mut Report,
+) -> Result<bool> {
+    let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
+    // A project's log is anybody's: nothing to take over.
+    if !id.name.is_project() {
+        let Some(claim) = context.logs.claim(id, &mut pen).await? else { return Ok(false) };
+        report.claim = Some(claim);
+        report.head = pen.seq;
+    }
+    report.writer = Some(pen.writer.to_string());
+    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
+    ledger.files = files;
+    ledger.save(&*context.folder, true)?;
+    Ok(true)
+}
+
+async fn finish(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    plan: &fetch::Plan,
+    assembly: &mut Assembly<'_>,
+    head: fetch::Head,
+) -> Result<Option<Report>> {
+    let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
+    let files = place::decide_all(context, id, assembly, ledger.as_ref(), options, head.seq)?;
+    let mut report = Report {
+        session: id.name.to_string(),
+        seq: assembly.state.seq,
+        head: head.seq,
+        writer: None,
+        objects: plan.objects(),
+        bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
+        files,
+        dry_run: options.dry_run,
+        claim: None,
+    };
+    place::check(id, &report.files, options)?;
+    if options.dry_run {
+        return Ok(Some(report));
+    }
+    let cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    if !options.claim {
+        return Ok(Some(report));
+    }
+    let taken = take_over(context, id, head, cursors, &mut report).await?;
+    Ok(taken.then_some(report))
+}
+
+impl Report {
+    /// Files that were put in place.
+    pub fn written(&self) -> usize {
+        self.files.iter().filter(|file| file.action.writes()).count()
+    }
+
+    /// Bytes behind the last whole line that stay in the log.
+    pub fn torn(&self) -> u64 {
+        self.files.iter().filter(|file| file.action != Action::Superseded).map(|file| file.torn).sum()
+    }
+}

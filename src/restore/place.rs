@@ -1,0 +1,273 @@
+//! Puts restored files where the agent looks for them, without ever overwriting what is only here.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::assemble::{Assembly, Staged};
+use super::{Context, Options};
+use crate::error::{Error, Result};
+use crate::log::ledger::{FileCursor, Ledger};
+use crate::log::pen::Ground;
+use crate::log::state::FileAt;
+use crate::model::{At, FileKind, LogId, RelPath, Seq};
+use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
+
+/// What becomes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// It is written; nothing stands there, or only what the log holds too.
+    Write,
+    /// It is here already, perhaps longer: it is kept, and what is more is shipped.
+    Keep,
+    /// Another file stands there that the log does not hold.
+    Conflict,
+    /// The other file is moved aside, then this one is written.
+    Replace,
+    /// An older place of a transcript that has moved: left in the log.
+    Superseded,
+}
+
+impl Action {
+    /// Whether bytes are put in place.
+    pub fn writes(self) -> bool {
+        matches!(self, Action::Write | Action::Replace)
+    }
+}
+
+/// One file and what becomes of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct FilePlan {
+    /// Its path below the root.
+    pub path: RelPath,
+    /// What becomes of it.
+    pub action: Action,
+    /// Its length once restored.
+    pub bytes: u64,
+    /// Bytes of an unfinished line that stay in the log.
+    pub torn: u64,
+    /// What stands in its place.
+    #[serde(skip)]
+    standing: Option<Local>,
+    /// The cursor behind what the log holds of the local file.
+    #[serde(skip)]
+    cursor: Option<FileCursor>,
+}
+
+impl FilePlan {
+    /// A file that stays as it is, known from the ledger alone.
+    pub fn kept(path: &RelPath, cursor: &FileCursor) -> Self {
+        FilePlan { path: path.clone(), action: Action::Keep, bytes: cursor.len, torn: cursor.torn, standing: None, cursor: None }
+    }
+}
+
+/// What is known of the file that stands where a restored one should go.
+#[derive(Debug, Clone, Copy, Default)]
+struct Local {
+    equal: bool,
+    /// It begins with the stored one and is longer.
+    longer: bool,
+    /// The stored one begins with it.
+    shorter: bool,
+    /// The ledger knows that the log holds just this.
+    shipped: bool,
+    /// We wrote the log's last entry: what is here is newer than the log.
+    ours: bool,
+}
+
+/// Pure: what becomes of a file.
+fn decide(kind: FileKind, latest: bool, local: Option<Local>, force: bool) -> Action {
+    let Some(local) = local else { return Action::Write };
+    let safe = local.shorter || local.shipped;
+    if local.equal || (latest && local.longer && kind == FileKind::Append) || (latest && local.ours && !safe) {
+        Action::Keep
+    } else if safe {
+        Action::Write
+    } else if force {
+        Action::Replace
+    } else {
+        Action::Conflict
+    }
+}
+
+/// Decides for every file of the log `id`.
+pub fn decide_all(
+    context: &Context,
+    id: &LogId,
+    assembly: &Assembly<'_>,
+    ledger: Option<&Ledger>,
+    options: &Options,
+    head: Seq,
+) -> Result<Vec<FilePlan>> {
+    let transcripts = assembly.files().filter(|(path, _, _)| context.profile.is_transcript(path));
+    let newest = transcripts.map(|(_, at, _)| at.seq).max();
+    let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head);
+    let latest = options.at == At::Latest;
+    let mut plans = Vec::new();
+    for (path, at, staged) in assembly.files() {
+        let superseded = options.claim && context.profile.is_transcript(path) && Some(at.seq) != newest;
+        let mut plan = examine(context, options, path, at, staged, ledger).map_err(|cause| Error::io(format!("compare {path}"), cause))?;
+        let local = plan.standing.map(|standing| Local { ours, ..standing });
+        plan.action = match local {
+            _ if superseded => Action::Superseded,
+            // Any writer may change a project's files: what is here is shipped and becomes the newest.
+            Some(local) if id.name.is_project() && !local.shorter && !local.shipped => Action::Keep,
+            local => decide(at.kind, latest, local, options.force),
+        };
+        plans.push(plan);
+    }
+    Ok(plans)
+}
+
+/// Compares a stored file with the one that stands in its place.
+fn examine(
+    context: &Context,
+    options: &Options,
+    path: &RelPath,
+    at: &FileAt,
+    staged: &Staged,
+    ledger: Option<&Ledger>,
+) -> std::io::Result<FilePlan> {
+    let folder = &*context.folder;
+    let stored = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
+    // A copy for debugging is the log as it is; an agent gets whole lines.
+    let len = if options.claim && at.kind == FileKind::Append { whole_lines(&*stored, at.len)? } else { at.len };
+    let mut plan = FilePlan { path: path.clone(), action: Action::Write, bytes: len, torn: at.len - len, standing: None, cursor: None };
+    let Some(file) = folder.open(path)? else { return Ok(plan) };
+    let size = file.stat()?.size;
+    let mut standing = Local::default();
+    let common = size.min(len);
+    let (here, there) = (FileCursor::over(&*file, at.kind, common)?, FileCursor::over(&*stored, at.kind, common)?);
+    if let (Some(here), Some(there)) = (here, there)
+        && here.hash == there.hash
+    {
+        standing = Local { equal: size == len, longer: size > len, shorter: size < len, ..standing };
+        if size >= len {
+            plan.cursor = Some(here);
+        }
+    }
+    if let Some(shipped) = ledger.and_then(|ledger| ledger.files.get(path)).filter(|shipped| shipped.len == size) {
+        standing.shipped = FileCursor::over(&*file, at.kind, size)?.is_some_and(|now| now.hash == shipped.hash);
+    }
+    plan.standing = Some(standing);
+    Ok(plan)
+}
+
+/// Where the last whole line ends.
+fn whole_lines(file: &dyn OpenFile, len: u64) -> std::io::Result<u64> {
+    let mut end = len;
+    let mut buffer = vec![0; 64 << 10];
+    while end > 0 {
+        let from = end.saturating_sub(buffer.len() as u64);
+        let want = (end - from) as usize;
+        let mut got = 0;
+        while got < want {
+            match file.read_at(&mut buffer[got..want], from + got as u64)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                more => got += more,
+            }
+        }
+        if let Some(at) = buffer[..want].iter().rposition(|byte| *byte == b'\n') {
+            return Ok(from + at as u64 + 1);
+        }
+        end = from;
+    }
+    Ok(0)
+}
+
+/// Answers an error that names every file in the way.
+pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
+    let conflicts: Vec<&str> = files.iter().filter(|file| file.action == Action::Conflict).map(|file| file.path.as_str()).collect();
+    if conflicts.is_empty() || options.dry_run {
+        return Ok(());
+    }
+    let shown = conflicts.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+    let more = if conflicts.len() > 3 { format!(" and {} more", conflicts.len() - 3) } else { String::new() };
+    Err(Error::conflict(format!("local files differ from {id}: {shown}{more}"))
+        .hint("nothing was changed; --force moves them aside to .sessiond/aside first, --to DIR restores elsewhere"))
+}
+
+/// Puts the files in place, transcripts last, so that what they name is there first. Answers the cursors behind them.
+pub fn place_all(
+    context: &Context,
+    assembly: &Assembly<'_>,
+    files: &[FilePlan],
+    ledger: Option<&Ledger>,
+    options: &Options,
+) -> Result<BTreeMap<RelPath, FileCursor>> {
+    let folder = &*context.folder;
+    let stored: BTreeMap<&RelPath, (&FileAt, &Staged)> = assembly.files().map(|(path, at, staged)| (path, (at, staged))).collect();
+    let aside = format!("{STATE_FOLDER}/aside/{}", context.logs.clock.now().strftime("%Y%m%dT%H%M%S"));
+    let mut cursors = BTreeMap::new();
+    for transcripts in [false, true] {
+        for plan in files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
+            let Some((at, staged)) = stored.get(&plan.path) else { continue };
+            let failed = |cause| Error::io(format!("put {} in place", plan.path), cause);
+            let cursor = match plan.action {
+                Action::Superseded | Action::Conflict => None,
+                Action::Keep => keep(plan, ledger),
+                Action::Write | Action::Replace => {
+                    if plan.action == Action::Replace {
+                        let to: RelPath = format!("{aside}/{}", plan.path).parse()?;
+                        folder.rename(&plan.path, &to, options.owner).map_err(failed)?;
+                    }
+                    Some(put(folder, plan, at, staged, options).map_err(failed)?)
+                }
+            };
+            cursors.extend(cursor.map(|cursor| (plan.path.clone(), cursor)));
+        }
+    }
+    Ok(cursors)
+}
+
+/// The cursor of a file that stays: behind what the log holds of it.
+fn keep(plan: &FilePlan, ledger: Option<&Ledger>) -> Option<FileCursor> {
+    let behind_stored = plan.cursor.clone().map(|mut cursor| {
+        // What is more than that is new to the next look.
+        cursor.stat.size = cursor.len;
+        cursor
+    });
+    behind_stored.or_else(|| ledger?.files.get(&plan.path).cloned())
+}
+
+fn put(folder: &dyn Folder, plan: &FilePlan, at: &FileAt, staged: &Staged, options: &Options) -> std::io::Result<FileCursor> {
+    if plan.bytes < at.len {
+        folder.write_at(&staged.at, plan.bytes, &[])?;
+    }
+    if folder.stat(&staged.at)?.is_none() {
+        folder.write_at(&staged.at, 0, &[])?;
+    }
+    folder.finish(&staged.at, &Meta { mode: at.mode, mtime_ns: at.mtime_ns, owner: options.owner })?;
+    let file = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
+    let cursor = FileCursor::over(&*file, at.kind, plan.bytes)?.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    folder.rename(&staged.at, &plan.path, options.owner)?;
+    // On another file system it is another file now.
+    let stat = folder.stat(&plan.path)?.ok_or(std::io::ErrorKind::NotFound)?;
+    Ok(FileCursor { stat, ..cursor })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_here_is_never_overwritten() {
+        use FileKind::{Append, Whole};
+        let none = Local::default();
+        assert_eq!(decide(Append, true, None, false), Action::Write);
+        assert_eq!(decide(Append, true, Some(Local { equal: true, ..none }), false), Action::Keep);
+        assert_eq!(decide(Append, true, Some(Local { longer: true, ..none }), false), Action::Keep);
+        assert_eq!(decide(Append, true, Some(Local { shorter: true, ..none }), false), Action::Write);
+        assert_eq!(decide(Append, true, Some(none), false), Action::Conflict);
+        assert_eq!(decide(Append, true, Some(none), true), Action::Replace);
+        // Our own volume, ahead of the log: what is here is the truth.
+        assert_eq!(decide(Whole, true, Some(Local { ours: true, ..none }), false), Action::Keep);
+        // Another container went on; what is here was shipped before.
+        assert_eq!(decide(Whole, true, Some(Local { shipped: true, ..none }), false), Action::Write);
+        // Going back in time replaces only what the log holds.
+        assert_eq!(decide(Append, false, Some(Local { longer: true, ..none }), false), Action::Conflict);
+        assert_eq!(decide(Append, false, Some(Local { longer: true, shipped: true, ..none }), false), Action::Write);
+        assert_eq!(decide(Append, false, Some(Local { ours: true, ..none }), false), Action::Conflict);
+    }
+}

@@ -1,0 +1,376 @@
+//! A store in a folder: a local disk, or a network filesystem that several machines mount.
+//!
+//! Owns how a key becomes a file, and that a write is whole and durable before it is answered. Does not own the durable
+//! files of the daemon itself, nor what the keys mean.
+
+mod disk;
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use self::disk::{Temp, is_missing, lacks_links, make_folders, rename_new, sweep, sync_folder};
+use super::{Created, Object, Page, Store};
+use crate::error::{Error, Result};
+
+/// Where files are written before they get their name. It also tells a store from the bare mount point below it.
+const TEMP: &str = ".tmp";
+
+/// The contract's bound on a page.
+const PAGE: usize = 1000;
+
+/// The longest name that every filesystem takes.
+const LONGEST_NAME: usize = 255;
+
+/// A dead network filesystem blocks for ever; this is when a caller stops to wait for it. As long as an S3 attempt.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a write looks for its folder again that a racing delete has removed. Each round lost needs another delete.
+const ROUNDS: usize = 16;
+
+/// Folders remembered as durable; beyond this they are forgotten, which costs only some fsyncs.
+const REMEMBERED: usize = 4096;
+
+/// Keeps objects as files below one folder.
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    root: PathBuf,
+    /// Folders whose way up to the root is known to be on the disk.
+    settled: Mutex<HashSet<PathBuf>>,
+}
+
+impl FileStore {
+    /// Opens the store in `root`, which is made where it is missing.
+    pub fn open(root: PathBuf) -> Result<FileStore> {
+        let doing = |what: &str| format!("open store {}: {what}", root.display());
+        let absolute = std::path::absolute(&root).map_err(|cause| Error::io(doing("find its path"), cause))?;
+        match fs::metadata(&absolute) {
+            Ok(found) if !found.is_dir() => {
+                return Err(Error::usage(doing("it is not a folder")).hint("name a folder, such as file:///var/lib/sessiond"));
+            }
+            Ok(_) => {}
+            Err(cause) if cause.kind() == ErrorKind::NotADirectory => {
+                return Err(Error::usage(doing("a part of its path is a file")).hint("name a folder, such as file:///var/lib/sessiond"));
+            }
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                make_folders(&absolute).map_err(|cause| Error::io(doing("make the folder"), cause))?;
+            }
+            Err(cause) => return Err(Error::io(doing("look at it"), cause)),
+        }
+        let temp = absolute.join(TEMP);
+        match DirBuilder::new().mode(0o700).create(&temp) {
+            Ok(()) => sync_folder(&absolute).map_err(|cause| Error::io(doing("make its folder durable"), cause))?,
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
+            Err(cause) => return Err(Error::io(doing(&format!("make {}", temp.display())), cause)),
+        }
+        // A folder that was there before may not be ours to write; better known now than at the first entry.
+        Temp::write(&temp, b"").map_err(|cause| Error::io(doing(&format!("write in {}", temp.display())), cause))?;
+        sweep(&temp);
+        Ok(FileStore { inner: Arc::new(Inner { root: absolute, settled: Mutex::new(HashSet::new()) }) })
+    }
+
+    /// Runs blocking `work`; after a time-out or a drop it may still take effect, which the contract calls unknown.
+    async fn blocking<T: Send + 'static>(&self, doing: String, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+        let inner = Arc::clone(&self.inner);
+        let task = tokio::task::spawn_blocking(move || work(&inner));
+        match tokio::time::timeout(PATIENCE, task).await {
+            Ok(Ok(done)) => done.map_err(|error| error.doing(doing)),
+            Ok(Err(cause)) => Err(Error::unavailable(doing).because(cause)),
+            Err(_) => Err(Error::unavailable(format!("{doing}: no answer from the disk for {} s", PATIENCE.as_secs()))
+                .hint(format!("see whether `ls {}` answers", self.inner.root.display()))),
+        }
+    }
+
+    fn doing(&self, verb: &str, key: &str) -> String {
+        format!("{verb} {key} in {}", self.address())
+    }
+}
+
+#[async_trait]
+impl Store for FileStore {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+        let path = self.inner.path(key)?;
+        self.blocking(self.doing("create", key), move |inner| inner.create(&path, &body)).await
+    }
+
+    async fn put(&self, key: &str, body: Bytes) -> Result<()> {
+        let path = self.inner.path(key)?;
+        self.blocking(self.doing("put", key), move |inner| inner.put(&path, &body)).await
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Bytes>> {
+        let path = self.inner.path(key)?;
+        self.blocking(self.doing("get", key), move |inner| inner.get(&path)).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        let (folder, begins) = prefix.rsplit_once('/').map_or(("", prefix), |(folder, begins)| (folder, begins));
+        if !folder.is_empty() {
+            check(folder)?;
+        }
+        let (folder, begins, after) = (folder.to_owned(), begins.to_owned(), after.map(str::to_owned));
+        self.blocking(self.doing("list", prefix), move |inner| inner.list(&folder, &begins, after.as_deref())).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        let path = self.inner.path(key)?;
+        self.blocking(self.doing("delete", key), move |inner| inner.delete(&path)).await
+    }
+
+    fn fences_by_itself(&self) -> Option<bool> {
+        Some(true)
+    }
+
+    fn address(&self) -> String {
+        format!("file://{}", self.inner.root.display())
+    }
+}
+
+impl Inner {
+    fn path(&self, key: &str) -> Result<PathBuf> {
+        check(key)?;
+        Ok(self.root.join(key))
+    }
+
+    fn create(&self, path: &Path, body: &[u8]) -> Result<Created> {
+        let temp = Temp::write(&self.root.join(TEMP), body).map_err(|cause| self.io("write a temp file", cause))?;
+        let placed = self.in_folder_of(path, || match fs::hard_link(&temp.path, path) {
+            Err(cause) if lacks_links(&cause) => rename_new(&temp.path, path),
+            linked => linked,
+        });
+        match placed {
+            Ok(()) => {}
+            // A folder of that name is no object, and a create that says "exists" promises one that can be read.
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !path.is_dir() => {
+                // Whoever made it may not have come to this yet, and our answer makes it a fact.
+                self.sync_parent(path)?;
+                return Ok(Created::Exists);
+            }
+            Err(cause) if cause.kind() == ErrorKind::Unsupported || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                return Err(Error::usage("the filesystem has neither hard links nor renames that keep what is there")
+                    .because(cause)
+                    .hint("use another filesystem or an S3 store: two writers could not be kept apart on this one"));
+            }
+            Err(cause) => return Err(in_the_way(path, cause)),
+        }
+        drop(temp);
+        self.sync_parent(path)?;
+        Ok(Created::New)
+    }
+
+    fn put(&self, path: &Path, body: &[u8]) -> Result<()> {
+        let temp = Temp::write(&self.root.join(TEMP), body).map_err(|cause| self.io("write a temp file", cause))?;
+        self.in_folder_of(path, || fs::rename(&temp.path, path)).map_err(|cause| in_the_way(path, cause))?;
+        temp.forget();
+        self.sync_parent(path)
+    }
+
+    fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+        // Opening a pipe that somebody left here would block for ever.
+        let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+        let mut file = match open {
+            Ok(file) => file,
+            Err(cause) if is_missing(&cause) => return self.mounted().map(|()| None),
+            Err(cause) => return Err(Error::io(format!("open {}", path.display()), cause)),
+        };
+        let read = || -> io::Result<Option<Vec<u8>>> {
+            let found = file.metadata()?;
+            if !found.is_file() {
+                return Ok(None);
+            }
+            let mut body = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0));
+            file.read_to_end(&mut body)?;
+            Ok(Some(body))
+        }();
+        Ok(read.map_err(|cause| Error::io(format!("read {}", path.display()), cause))?.map(Bytes::from))
+    }
+
+    fn list(&self, folder: &str, begins: &str, after: Option<&str>) -> Result<Page> {
+        let path = self.root.join(folder);
+        let failed = |cause| Error::io(format!("read folder {}", path.display()), cause);
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(cause) if is_missing(&cause) => return self.mounted().map(|()| Page::default()),
+            Err(cause) => return Err(failed(cause)),
+        };
+        let base = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if !name.starts_with(begins) || (folder.is_empty() && name.starts_with('.')) {
+                continue;
+            }
+            let ending = if entry.path().is_dir() { "/" } else { "" };
+            let key = format!("{base}{name}{ending}");
+            if after.is_none_or(|after| key.as_str() > after) {
+                names.push(key);
+            }
+        }
+        if names.is_empty() {
+            self.mounted()?;
+        }
+        names.sort_unstable();
+        let more = names.len() > PAGE;
+        names.truncate(PAGE);
+        let mut page = Page { next: names.last().filter(|_| more).cloned(), ..Page::default() };
+        for key in names {
+            if key.ends_with('/') {
+                page.folders.push(key);
+                continue;
+            }
+            // What was deleted meanwhile, and what is neither file nor folder, is no object.
+            match fs::metadata(self.root.join(&key)) {
+                Ok(found) if found.is_file() => page.objects.push(Object { key, size: found.len() }),
+                Ok(_) => {}
+                Err(cause) if is_missing(&cause) => {}
+                Err(cause) => return Err(Error::io(format!("look at {key}"), cause)),
+            }
+        }
+        Ok(page)
+    }
+
+    fn delete(&self, path: &Path) -> Result<()> {
+        match fs::remove_file(path) {
+            Ok(()) => {}
+            Err(cause) if is_missing(&cause) || path.is_dir() => return self.mounted(),
+            Err(cause) => return Err(Error::io(format!("remove {}", path.display()), cause)),
+        }
+        self.sync_parent(path)?;
+        // An object store has no empty folders, so a listing should show none here.
+        for folder in path.ancestors().skip(1).take_while(|folder| *folder != self.root) {
+            if fs::remove_dir(folder).is_err() {
+                break;
+            }
+            self.settled().remove(folder);
+        }
+        Ok(())
+    }
+
+    /// Runs `place`, which gives a file its name, with the folder of `path` in place and its way up to the root durable.
+    fn in_folder_of(&self, path: &Path, place: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.root);
+        let attempt = || self.settle(folder).and_then(|()| place());
+        for _ in 1..ROUNDS {
+            match attempt() {
+                Err(cause) if cause.kind() == ErrorKind::NotFound => self.settled().clear(),
+                done => return done,
+            }
+        }
+        attempt()
+    }
+
+    fn settle(&self, folder: &Path) -> io::Result<()> {
+        if self.settled().contains(folder) {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|cause| match cause.kind() {
+            // A file in the folder's place; as "exists" it would pass for the object.
+            ErrorKind::AlreadyExists => io::Error::from(ErrorKind::NotADirectory),
+            _ => cause,
+        })?;
+        // All of them, not only those made just now: another writer may have made one and not yet synced its parent.
+        for parent in folder.ancestors().take_while(|part| *part != self.root).filter_map(Path::parent) {
+            sync_folder(parent)?;
+        }
+        let mut settled = self.settled();
+        if settled.len() >= REMEMBERED {
+            settled.clear();
+        }
+        settled.insert(folder.to_owned());
+        Ok(())
+    }
+
+    fn settled(&self) -> std::sync::MutexGuard<'_, HashSet<PathBuf>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sync_parent(&self, path: &Path) -> Result<()> {
+        let folder = path.parent().unwrap_or(&self.root);
+        match sync_folder(folder) {
+            // Removed by a delete of the object we came for; then there is nothing to keep.
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
+            synced => synced.map_err(|cause| Error::io(format!("make {} durable", folder.display()), cause)),
+        }
+    }
+
+    /// Tells "not there" from "the disk is not there": an unmounted store must not look like an empty one.
+    fn mounted(&self) -> Result<()> {
+        let temp = self.root.join(TEMP);
+        if temp.is_dir() {
+            return Ok(());
+        }
+        Err(Error::unavailable(format!("{} is gone", temp.display()))
+            .hint("see whether the store's disk is mounted; if it is, start sessiond again"))
+    }
+
+    fn io(&self, what: &str, cause: io::Error) -> Error {
+        Error::io(format!("{what} in {}", self.root.join(TEMP).display()), cause)
+    }
+}
+
+/// Refuses keys that would leave the root, hit the store's own files, or that a filesystem cannot hold.
+fn check(key: &str) -> Result<()> {
+    let wrong = |part: &str| matches!(part, "" | "." | "..") || part.len() > LONGEST_NAME || part.contains('\0');
+    if key.starts_with('.') || key.split('/').any(wrong) {
+        return Err(Error::usage(format!("use key {key:?}: it is no path below the store"))
+            .hint("a key is made of names of 1 to 255 bytes with single slashes between; the first does not begin with a dot"));
+    }
+    Ok(())
+}
+
+/// Unlike an object store a folder cannot hold both `a` and `a/b`; no retry mends that.
+fn in_the_way(path: &Path, cause: io::Error) -> Error {
+    let doing = format!("place {}", path.display());
+    match cause.kind() {
+        ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => {
+            Error::usage(doing).because(cause).hint("a file stands where a folder is needed, or the other way round: move it away")
+        }
+        _ => Error::io(doing, cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use super::disk::STALE;
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn keys_stay_below_the_root() {
+        for key in ["", "/etc/passwd", "a//b", "a/", "../a", "a/../../b", "a/./b", ".tmp/x", "a\0b"] {
+            assert_eq!(check(key).expect_err(key).kind(), Kind::Usage, "{key:?}");
+        }
+        check("v1/.store.json").expect("a dot below the root is fine");
+        assert!(check(&"x".repeat(256)).is_err());
+    }
+
+    #[test]
+    fn only_stale_temp_files_are_swept() {
+        let folder = tempfile::tempdir().expect("folder");
+        FileStore::open(folder.path().to_owned()).expect("open");
+        let (old, new) = (folder.path().join(".tmp/old"), folder.path().join(".tmp/new"));
+        let file = File::create(&old).expect("old");
+        file.set_modified(SystemTime::now() - STALE - Duration::from_secs(60)).expect("age");
+        File::create(&new).expect("new");
+        FileStore::open(folder.path().to_owned()).expect("open again");
+        assert!(!old.exists() && new.exists());
+    }
+}

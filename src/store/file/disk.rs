@@ -1,0 +1,103 @@
+//! The system calls of the file store: temp files, names that do not replace, folders that stay.
+//!
+//! Owns single steps on the disk. Does not own their order, which makes a write whole and durable: see `file.rs`.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+/// A write takes seconds; a temp file this old belongs to a process that died.
+pub(super) const STALE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A file without a name of its own yet; removed when dropped.
+pub(super) struct Temp {
+    pub(super) path: PathBuf,
+    placed: bool,
+}
+
+impl Temp {
+    pub(super) fn write(folder: &Path, body: &[u8]) -> io::Result<Temp> {
+        let path = folder.join(uuid::Uuid::new_v4().simple().to_string());
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let temp = Temp { path, placed: false };
+        file.write_all(body)?;
+        file.sync_all()?;
+        Ok(temp)
+    }
+
+    /// It has been renamed.
+    pub(super) fn forget(mut self) {
+        self.placed = true;
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        if !self.placed {
+            // Fails after an exclusive rename, which is fine; whatever stays is swept a day later.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Makes `folder` and what is missing above it, durably.
+pub(super) fn make_folders(folder: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = folder.ancestors().take_while(|part| !part.exists()).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    missing.into_iter().filter_map(Path::parent).try_for_each(sync_folder)
+}
+
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        // Some network and FUSE filesystems cannot sync a folder; they write it through.
+        Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
+        synced => synced,
+    }
+}
+
+pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+}
+
+pub(super) fn lacks_links(cause: &io::Error) -> bool {
+    let lacking = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOTSUP, Errno::MLINK, Errno::NOSYS];
+    cause.raw_os_error().is_some_and(|code| lacking.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+pub(super) fn is_missing(cause: &io::Error) -> bool {
+    matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// Removes what processes that died have left in the folder of temp files.
+pub(super) fn sweep(temp: &Path) {
+    let Ok(entries) = fs::read_dir(temp) else { return };
+    for entry in entries.flatten() {
+        let modified = entry.metadata().and_then(|found| found.modified());
+        let age = modified.ok().and_then(|modified| SystemTime::now().duration_since(modified).ok());
+        if age.is_some_and(|age| age > STALE) {
+            // Best effort: another process may sweep at the same time.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exclusive_rename_stands_in_for_a_link() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::write(&from, b"new").expect("write");
+        rename_new(&from, &to).expect("first");
+        fs::write(&from, b"newer").expect("write");
+        assert_eq!(rename_new(&from, &to).expect_err("second").kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&to).expect("read"), b"new");
+    }
+}

