@@ -77,7 +77,8 @@ async fn an_unknown_database_or_role_is_usage() {
 #[tokio::test]
 async fn missing_rights_are_usage() {
     let Some(server) = postgres() else { return };
-    let error = ping(&server.url_with_password("right-password")).await;
+    let url = server.fresh_database().replace("postgres@", &format!("locked:{}@", Postgres::PASSWORD));
+    let error = ping(&url).await;
     assert_eq!(error.kind(), Kind::Usage, "{error}");
     assert!(error.to_string().contains("permission denied"), "{error}");
 }
