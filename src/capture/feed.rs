@@ -32,6 +32,8 @@ struct Waiting {
     records: VecDeque<Record>,
     stale: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
+    /// One was handed out, and what became of it is not known yet.
+    busy: bool,
 }
 
 /// What the index is still to learn.
@@ -78,8 +80,7 @@ impl Feed {
         self.arrived.notify_one();
     }
 
-    /// The next thing, if there is one.
-    pub fn try_next(&self) -> Option<News> {
+    fn try_next(&self) -> Option<News> {
         let mut waiting = self.lock();
         if let Some(record) = waiting.records.pop_front() {
             return Some(News::Entry(Box::new(record)));
@@ -90,21 +91,27 @@ impl Feed {
         waiting.failures.pop_front().map(News::Failed)
     }
 
-    /// Waits for the next thing.
+    /// Waits for the next thing; `settled` says that it was dealt with.
     pub async fn next(&self) -> News {
         loop {
             let arrived = self.arrived.notified();
             if let Some(news) = self.try_next() {
+                self.lock().busy = true;
                 return news;
             }
             arrived.await;
         }
     }
 
+    /// What was handed out last was dealt with, or put back.
+    pub fn settled(&self) {
+        self.lock().busy = false;
+    }
+
     /// Logs and failures that wait.
     pub fn len(&self) -> usize {
         let waiting = self.lock();
-        waiting.records.len() + waiting.stale.len() + waiting.failures.len()
+        waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.busy)
     }
 
     /// Whether the index knows all there is.

@@ -37,6 +37,7 @@ impl Indexer {
             let news = self.feed.next().await;
             match self.take(&news).await {
                 Ok(()) => {
+                    self.feed.settled();
                     backoff.reset();
                     self.answers.store(true, Ordering::Relaxed);
                 }
@@ -55,6 +56,7 @@ impl Indexer {
                         News::Stale(name) => self.feed.stale(name),
                         News::Failed(failure) => self.feed.failed(failure),
                     }
+                    self.feed.settled();
                     tokio::time::sleep(wait).await;
                 }
             }

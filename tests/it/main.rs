@@ -13,3 +13,4 @@ mod layers;
 mod store_contract;
 mod support;
 mod support_test;
+mod torture;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "a support module offers more than the tests of one moment use")]
 
+pub mod backend;
 pub mod fetch;
 pub mod proxy;
 pub mod reaper;

@@ -1,0 +1,144 @@
+//! kill -9 at random moments, of daemon and agent, with the volume kept, its ledger lost, or everything gone: what was
+//! acknowledged is in every later restore, and every restore is a byte-exact prefix.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, Running, transcript};
+
+/// The agents of one backend, each with a session of its own, side by side.
+const AGENTS: u64 = 5;
+/// How often each is killed: with five agents a hundred times, on each of two backends.
+const LIVES: u32 = 20;
+
+/// A small generator of our own: a failing seed can be replayed.
+struct Dice(u64);
+
+impl Dice {
+    fn throw(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
+    }
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("SESSIOND_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or_else(|| u64::from(std::process::id()) << 20)
+}
+
+/// The agent: a process of its own that appends until it is killed. On its own there is nothing to do.
+#[test]
+fn an_agent_writes_until_killed() {
+    let Some(path) = std::env::var_os("SESSIOND_TEST_AGENT").map(PathBuf::from) else { return };
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut dice = Dice(seed());
+    for number in 0..100_000 {
+        let text = "x".repeat(usize::try_from(dice.throw(3000)).unwrap());
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
+        file.write_all(format!("{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{text}\"}}\n").as_bytes()).unwrap();
+        if dice.throw(8) == 0 {
+            let side = path.with_extension("").join("tool-results");
+            std::fs::create_dir_all(&side).unwrap();
+            std::fs::write(side.join(format!("{number}.txt")), &text).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1 + dice.throw(20)));
+    }
+}
+
+fn start_agent(path: &Path, seed: u64) -> Running {
+    let mut agent = Command::new(std::env::current_exe().unwrap());
+    agent.args(["--exact", "torture::an_agent_writes_until_killed"]);
+    agent.env_clear().env("SESSIOND_TEST_AGENT", path).env("SESSIOND_TEST_SEED", seed.to_string());
+    Running(agent.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+/// Lives one agent's lives; answers how many bytes were acknowledged in all.
+fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
+    let mut dice = Dice(seed);
+    let session = format!("session-{agent}");
+    let mut home = TempHome::new();
+    let mut acknowledged = 0;
+    let mut in_all = 0;
+    for life in 0..LIVES {
+        let mut daemon = backend.daemon(&home, &[]);
+        let path = transcript(&home, &session);
+        let mut writer = start_agent(&path, dice.throw(u64::MAX));
+        std::thread::sleep(Duration::from_millis(dice.throw(300)));
+        if dice.throw(3) > 0 {
+            let on_disk = std::fs::read(&path).unwrap_or_default();
+            backend.run(&home, &["flush", "--wait"]).ok();
+            let lines = on_disk.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1);
+            in_all += lines.saturating_sub(acknowledged);
+            acknowledged = acknowledged.max(lines);
+        }
+        std::thread::sleep(Duration::from_millis(dice.throw(200)));
+        let mut victims = [&mut daemon, &mut writer];
+        if dice.throw(2) == 0 {
+            victims.reverse();
+        }
+        for victim in victims {
+            victim.kill();
+            std::thread::sleep(Duration::from_millis(dice.throw(30)));
+        }
+        let history = std::fs::read(&path).unwrap_or_default();
+
+        let elsewhere = TempHome::new();
+        let context = format!("seed {seed}, life {life} of {session} on {}", backend.name);
+        let restored = if acknowledged > 0 || backend.run(&home, &["ls", "--json"]).json()["sessions"].to_string().contains(&session) {
+            backend.run(&elsewhere, &["restore", &session, "--dry-run"]).ok();
+            backend.run(&elsewhere, &["pull", &session, "--to", &elsewhere.path().join("copy").to_string_lossy()]).ok();
+            std::fs::read(elsewhere.path().join(format!("copy/projects/-work-app/{session}.jsonl"))).unwrap()
+        } else {
+            Vec::new()
+        };
+        assert!(restored.len() as u64 >= acknowledged, "{context}: {} restored of {acknowledged} acknowledged", restored.len());
+        assert!(history.starts_with(&restored), "{context}: not a prefix");
+        assert!(restored.last().is_none_or(|last| *last == b'\n'), "{context}: a torn line");
+
+        match dice.throw(3) {
+            // The volume survives, and with it the ledger.
+            0 => {}
+            // The volume survives, the ledger does not.
+            1 => std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap(),
+            // Everything is gone; another container takes over.
+            _ => {
+                home = TempHome::new();
+                backend.run(&home, &["restore", &session, "--if-exists"]).ok();
+                let back = std::fs::read(transcript(&home, &session)).unwrap_or_default();
+                assert!(back.len() as u64 >= acknowledged && history.starts_with(&back), "{context}: restore");
+            }
+        }
+    }
+    in_all
+}
+
+fn torture(backend: &Backend) {
+    let seed = seed();
+    let acknowledged: u64 = std::thread::scope(|scope| {
+        let agents: Vec<_> = (0..AGENTS).map(|agent| scope.spawn(move || live(backend, agent, seed + agent))).collect();
+        agents.into_iter().map(|agent| agent.join().unwrap_or_else(|_| panic!("replay with SESSIOND_TEST_SEED={seed}"))).sum()
+    });
+    assert!(acknowledged > 10_000, "hardly anything was acknowledged ({acknowledged} bytes): the test proves nothing");
+    let home = TempHome::new();
+    backend.run(&home, &["verify", "--all"]).ok();
+    let rows = backend.run(&home, &["ls", "--json"]).json();
+    let branches: usize = rows["sessions"].as_array().unwrap().iter().map(|row| row["branches"].as_array().unwrap().len()).sum();
+    assert_eq!(branches, 0, "nobody lost a session, yet there are branches: {rows}");
+}
+
+#[test]
+fn a_hundred_kills_lose_nothing_on_a_folder_and_sqlite() {
+    torture(&Backend::file());
+}
+
+#[test]
+fn a_hundred_kills_lose_nothing_on_s3_and_postgres() {
+    let Some(backend) = Backend::servers() else { return };
+    torture(&backend);
+}
