@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::time::Instant;
 
-use crate::cli::exit;
+use crate::cli::{exit, select};
 use crate::config::{self, Settings, Stream};
 use crate::daemon::lock;
 use crate::daemon::service::{Options, Service};
@@ -48,7 +48,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let parts = Parts::make(settings, args.stream.parallel).await?;
     let mut signals = Signals::to_stop()?;
-    let _lock = lock::take(parts.root()?)?;
+    let _lock = lock::take(parts.root()?, select::owner(None, &*parts.folder()?)?)?;
     let service = Service::start(&parts, options(&args.stream)?, Vec::new()).await?;
     let mut asked = false;
     let mut until = None;

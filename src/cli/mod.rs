@@ -79,7 +79,7 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<u8> {
     let Cli { mut settings, mut command } = cli;
     config::fill_from_file(&mut settings, command.stream(), crate::wire::default_config_file())?;
-    start_logging(&settings)?;
+    start_logging(&settings, matches!(command, Command::Run(_)))?;
     // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
@@ -117,8 +117,10 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
     }
 }
 
-fn start_logging(settings: &Settings) -> Result<()> {
-    let level = settings.log.as_deref().unwrap_or("info");
+fn start_logging(settings: &Settings, beside_an_agent: bool) -> Result<()> {
+    // An agent that draws on the terminal shares it with us: only trouble is told there.
+    let quiet = beside_an_agent && std::io::stderr().is_terminal();
+    let level = settings.log.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
     // The libraries below us are only heard when they are in trouble.
     let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,sessiond={level}") };
     let filter = EnvFilter::try_new(&directives).map_err(|cause| {

@@ -100,7 +100,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         owner: select::owner(args.owner.as_deref(), &disk)?,
         branch: None,
     };
-    let _lock = if args.dry_run { None } else { Some(lock::take(disk.root())?) };
+    let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
     for id in &ids {
         reports.extend(session(&parts, id, &options).await?);

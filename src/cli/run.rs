@@ -16,6 +16,7 @@ use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::model::{At, LogName};
 use crate::restore::Options;
+use crate::sys::Owner;
 use crate::wire::Parts;
 
 /// The final flush has at least this long after the agent has exited, however long the agent took to stop.
@@ -83,9 +84,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, args.stream.parallel).await?;
     // From here on a signal is ours: one that comes during the restore stops us, not a half-written folder.
     let mut signals = Signals::all()?;
-    let _lock = lock::take(parts.root()?)?;
+    let owner = select::owner(args.owner.as_deref(), &*parts.folder()?)?;
+    let _lock = lock::take(parts.root()?, owner)?;
     let restored = tokio::select! {
-        restored = restore_first(&parts, &args) => restored,
+        restored = restore_first(&parts, &args, owner) => restored,
         stop = signals.stop() => {
             tracing::info!(signal = stop.number, "stopped before the command was launched");
             return Ok(128 + u8::try_from(stop.number).unwrap_or(0));
@@ -137,7 +139,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
 }
 
-async fn restore_first(parts: &Parts, args: &Args) -> Result<Vec<LogName>> {
+async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Result<Vec<LogName>> {
     let Some(id) = select::session(parts, args.session.as_deref(), args.latest, args.project.as_deref()).await? else {
         let asked = args.session.is_some() || args.latest;
         if asked && args.must_exist {
@@ -149,7 +151,6 @@ async fn restore_first(parts: &Parts, args: &Args) -> Result<Vec<LogName>> {
         return Ok(Vec::new());
     };
     let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
-    let owner = select::owner(args.owner.as_deref(), &*parts.folder()?)?;
     let options = Options { at, force: args.force, dry_run: false, claim: true, owner, branch: None };
     let reports = restore::session(parts, &id, &options).await?;
     for report in &reports {

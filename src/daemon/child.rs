@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use crate::daemon::signals::Arrived;
 use crate::error::{Error, Kind, Result};
@@ -62,7 +62,7 @@ impl Child {
     /// Waits for every child that has died, ours and orphans; answers the exit code once the agent is among them: its
     /// own, or 128 and the number of the signal that killed it.
     pub fn reap(&mut self) -> Option<i32> {
-        while let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if pid == self.pid {
                 let signalled = status.terminating_signal().map(|signal| 128 + signal);
                 self.exited = status.exit_status().or(signalled).or(Some(1));

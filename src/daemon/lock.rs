@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::sys::STATE_FOLDER;
+use crate::sys::{Disk, Owner, STATE_FOLDER};
 
 /// Held as long as it lives.
 pub struct Lock {
@@ -18,10 +18,11 @@ pub fn state_folder(root: &Path) -> PathBuf {
     root.join(STATE_FOLDER)
 }
 
-/// Takes the lock of a root, making the folder if it is missing.
-pub fn take(root: &Path) -> Result<Lock> {
+/// Takes the lock of a root, making the folder for `owner` if it is missing.
+pub fn take(root: &Path, owner: Option<Owner>) -> Result<Lock> {
     let folder = state_folder(root);
     let failed = |cause| Error::io(format!("lock {}", folder.display()), cause);
+    Disk::new(root).make(owner).map_err(failed)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
     let path = folder.join("lock");
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;

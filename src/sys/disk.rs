@@ -35,6 +35,11 @@ impl Disk {
         Ok(Owner { uid: found.uid(), gid: found.gid() })
     }
 
+    /// Makes the folder if it is missing, and what is missing above it, for `owner`.
+    pub fn make(&self, owner: Option<Owner>) -> io::Result<()> {
+        if self.root.is_dir() { Ok(()) } else { make_folder_all(&self.root, owner) }
+    }
+
     /// Gives sessiond's own folder to `owner`: the daemon that starts next may run as that user.
     pub fn give_state(&self, owner: Owner) -> io::Result<()> {
         let mut open = vec![self.root.join(crate::sys::STATE_FOLDER)];
@@ -54,9 +59,7 @@ impl Disk {
 
     /// Makes the folders above `path`, refusing links on the way.
     fn make_parents(&self, path: &RelPath, owner: Option<Owner>) -> io::Result<()> {
-        if !self.root.exists() {
-            make_folder_all(&self.root, owner)?;
-        }
+        self.make(owner)?;
         let mut folder = self.root.clone();
         let mut parts: Vec<_> = path.parts().collect();
         parts.pop();

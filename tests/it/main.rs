@@ -7,9 +7,11 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod bad_input;
 mod index_contract;
 mod index_faults;
 mod layers;
+mod program;
 mod store_contract;
 mod support;
 mod support_test;

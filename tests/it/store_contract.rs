@@ -308,11 +308,11 @@ fn assert_all(errors: &[Error], kind: Kind, hint: &str) {
 }
 
 #[tokio::test]
-async fn a_missing_bucket_is_not_found() {
-    let Some(server) = server("a_missing_bucket_is_not_found") else { return };
+async fn a_missing_bucket_is_a_usage_error() {
+    let Some(server) = server("a_missing_bucket_is_a_usage_error") else { return };
     let store = S3Store::connect(settings(server, "no-such-bucket-here", "")).await.expect("connect");
     let errors = [store.get("v1/k").await.expect_err("get"), store.list("v1/", None).await.expect_err("list")];
-    assert_all(&errors, Kind::NotFound, "no-such-bucket-here");
+    assert_all(&errors, Kind::Usage, "no-such-bucket-here");
 }
 
 #[tokio::test]

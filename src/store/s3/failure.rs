@@ -56,7 +56,7 @@ where
 /// What a server that answered means by it.
 fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str>) {
     match code {
-        "NoSuchBucket" => return (Kind::NotFound, None),
+        "NoSuchBucket" => return (Kind::Usage, None),
         "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => return (Kind::Usage, Some(RIGHTS)),
         "InvalidAccessKeyId"
         | "SignatureDoesNotMatch"
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn answers_tell_the_caller_what_to_do() {
         let kind = |status, code, message| refusal(status, code, message).0;
-        assert_eq!(kind(404, "NoSuchBucket", ""), Kind::NotFound);
+        assert_eq!(kind(404, "NoSuchBucket", ""), Kind::Usage);
         for code in ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"] {
             assert_eq!(kind(403, code, ""), Kind::Usage, "{code}");
         }

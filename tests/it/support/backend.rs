@@ -76,7 +76,8 @@ impl Backend {
     pub fn daemon(&self, home: &TempHome, arguments: &[&str]) -> Running {
         let ready = home.path().join(format!("ready-{}", std::process::id()));
         let _ = std::fs::remove_file(&ready);
-        let mut command = self.command(home, &["daemon", "--flush-interval", "100ms"]);
+        let mut command = self.command(home, &["daemon"]);
+        command.env("SESSIOND_FLUSH_INTERVAL", "100ms");
         let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("daemon.log")).unwrap();
         command.args(arguments).arg("--ready-file").arg(&ready).stderr(log).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();

@@ -1,0 +1,102 @@
+//! Bad input: each a clear error that says what, where and what to try, with its exit code, and nothing half-written.
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append, transcript};
+use crate::support::servers::{Postgres, postgres, s3};
+
+#[test]
+fn wrong_settings_are_named() {
+    let home = TempHome::new();
+    let ls = |name: &'static str, value: &str| {
+        let mut backend = Backend::file();
+        backend.set(name, value);
+        backend.run(&home, &["ls"])
+    };
+    ls("SESSIOND_STORE", "ftp://x").fails(2, "ftp://x", "file:///PATH");
+    ls("SESSIOND_STORE", "file://relative/path").fails(2, "absolute", "file:///");
+    ls("SESSIOND_STORE", "s3://").fails(2, "bucket", "");
+    ls("SESSIOND_STORE", "s3://b/p?endpont=x").fails(2, "endpont", "");
+    ls("SESSIOND_INDEX", "mysql://x").fails(2, "index", "");
+    ls("SESSIOND_NAMESPACE", "../other").fails(2, "namespace", "");
+    ls("SESSIOND_AGENT", "emacs").fails(2, "emacs", "[profile]");
+    ls("SESSIOND_FENCING", "hope").fails(2, "hope", "auto");
+    ls("SESSIOND_CONFIG", "/no/such/file").fails(2, "/no/such/file", "");
+    ls("SESSIOND_LOG", "a=b=c").fails(2, "--log", "");
+    let backend = Backend::file();
+    backend.run(&home, &["daemon", "--flush-interval", "soon"]).fails(2, "--flush-interval \"soon\"", "500ms");
+    backend.run(&home, &["restore"]).fails(2, "which session", "--latest");
+    backend.run(&home, &["restore", "../../etc"]).fails(2, "session id", "");
+    backend.run(&home, &["restore", "x", "--at", "yesterday-ish"]).fails(3, "x", "sessiond ls");
+    backend.run(&home, &["pull", "nope"]).fails(3, "nope", "sessiond ls");
+    backend.run(&home, &["verify", "nope"]).fails(3, "nope", "sessiond ls");
+    backend.run(&home, &["ls", "--cursor", "garbage"]).fails(2, "cursor", "");
+    backend.run(&home, &["flush", "--wait"]).fails(5, "ask the sessiond", "is it running");
+    backend.run(&home, &["status"]).fails(5, "ask the sessiond", "is it running");
+    assert_eq!(backend.run(&home, &["frobnicate"]).code(), 2);
+    assert_eq!(backend.run(&home, &["doctor"]).code(), 0);
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_named() {
+    let home = TempHome::new();
+    let mut backend = Backend::file();
+    std::fs::write(backend.path().join("a-file"), "x").unwrap();
+    let url = format!("file://{}", backend.path().join("a-file").display());
+    backend.set("SESSIOND_STORE", url);
+    backend.run(&home, &["ls"]).fails(2, "a-file", "");
+    assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
+
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let database = postgres.fresh_database();
+    let missing = Backend::on(&s3.endpoint, "no-such-bucket", &database);
+    let ran = missing.run(&home, &["restore", "s1"]);
+    assert!(ran.code() == 2 || ran.code() == 3, "{}", ran.err());
+    assert!(ran.err().contains("no-such-bucket"), "{}", ran.err());
+    let mut denied = Backend::on(&s3.endpoint, &s3.fresh_bucket(), &database);
+    denied.set("AWS_ACCESS_KEY_ID", s3.denied_access_key.clone());
+    denied.set("AWS_SECRET_ACCESS_KEY", s3.denied_secret_key.clone());
+    let ran = denied.run(&home, &["restore", "s1"]).fails(2, "", "");
+    assert!(!ran.err().contains(&s3.denied_secret_key), "a secret is in the error");
+    let refused = Backend::on("http://127.0.0.1:1", "b", &database);
+    refused.run(&home, &["restore", "s1"]).fails(5, "s3://b", "");
+}
+
+#[test]
+fn a_wrong_password_is_named_and_never_shown() {
+    let Some(postgres) = postgres() else { return };
+    let home = TempHome::new();
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_INDEX", postgres.url_with_password("not-the-password"));
+    let ran = backend.run(&home, &["ls"]).fails(2, "locked", "");
+    assert!(!ran.err().contains("not-the-password"));
+    // Streaming goes on without it.
+    append(&transcript(&home, "s1"), "{}\n");
+    backend.run(&home, &["run", "--", "true"]).ok();
+    backend.run(&TempHome::new(), &["restore", "s1"]).ok();
+    backend.set("SESSIOND_INDEX", postgres.url_with_password(Postgres::PASSWORD));
+    backend.run(&home, &["reindex"]).ok();
+    assert!(backend.run(&home, &["ls"]).ok().out().contains("s1"));
+}
+
+#[test]
+fn a_full_disk_stops_a_restore_without_leaving_anything_half_written() {
+    let place = TempHome::new();
+    let small = place.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(&small).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        assert!(std::env::var_os("CI").is_none(), "in CI a skip is a failure: tmpfs cannot be mounted here");
+        eprintln!("skipped: tmpfs cannot be mounted here");
+        return;
+    }
+    let backend = Backend::file();
+    let home = TempHome::new();
+    append(&transcript(&home, "s1"), &format!("{{\"x\":\"{}\"}}\n", "y".repeat(1000)).repeat(1000));
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let root = small.join("root").to_string_lossy().into_owned();
+    let ran = backend.run(&home, &["restore", "s1", "--to", &root]);
+    let left: Vec<_> = std::fs::read_dir(&root).unwrap().map(|item| item.unwrap().file_name()).filter(|name| name != ".sessiond").collect();
+    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+    ran.fails(5, "No space left", "free some space");
+    assert!(left.is_empty(), "{left:?}");
+}
