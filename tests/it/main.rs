@@ -8,6 +8,7 @@
 )]
 
 mod bad_input;
+mod format;
 mod index_contract;
 mod index_faults;
 mod layers;

@@ -51,6 +51,15 @@ pub fn postgres_bin() -> Result<PathBuf, String> {
     find_postgres().ok_or("apt-get installed postgresql, but there is no initdb".into())
 }
 
+/// jq, which the recovery recipe needs.
+pub fn jq() -> Result<(), String> {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if run(Command::new("jq").arg("--version")).is_ok() {
+        return Ok(());
+    }
+    apt_install(&["jq"])
+}
+
 fn find_postgres() -> Option<PathBuf> {
     // Debian keeps these programs out of PATH, one folder for each major version.
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
