@@ -17,6 +17,7 @@ use crate::model::{AgentName, Namespace};
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::limited::Limited;
+use crate::store::patient::Patient;
 use crate::store::s3::{S3Settings, S3Store, Sse};
 use crate::sys::{Chance, Disk, SystemChance, SystemClock};
 
@@ -46,7 +47,8 @@ impl Parts {
             None => format!("sqlite://{}", environment.data()?.join("index.db").display()),
         };
         let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(PARALLEL));
-        let store: Arc<dyn Store> = Arc::new(store);
+        let chance: Arc<dyn Chance> = Arc::new(SystemChance);
+        let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
         let index: Arc<dyn Index> = Arc::new(SqlIndex::open(&index_url)?);
         let profile = profile(settings)?;
         let root = match &settings.root {
@@ -55,7 +57,6 @@ impl Parts {
                 .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)),
         };
         let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
-        let chance: Arc<dyn Chance> = Arc::new(SystemChance);
         let wanted: Wanted = settings.fencing.as_deref().unwrap_or("auto").parse()?;
         let shared = index_url.starts_with("postgres");
         let logs = Logs {

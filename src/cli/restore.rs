@@ -102,8 +102,17 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
+    let mut failed = None;
     for id in &ids {
-        reports.extend(session(&parts, id, &options).await?);
+        match session(&parts, id, &options).await {
+            Ok(done) => reports.extend(done),
+            // One that fails does not hold up the others.
+            Err(error) if args.all => {
+                print::error(&error);
+                failed.get_or_insert(exit::of(error.kind()));
+            }
+            Err(error) => return Err(error),
+        }
     }
     if !args.dry_run {
         select::tell_index(&parts, &reports).await;
@@ -113,7 +122,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         reports.iter().try_for_each(|report| say(&parts, report))?;
     }
-    Ok(exit::OK)
+    Ok(failed.unwrap_or(exit::OK))
 }
 
 /// Restores a session and what belongs to its project.

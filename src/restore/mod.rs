@@ -21,13 +21,16 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::model::{At, LogId, RelPath, WriterId};
 use crate::sys::clock::new_writer;
-use crate::sys::{Folder, Owner, STATE_FOLDER};
+use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
 use assemble::Assembly;
 use place::{Action, FilePlan};
 
 /// Somebody else may write between our look and our claim; so often we look again.
 const MOST_RACES: u32 = 10;
+
+/// So often a claim is tried that the store does not answer.
+const CLAIM_TRIES: u32 = 4;
 
 /// What a restore needs.
 #[derive(Clone)]
@@ -146,6 +149,20 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     Ok(Some(taken.then_some(report)))
 }
 
+/// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back, and claimed over.
+async fn claim(context: &Context, id: &LogId, pen: &mut Pen) -> Result<Option<Encoded>> {
+    let mut backoff = Backoff::new(context.logs.chance.clone());
+    loop {
+        match context.logs.claim(id, pen).await {
+            Err(error) if error.is_retryable() && backoff.failed() + 1 < CLAIM_TRIES => {
+                tracing::debug!(%error, attempt = backoff.failed() + 1, "claiming again");
+                tokio::time::sleep(backoff.wait_after_failure()).await;
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
 async fn take_over(
     context: &Context,
@@ -157,7 +174,7 @@ async fn take_over(
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
     // A project's log is anybody's: nothing to take over.
     if !id.name.is_project() {
-        let Some(claim) = context.logs.claim(id, &mut pen).await? else { return Ok(false) };
+        let Some(claim) = claim(context, id, &mut pen).await? else { return Ok(false) };
         report.claim = Some(claim);
         report.head = pen.seq;
     }

@@ -5,6 +5,7 @@
 
 pub mod file;
 pub mod limited;
+pub mod patient;
 pub mod s3;
 
 use async_trait::async_trait;

@@ -85,9 +85,7 @@ fn a_full_disk_stops_a_restore_without_leaving_anything_half_written() {
     std::fs::create_dir(&small).unwrap();
     let mounted = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(&small).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        assert!(std::env::var_os("CI").is_none(), "in CI a skip is a failure: tmpfs cannot be mounted here");
-        eprintln!("skipped: tmpfs cannot be mounted here");
-        return;
+        return crate::support::skip("tmpfs cannot be mounted here");
     }
     let backend = Backend::file();
     let home = TempHome::new();

@@ -19,9 +19,7 @@ fn recipe() -> String {
 
 fn recover(folder: &Path, to: &Path) {
     if let Err(why) = fetch::jq() {
-        assert!(std::env::var_os("CI").is_none(), "in CI a skip is a failure: {why}");
-        eprintln!("skipped: {why}");
-        return;
+        return crate::support::skip(&why);
     }
     let output = Command::new("sh").args(["-euc", &recipe(), "recover"]).args([folder, to]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

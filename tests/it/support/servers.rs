@@ -4,7 +4,6 @@ use super::reaper::Reaper;
 use super::{bare_command, block_on, fetch, run};
 use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::{fs::chown, process::CommandExt};
 use std::path::{Path, PathBuf};
@@ -30,9 +29,7 @@ fn or_skip<T>(server: Result<T, String>) -> Option<T> {
         Ok(server) => return Some(server),
         Err(why) => why,
     };
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci.is_empty()), "a skip is a failure in CI: {why}");
-    // Not eprintln: the test harness would keep that to itself when the test passes.
-    writeln!(std::io::stderr(), "skipped: {why}").ok();
+    super::skip(&why);
     None
 }
 
