@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
+
 use super::survey::{fingerprint, whose};
 use crate::agent::Profile;
 use crate::codec::entry::{CUT_AT, MOST_RAW};
@@ -12,6 +14,10 @@ use crate::error::Error;
 use crate::log::ledger::{FileCursor, WINDOW, tail_of};
 use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat};
 use crate::sys::{Folder, ItemKind, OpenFile};
+
+/// A change less than this before a look may be followed by another that leaves time and length as they are: the
+/// kernel's clock for files ticks every few milliseconds. Only what is replaced as one is written so.
+const TICK_NS: i64 = 50_000_000;
 
 /// What a look found.
 #[derive(Debug, Default)]
@@ -58,6 +64,8 @@ pub struct Look<'a> {
     pub name: &'a LogName,
     /// The agent is gone: take an unfinished line too.
     pub last: bool,
+    /// The time.
+    pub now: Timestamp,
 }
 
 impl Look<'_> {
@@ -99,7 +107,9 @@ impl Look<'_> {
             }
         }
         cut.torn = seen.keys().filter_map(|path| cut.cursors.get(path)).map(|cursor| cursor.torn).sum();
-        cut.seen = fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat)));
+        let fresh = seen.keys().filter_map(|path| cut.cursors.get(path)).any(|cursor| cursor.fresh);
+        // 0 is like nothing that a scan sees: the next one looks again.
+        cut.seen = if fresh { 0 } else { fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat))) };
         cut.present = seen.into_keys().collect();
         cut
     }
@@ -166,7 +176,7 @@ impl Look<'_> {
         room: u64,
     ) -> std::io::Result<Option<Found>> {
         let done = |cursor: &FileCursor| cursor.len + cursor.torn == stat.size && !(self.last && cursor.torn > 0);
-        if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor)) {
+        if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor) && !cursor.fresh) {
             return Ok(None);
         }
         let Some(file) = self.folder.open(path)? else { return Ok(None) };
@@ -186,6 +196,8 @@ impl Look<'_> {
             _ => Found::from(0, FileCursor::new(kind, stat)),
         };
         let touched = cursor.is_some_and(|cursor| (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns));
+        let age = i64::try_from(self.now.as_nanosecond()).unwrap_or(i64::MAX).saturating_sub(stat.mtime_ns);
+        found.cursor.fresh = kind == FileKind::Whole && age < TICK_NS;
         found.cursor.kind = kind;
         found.cursor.stat = stat;
         found.read(&*file, &stat, kind, room, self.last)?;
@@ -218,7 +230,7 @@ fn still_begins(file: &dyn OpenFile, stat: &Stat, cursor: &FileCursor) -> std::i
     // A file that is replaced as one says nothing by growing, and one with another identity or another time and the
     // same length may hold anything: compare all of it. One that only grew: compare the window.
     let grew = cursor.kind == FileKind::Append && stat.same_file(&cursor.stat) && stat.size > cursor.stat.size;
-    let as_before = stat.same_file(&cursor.stat) && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
+    let as_before = !cursor.fresh && stat.same_file(&cursor.stat) && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
     if !grew && !as_before {
         let again = FileCursor::over(file, cursor.kind, cursor.len)?;
         return Ok(again.is_some_and(|again| again.hash == cursor.hash));

@@ -116,7 +116,8 @@ impl Shipment {
         let (encoded, cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
-                let look = Look { folder: &*context.folder, profile: &*context.profile, name: &self.id.name, last };
+                let look =
+                    Look { folder: &*context.folder, profile: &*context.profile, name: &self.id.name, last, now: context.logs.clock.now() };
                 let mut cut = look.take(&ledger.files, &self.hints);
                 if cut.is_empty() {
                     let before = (ledger.seen, std::mem::take(&mut ledger.files));

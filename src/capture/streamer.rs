@@ -148,6 +148,8 @@ pub struct Streamer {
     /// Why events cannot be relied on, if so.
     scanning: Option<String>,
     next_scan: Instant,
+    /// When the events that have arrived are looked at.
+    settle: Option<Instant>,
     slots: BTreeMap<LogName, Slot>,
     agenda: BTreeSet<(Instant, LogName)>,
     jobs: JoinSet<(LogName, Box<Shipment>, Result<Shipped>)>,
@@ -168,6 +170,7 @@ impl Streamer {
             watch,
             scanning: None,
             next_scan: Instant::now() + RECONCILE,
+            settle: None,
             slots: BTreeMap::new(),
             agenda: BTreeSet::new(),
             jobs: JoinSet::new(),
@@ -225,10 +228,13 @@ impl Streamer {
                     Err(error) => tracing::error!(%error, "a flush broke off"),
                 },
                 () = self.hints.arrived() => {
-                    tokio::time::sleep(SETTLE.min(self.context.flush_interval)).await;
-                    self.take_hints();
+                    self.settle.get_or_insert_with(|| Instant::now() + SETTLE.min(self.context.flush_interval));
                 }
                 () = sleep_until(wake) => {}
+            }
+            if self.settle.is_some_and(|settle| Instant::now() >= settle) {
+                self.settle = None;
+                self.take_hints();
             }
             if Instant::now() >= self.next_scan {
                 self.reconcile();
@@ -244,7 +250,7 @@ impl Streamer {
     fn next_wake(&self) -> Instant {
         let due = if self.jobs.len() < self.context.parallel { self.agenda.first().map(|(due, _)| *due) } else { None };
         let deadline = self.ending.as_ref().map(|ending| ending.deadline);
-        [due, deadline].into_iter().flatten().fold(self.next_scan, Instant::min)
+        [due, deadline, self.settle].into_iter().flatten().fold(self.next_scan, Instant::min)
     }
 
     fn finished(&self) -> bool {

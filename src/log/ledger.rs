@@ -34,12 +34,15 @@ pub struct FileCursor {
     /// Bytes behind the last whole line at the last look: an unfinished one.
     #[serde(default)]
     pub torn: u64,
+    /// It had changed so shortly before the last look that one more change could hide in the same tick of the clock.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 impl FileCursor {
     /// A file of which nothing is shipped.
     pub fn new(kind: FileKind, stat: Stat) -> Self {
-        FileCursor { kind, len: 0, hash: RunningHash::default(), tail: tail_of(&[]), stat, torn: 0 }
+        FileCursor { kind, len: 0, hash: RunningHash::default(), tail: tail_of(&[]), stat, torn: 0, fresh: false }
     }
 
     /// Reads the first `len` bytes of a file and puts the cursor behind them; none if it has fewer.

@@ -7,7 +7,7 @@ use crate::codec::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::log::ledger::FileCursor;
 use crate::log::state::{FileAt, State};
-use crate::model::{RelPath, RunningHash};
+use crate::model::{RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -18,6 +18,9 @@ pub struct Assembly<'a> {
     pub state: State,
     staged: BTreeMap<RelPath, Staged>,
     made: usize,
+    /// The last entry of each writer; none is known of what a snapshot stands for.
+    writers: BTreeMap<WriterId, Seq>,
+    snapshot: Seq,
 }
 
 /// A file in the temporary folder. It has a number for a name: paths from a bucket are not used before they are checked
@@ -34,7 +37,7 @@ pub struct Staged {
 impl<'a> Assembly<'a> {
     /// Begins in `stage`, a folder that nobody else uses.
     pub fn new(folder: &'a dyn Folder, stage: RelPath) -> Self {
-        Assembly { folder, stage, state: State::default(), staged: BTreeMap::new(), made: 0 }
+        Assembly { folder, stage, state: State::default(), staged: BTreeMap::new(), made: 0, writers: BTreeMap::new(), snapshot: 0 }
     }
 
     /// Begins with a snapshot.
@@ -51,6 +54,7 @@ impl<'a> Assembly<'a> {
                 FileAt { kind: file.kind, len: file.len, sha256: file.sha256, mode: file.mode, mtime_ns: file.mtime_ns, seq: file.seq };
             self.state.files.insert(file.path.clone(), at);
         }
+        self.snapshot = snapshot.manifest.seq;
         self.state.seq = snapshot.manifest.seq;
         self.state.digest = Some(snapshot.manifest.digest);
         Ok(())
@@ -60,6 +64,7 @@ impl<'a> Assembly<'a> {
     pub fn apply(&mut self, entry: &Entry) -> Result<()> {
         // The rules first: an entry that breaks them changes no file.
         self.state.apply(&entry.header, entry.digest)?;
+        self.writers.insert(entry.header.writer.clone(), entry.header.seq);
         for moved in &entry.header.moves {
             if let Some(staged) = self.staged.remove(&moved.from) {
                 self.staged.insert(moved.to.clone(), staged);
@@ -107,6 +112,11 @@ impl<'a> Assembly<'a> {
         }
         Err(Error::corrupt(format!("{path} does not have the digest that {by} says"))
             .hint("sessiond verify ID says from which point it can be restored"))
+    }
+
+    /// Whether all that was written behind entry `seq` was written by `writer`.
+    pub fn only_by(&self, writer: &WriterId, seq: Seq) -> bool {
+        self.snapshot <= seq && self.writers.iter().all(|(other, last)| other == writer || *last <= seq)
     }
 
     /// Each file: its path, what the log says of it, and where its bytes are.

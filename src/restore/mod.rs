@@ -194,7 +194,7 @@ async fn finish(
     head: fetch::Head,
 ) -> Result<Option<Report>> {
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
-    let files = place::decide_all(context, id, assembly, ledger.as_ref(), options, head.seq)?;
+    let files = place::decide_all(context, id, assembly, ledger.as_ref(), options)?;
     let mut report = Report {
         session: id.name.to_string(),
         seq: assembly.state.seq,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::Ground;
 use crate::log::state::FileAt;
-use crate::model::{At, FileKind, LogId, RelPath, Seq};
+use crate::model::{At, FileKind, LogId, RelPath};
 use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
 
 /// What becomes of a file.
@@ -98,26 +98,28 @@ pub fn decide_all(
     assembly: &Assembly<'_>,
     ledger: Option<&Ledger>,
     options: &Options,
-    head: Seq,
 ) -> Result<Vec<FilePlan>> {
     let transcripts = assembly.files().filter(|(path, _, _)| context.profile.is_transcript(path));
     let newest = transcripts.map(|(_, at, _)| at.seq).max();
-    let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head);
+    // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
+    let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq));
     let latest = options.at == At::Latest;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
-        let superseded = options.claim && context.profile.is_transcript(path) && Some(at.seq) != newest;
-        let mut plan = examine(context, options, path, at, staged, ledger).map_err(|cause| Error::io(format!("compare {path}"), cause))?;
-        let local = plan.standing.map(|standing| Local { ours, ..standing });
-        plan.action = match local {
-            _ if superseded => Action::Superseded,
-            // Any writer may change a project's files: what is here is shipped and becomes the newest.
-            Some(local) if id.name.is_project() && !local.shorter && !local.shipped => Action::Keep,
-            local => decide(at.kind, latest, local, options.force),
-        };
-        plans.push(plan);
+        let plan = examine(context, options, path, at, staged, ledger).map_err(|cause| Error::io(format!("compare {path}"), cause))?;
+        plans.push((plan, at));
     }
-    Ok(plans)
+    // The transcript that was written last goes on here: this is where the session lives, ledger or not, and what the
+    // agent replaced beside it is newer than the log. Also, any writer may change a project's files.
+    let last_written = plans.iter().filter(|(_, at)| at.kind == FileKind::Append).max_by_key(|(_, at)| at.seq);
+    let lives_here = last_written.is_some_and(|(plan, _)| plan.standing.is_some_and(|standing| standing.equal || standing.longer));
+    for (plan, at) in &mut plans {
+        let superseded = options.claim && context.profile.is_transcript(&plan.path) && Some(at.seq) != newest;
+        let newer_here = ours || id.name.is_project() || (lives_here && at.kind == FileKind::Whole);
+        let local = plan.standing.map(|standing| Local { ours: newer_here && options.claim, ..standing });
+        plan.action = if superseded { Action::Superseded } else { decide(at.kind, latest, local, options.force) };
+    }
+    Ok(plans.into_iter().map(|(plan, _)| plan).collect())
 }
 
 /// Compares a stored file with the one that stands in its place.

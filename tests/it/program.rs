@@ -328,6 +328,38 @@ fn a_local_file_that_differs_is_never_overwritten() {
 }
 
 #[test]
+fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let task = home.home().join(".claude/tasks/s1/1.json");
+    append(&transcript(&home, "s1"), LINE);
+    append(&task, "{\"status\":\"pending\"}");
+    let mut daemon = backend.daemon(&home, &[]);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let ledger = home.home().join(".claude/.sessiond/ledger/default/claude-code/s1.json");
+    let before = std::fs::read(&ledger).unwrap();
+    append(&transcript(&home, "s1"), LINE);
+    std::fs::write(&task, "{\"status\":\"running\"}").unwrap();
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.kill();
+    // As if the machine had died between the store's answer and the ledger; then the agent changed a file once more.
+    std::fs::write(&ledger, before).unwrap();
+    std::fs::write(&task, "{\"status\":\"done\"}").unwrap();
+    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
+    assert_eq!(text(&task), "{\"status\":\"done\"}");
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "s1"]).ok();
+    assert_eq!(text(&other.home().join(".claude/tasks/s1/1.json")), "{\"status\":\"done\"}");
+    assert_eq!(text(&transcript(&other, "s1")), LINE.repeat(2));
+
+    // The same with no ledger at all: the transcript is here, so what stands beside it is newer than the log.
+    std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
+    std::fs::write(&task, "{\"status\":\"again\"}").unwrap();
+    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
+    assert_eq!(text(&task), "{\"status\":\"again\"}");
+}
+
+#[test]
 fn a_restored_file_belongs_to_the_owner_of_the_folder() {
     use std::os::unix::fs::MetadataExt;
     let backend = Backend::file();
