@@ -37,7 +37,7 @@ pub async fn read_state(logs: &Logs, id: &LogId) -> Result<State> {
             state.apply(&entry.header, entry.digest)?;
         }
     }
-    while let Some(entry) = chain.next()? {
+    while let Some(entry) = chain.pop()? {
         state.apply(&entry.header, entry.digest)?;
     }
     Ok(state)

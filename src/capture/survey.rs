@@ -51,16 +51,10 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
                 None => item.name.parse(),
             };
             match (path, item.kind) {
-                (Ok(path), ItemKind::Folder) => {
-                    if profile.enter(&path) {
-                        open.push(Some(path));
-                    }
-                }
+                (Ok(path), ItemKind::Folder) if profile.enter(&path) => open.push(Some(path)),
                 (Ok(path), ItemKind::File) => found.take(folder, profile, path),
-                (Ok(path), ItemKind::Link) => {
-                    if profile.enter(&path) || profile.place(&path) != Place::Ignore {
-                        found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
-                    }
+                (Ok(path), ItemKind::Link) if profile.enter(&path) || profile.place(&path) != Place::Ignore => {
+                    found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
                 }
                 (Err(error), ItemKind::File | ItemKind::Folder) => found.oddities.push(error.to_string()),
                 _ => {}

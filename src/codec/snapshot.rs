@@ -136,8 +136,6 @@ impl Snapshot {
             return Err(refuse(format!("it has format {}, this sessiond reads {FORMAT}", manifest.v))
                 .hint("upgrade sessiond: a newer one wrote this"));
         }
-        drop(members);
-        drop(tar);
         Ok(Snapshot { manifest, stored: bytes.len() as u64, name: name.to_owned(), bytes })
     }
 

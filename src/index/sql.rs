@@ -24,6 +24,7 @@ use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::error::Result;
 use crate::index::{EntryRow, Failure, FenceRow, FileRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
 use crate::model::{AgentName, LogId, Namespace};
+use crate::sys::{Chance, SystemChance};
 
 /// How long a call may take, connecting and migrating included.
 const LONGEST_CALL: Duration = Duration::from_secs(15);
@@ -178,7 +179,7 @@ impl Index for SqlIndex {
              (SELECT at, id FROM errors WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT 1 OFFSET $2)";
         static NOTED: AtomicU64 = AtomicU64::new(0);
         // Failures of one process and the same time stay in order; those of several never meet.
-        let id = format!("{:016x}-{}", NOTED.fetch_add(1, Ordering::Relaxed), uuid::Uuid::new_v4().simple());
+        let id = format!("{:016x}-{:016x}", NOTED.fetch_add(1, Ordering::Relaxed), SystemChance.next());
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             sqlx::query(ADD)

@@ -37,11 +37,11 @@ impl Chain {
             self.held.pop_back();
         }
         self.held.push_back(entry);
-        if self.held.len() > HOLD { self.next() } else { Ok(None) }
+        if self.held.len() > HOLD { self.pop() } else { Ok(None) }
     }
 
     /// Nothing more comes: answers the rest, one after the other.
-    pub fn next(&mut self) -> Result<Option<Entry>> {
+    pub fn pop(&mut self) -> Result<Option<Entry>> {
         let Some(entry) = self.held.pop_front() else { return Ok(None) };
         let header = &entry.header;
         if header.follows() > self.last {
@@ -94,7 +94,7 @@ mod tests {
         for entry in entries {
             out.extend(chain.push((*entry).clone())?.map(|entry| entry.header.seq));
         }
-        while let Some(entry) = chain.next()? {
+        while let Some(entry) = chain.pop()? {
             out.push(entry.header.seq);
         }
         Ok(out)

@@ -167,7 +167,7 @@ async fn run(
             return Ok(());
         }
     }
-    while let Some(entry) = chain.next()? {
+    while let Some(entry) = chain.pop()? {
         if !take(plan, assembly, &entry)? {
             return Ok(());
         }

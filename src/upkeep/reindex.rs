@@ -33,7 +33,7 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
             recorded += record(index, profile, id, None, entry).await?;
         }
     }
-    while let Some(entry) = chain.next()? {
+    while let Some(entry) = chain.pop()? {
         recorded += record(index, profile, id, None, entry).await?;
     }
     for writer in logs.branches(id).await? {

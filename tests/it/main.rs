@@ -3,6 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::disallowed_methods,
     missing_docs,
     reason = "a test stops at the first surprise, and nobody links against it"
 )]

@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
+use crate::sys::{Chance, Clock, SystemChance, SystemClock};
+
 /// A write takes seconds; a temp file this old belongs to a process that died.
 pub(super) const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -22,7 +24,7 @@ pub(super) struct Temp {
 
 impl Temp {
     pub(super) fn write(folder: &Path, body: &[u8]) -> io::Result<Temp> {
-        let path = folder.join(uuid::Uuid::new_v4().simple().to_string());
+        let path = folder.join(format!("{:016x}{:016x}", SystemChance.next(), SystemChance.next()));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let temp = Temp { path, placed: false };
         file.write_all(body)?;
@@ -78,7 +80,7 @@ pub(super) fn sweep(temp: &Path) {
     let Ok(entries) = fs::read_dir(temp) else { return };
     for entry in entries.flatten() {
         let modified = entry.metadata().and_then(|found| found.modified());
-        let age = modified.ok().and_then(|modified| SystemTime::now().duration_since(modified).ok());
+        let age = modified.ok().and_then(|modified| SystemTime::from(SystemClock.now()).duration_since(modified).ok());
         if age.is_some_and(|age| age > STALE) {
             // Best effort: another process may sweep at the same time.
             let _ = fs::remove_file(entry.path());
