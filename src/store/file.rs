@@ -368,7 +368,8 @@ mod tests {
         FileStore::open(folder.path().to_owned()).expect("open");
         let (old, new) = (folder.path().join(".tmp/old"), folder.path().join(".tmp/new"));
         let file = File::create(&old).expect("old");
-        file.set_modified(SystemTime::from(crate::sys::Clock::now(&crate::sys::SystemClock)) - STALE - Duration::from_secs(60)).expect("age");
+        file.set_modified(SystemTime::from(crate::sys::Clock::now(&crate::sys::SystemClock)) - STALE - Duration::from_secs(60))
+            .expect("age");
         File::create(&new).expect("new");
         FileStore::open(folder.path().to_owned()).expect("open again");
         assert!(!old.exists() && new.exists());
