@@ -8,8 +8,8 @@ use crate::log::Logs;
 use crate::log::chain::Chain;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
-use crate::log::state::{FileAt, State};
-use crate::model::{FileKind, LogId, RelPath};
+use crate::log::state::State;
+use crate::model::{FileAt, FileKind, LogId, RelPath};
 use crate::sys::Folder;
 use crate::sys::clock::new_writer;
 
@@ -19,13 +19,7 @@ pub async fn read_state(logs: &Logs, id: &LogId) -> Result<State> {
     if let Some(newest) = logs.snapshots(id).await?.last()
         && let Some(snapshot) = logs.read_snapshot(id, newest.seq).await?
     {
-        state.seq = snapshot.manifest.seq;
-        state.digest = Some(snapshot.manifest.digest);
-        for file in snapshot.manifest.files {
-            let at =
-                FileAt { kind: file.kind, len: file.len, sha256: file.sha256, mode: file.mode, mtime_ns: file.mtime_ns, seq: file.seq };
-            state.files.insert(file.path, at);
-        }
+        state = State::of_snapshot(snapshot.manifest.seq, snapshot.manifest.digest, &snapshot.manifest.files);
     }
     let mut chain = Chain::new(id.to_string(), state.seq, state.digest);
     for found in logs.entries(id, state.seq).await? {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::model::entry::FORMAT;
-use crate::model::{AgentName, Digest, FileKind, LogName, RelPath, Seq};
+use crate::model::{AgentName, Digest, LogName, NamedFile, Seq};
 
 /// The manifest's name in the archive.
 pub const MANIFEST: &str = ".sessiond-manifest.json";
@@ -35,38 +35,20 @@ pub struct Manifest {
     /// When it was taken.
     pub at: Timestamp,
     /// The files, in the order they are in.
-    pub files: Vec<ManifestFile>,
-}
-
-/// A file in a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ManifestFile {
-    /// Path below the root.
-    pub path: RelPath,
-    /// How the agent writes it.
-    pub kind: FileKind,
-    /// Length.
-    pub len: u64,
-    /// SHA-256.
-    pub sha256: Digest,
-    /// Permission bits.
-    pub mode: u32,
-    /// Time of the last change.
-    pub mtime_ns: i64,
-    /// The entry that changed it last.
-    pub seq: Seq,
+    pub files: Vec<NamedFile>,
 }
 
 /// Writes a snapshot; `open` gives the bytes of each file of the manifest, of which exactly `len` are taken.
-pub fn build<R: Read>(manifest: &Manifest, mut open: impl FnMut(&ManifestFile) -> std::io::Result<R>) -> Result<Bytes> {
+pub fn build<R: Read>(manifest: &Manifest, mut open: impl FnMut(&NamedFile) -> std::io::Result<R>) -> Result<Bytes> {
     let failed = |cause: std::io::Error| Error::io(format!("take a snapshot of {} at {}", manifest.session, manifest.seq), cause);
     let text = serde_json::to_vec(manifest).map_err(|cause| Error::new(Kind::Internal, "write a manifest").because(cause))?;
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::new(6)));
     append(&mut tar, MANIFEST, text.len() as u64, 0o600, 0, &text[..]).map_err(failed)?;
     for file in &manifest.files {
         let reader = open(file).map_err(failed)?;
-        let seconds = u64::try_from(file.mtime_ns / 1_000_000_000).unwrap_or(0);
-        append(&mut tar, file.path.as_str(), file.len, file.mode, seconds, Exactly { inner: reader, left: file.len }).map_err(failed)?;
+        let seconds = u64::try_from(file.at.mtime_ns / 1_000_000_000).unwrap_or(0);
+        append(&mut tar, file.path.as_str(), file.at.len, file.at.mode, seconds, Exactly { inner: reader, left: file.at.len })
+            .map_err(failed)?;
     }
     let gzip = tar.into_inner().map_err(failed)?;
     Ok(Bytes::from(gzip.finish().map_err(failed)?))
@@ -141,7 +123,7 @@ impl Snapshot {
 
     /// Hands each file's bytes to `sink`, piece by piece with their offset. Only what the manifest names comes out, in
     /// its order and length; the caller checks the digests.
-    pub fn unpack(&self, mut sink: impl FnMut(&ManifestFile, u64, &[u8]) -> Result<()>) -> Result<()> {
+    pub fn unpack(&self, mut sink: impl FnMut(&NamedFile, u64, &[u8]) -> Result<()>) -> Result<()> {
         let refuse = |why: String| Error::corrupt(format!("read {}: {why}", self.name));
         let mut tar = tar::Archive::new(MultiGzDecoder::new(&self.bytes[..]));
         let mut members = tar.entries().map_err(|cause| refuse(cause.to_string()))?.skip(1);
@@ -150,15 +132,15 @@ impl Snapshot {
             let member = members.next().ok_or_else(|| refuse(format!("{} is missing in it", file.path)))?;
             let mut member = member.map_err(|cause| refuse(cause.to_string()))?;
             let regular = member.header().entry_type() == tar::EntryType::Regular;
-            if !regular || member.path_bytes() != file.path.as_str().as_bytes() || member.size() != file.len {
+            if !regular || member.path_bytes() != file.path.as_str().as_bytes() || member.size() != file.at.len {
                 return Err(refuse(format!("{} is not what its manifest says", file.path)));
             }
             let mut offset = 0;
             loop {
                 let got = member.read(&mut buffer).map_err(|cause| refuse(cause.to_string()))?;
-                if got == 0 && (offset == file.len) {
+                if got == 0 && (offset == file.at.len) {
                     // An empty file has to be made all the same.
-                    if file.len == 0 {
+                    if file.at.len == 0 {
                         sink(file, 0, &[])?;
                     }
                     break;
@@ -177,16 +159,19 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{FileAt, FileKind};
 
     fn manifest(files: &[(&str, &[u8])]) -> Manifest {
-        let file = |(path, bytes): &(&str, &[u8])| ManifestFile {
+        let file = |(path, bytes): &(&str, &[u8])| NamedFile {
             path: path.parse().unwrap(),
-            kind: FileKind::Whole,
-            len: bytes.len() as u64,
-            sha256: Digest::of(bytes),
-            mode: 0o600,
-            mtime_ns: 5_000_000_000,
-            seq: 1,
+            at: FileAt {
+                kind: FileKind::Whole,
+                len: bytes.len() as u64,
+                sha256: Digest::of(bytes),
+                mode: 0o600,
+                mtime_ns: 5_000_000_000,
+                seq: 1,
+            },
         };
         Manifest {
             v: FORMAT,

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::model::{AgentName, Digest, Facts, FileKind, Header, LogId, Namespace, Seq, WriterId};
+use crate::model::{AgentName, Digest, Facts, Header, LogId, NamedFile, Namespace, Seq, WriterId};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]
@@ -78,25 +78,6 @@ pub struct SessionRow {
     pub stored_bytes: u64,
     /// Writers that lost the session and have a branch.
     pub branches: Vec<String>,
-}
-
-/// A file at the head of its log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FileRow {
-    /// Path below the root.
-    pub path: String,
-    /// How the agent writes it.
-    pub kind: FileKind,
-    /// Length.
-    pub len: u64,
-    /// SHA-256 of it.
-    pub sha256: Digest,
-    /// Permission bits.
-    pub mode: u32,
-    /// Time of the last change.
-    pub mtime_ns: i64,
-    /// The entry that changed it last.
-    pub seq: Seq,
 }
 
 /// An entry as listed.
@@ -200,7 +181,7 @@ pub trait Index: Send + Sync + 'static {
     async fn sessions(&self, filter: &Filter) -> Result<SessionPage>;
 
     /// The files at a log's head, by path.
-    async fn files(&self, log: &LogId) -> Result<Vec<FileRow>>;
+    async fn files(&self, log: &LogId) -> Result<Vec<NamedFile>>;
 
     /// The entries of a log and its branches: the log first, then branches by writer, each by number.
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>>;

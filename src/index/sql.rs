@@ -22,8 +22,8 @@ use self::connect::Target;
 use self::fault::{Fault, classify};
 use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::error::Result;
-use crate::index::{EntryRow, Failure, FenceRow, FileRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use crate::model::{AgentName, LogId, Namespace};
+use crate::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
+use crate::model::{AgentName, LogId, NamedFile, Namespace};
 use crate::sys::{Chance, SystemChance};
 
 /// How long a call may take, connecting and migrating included.
@@ -123,7 +123,7 @@ impl Index for SqlIndex {
         .await
     }
 
-    async fn files(&self, log: &LogId) -> Result<Vec<FileRow>> {
+    async fn files(&self, log: &LogId) -> Result<Vec<NamedFile>> {
         const SQL: &str = "SELECT path, kind, len, sha256, mode, mtime_ns, seq FROM files \
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY path";
         self.call(async {

@@ -3,24 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileKind, Header, RelPath, Seq};
-
-/// A file at a point of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileAt {
-    /// How the agent writes it.
-    pub kind: FileKind,
-    /// Length.
-    pub len: u64,
-    /// SHA-256 of it.
-    pub sha256: Digest,
-    /// Permission bits.
-    pub mode: u32,
-    /// Time of the last change.
-    pub mtime_ns: i64,
-    /// The entry that changed it last.
-    pub seq: Seq,
-}
+use crate::model::{Digest, FileAt, Header, NamedFile, RelPath, Seq};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +17,12 @@ pub struct State {
 }
 
 impl State {
+    /// What a snapshot stands for.
+    pub fn of_snapshot(seq: Seq, digest: Digest, files: &[NamedFile]) -> State {
+        let files = files.iter().map(|file| (file.path.clone(), file.at.clone())).collect();
+        State { seq, digest: Some(digest), files }
+    }
+
     /// Takes one more entry in.
     pub fn apply(&mut self, header: &Header, digest: Digest) -> Result<()> {
         for moved in &header.moves {

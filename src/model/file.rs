@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::model::{Digest, Seq};
 
 /// A path below the root: relative, `/` between its parts, no `.` or `..`, no control characters. A path that comes
 /// from a bucket is untrusted; this type is the gate.
@@ -116,6 +117,33 @@ impl Stat {
     pub fn same_file(&self, other: &Stat) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
+}
+
+/// A file at a point of its log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileAt {
+    /// How the agent writes it.
+    pub kind: FileKind,
+    /// Length.
+    pub len: u64,
+    /// SHA-256 of it.
+    pub sha256: Digest,
+    /// Permission bits.
+    pub mode: u32,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// The entry that changed it last.
+    pub seq: Seq,
+}
+
+/// The same with its path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedFile {
+    /// Path below the root.
+    pub path: RelPath,
+    /// What it is there.
+    #[serde(flatten)]
+    pub at: FileAt,
 }
 
 #[cfg(test)]

@@ -12,5 +12,5 @@ pub use at::At;
 pub use digest::{Digest, RunningHash};
 pub use entry::{EntryKind, Header, Move, Part};
 pub use facts::Facts;
-pub use file::{FileKind, RelPath, Stat};
+pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};

@@ -6,8 +6,8 @@ use crate::codec::entry::Entry;
 use crate::codec::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::log::ledger::FileCursor;
-use crate::log::state::{FileAt, State};
-use crate::model::{RelPath, RunningHash, Seq, WriterId};
+use crate::log::state::State;
+use crate::model::{FileAt, RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -48,15 +48,12 @@ impl<'a> Assembly<'a> {
             }
             self.write(&file.path, offset, bytes)
         })?;
-        for file in &snapshot.manifest.files {
-            self.check(&file.path, file.sha256, &format!("snapshot {}", snapshot.manifest.seq))?;
-            let at =
-                FileAt { kind: file.kind, len: file.len, sha256: file.sha256, mode: file.mode, mtime_ns: file.mtime_ns, seq: file.seq };
-            self.state.files.insert(file.path.clone(), at);
+        let manifest = &snapshot.manifest;
+        for file in &manifest.files {
+            self.check(&file.path, file.at.sha256, &format!("snapshot {}", manifest.seq))?;
         }
+        self.state = State::of_snapshot(manifest.seq, manifest.digest, &manifest.files);
         self.snapshot = snapshot.manifest.seq;
-        self.state.seq = snapshot.manifest.seq;
-        self.state.digest = Some(snapshot.manifest.digest);
         Ok(())
     }
 

@@ -9,8 +9,7 @@ use super::{Context, Options};
 use crate::error::{Error, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::Ground;
-use crate::log::state::FileAt;
-use crate::model::{At, FileKind, LogId, RelPath};
+use crate::model::{At, FileAt, FileKind, LogId, RelPath};
 use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
 
 /// What becomes of a file.

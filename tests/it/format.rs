@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use sessiond::codec::snapshot::{self, Manifest, ManifestFile};
-use sessiond::model::{Digest, FileKind};
+use sessiond::codec::snapshot::{self, Manifest};
+use sessiond::model::{Digest, FileAt, FileKind, NamedFile};
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, append, transcript};
@@ -96,14 +96,16 @@ fn a_snapshot_stands_for_the_entries_before_it() {
         seq: 2,
         digest: Digest::of(&entry),
         at: "2026-05-01T12:00:00Z".parse().unwrap(),
-        files: vec![ManifestFile {
+        files: vec![NamedFile {
             path: "projects/-work-app/s1.jsonl".parse().unwrap(),
-            kind: FileKind::Append,
-            len: bytes.len() as u64,
-            sha256: Digest::of(&bytes),
-            mode: 0o600,
-            mtime_ns: 1_700_000_000_000_000_000,
-            seq: 2,
+            at: FileAt {
+                kind: FileKind::Append,
+                len: bytes.len() as u64,
+                sha256: Digest::of(&bytes),
+                mode: 0o600,
+                mtime_ns: 1_700_000_000_000_000_000,
+                seq: 2,
+            },
         }],
     };
     std::fs::create_dir(folder.join("snap")).unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use sessiond::error::Kind;
 use sessiond::index::sql::SqlIndex;
-use sessiond::index::{EntryRow, Failure, FenceRow, FileRow, Filter, Index, Record, Recorded, SessionRow};
-use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, Part, Seq};
+use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionRow};
+use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Seq};
 
 use crate::support::servers::postgres;
 
@@ -119,7 +119,7 @@ async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
     index.sessions(filter).await.unwrap().sessions.into_iter().map(|row| row.id).collect()
 }
 
-type Rows = (Option<SessionRow>, Vec<FileRow>, Vec<EntryRow>);
+type Rows = (Option<SessionRow>, Vec<NamedFile>, Vec<EntryRow>);
 
 async fn rows(index: &SqlIndex, log: &LogId) -> Rows {
     (index.session(log).await.unwrap(), index.files(log).await.unwrap(), index.entries(log).await.unwrap())
@@ -140,7 +140,10 @@ async fn a_record_counts_once(place: Place) {
     let session = before.0.unwrap();
     assert_eq!((session.head, session.raw_bytes, session.stored_bytes, session.status.as_str()), (2, 10, 100, "active"));
     assert_eq!((session.created, session.updated), (at(1), at(2)));
-    assert_eq!((before.1[0].len, before.1[0].seq, before.1[0].mode, before.1[0].mtime_ns), (10, 2, 0o600, 1_700_000_000_123_456_789));
+    assert_eq!(
+        (before.1[0].at.len, before.1[0].at.seq, before.1[0].at.mode, before.1[0].at.mtime_ns),
+        (10, 2, 0o600, 1_700_000_000_123_456_789)
+    );
     assert_eq!(before.2.iter().map(|row| row.kind.as_str()).collect::<Vec<_>>(), ["claim", "delta"]);
     // An entry by a clock that goes wrong does not take the session back in time.
     let mut third = entry(&log, 3, vec![part("a.jsonl", 10, 5)]);
@@ -208,7 +211,7 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
     let (session, files, entries) = rows(&one, &log).await;
     let session = session.unwrap();
     assert_eq!((session.head, session.raw_bytes, session.stored_bytes), (12, 120, 600));
-    assert_eq!((files.len(), files[0].len, entries.len()), (1, 120, 12));
+    assert_eq!((files.len(), files[0].at.len, entries.len()), (1, 120, 12));
 }
 
 async fn racing_logs_all_arrive(place: Place) {
@@ -238,7 +241,7 @@ async fn moves_rename_and_replace(place: Place) {
     let mut second = entry(&log, 2, vec![part("a", 0, 9)]);
     second.header.moves = vec![moved("a", "b"), moved("missing", "c"), moved("c", "c"), moved("b", "B/x")];
     index.record(&second).await.unwrap();
-    let files: Vec<_> = index.files(&log).await.unwrap().into_iter().map(|row| (row.path, row.len, row.seq)).collect();
+    let files: Vec<_> = index.files(&log).await.unwrap().into_iter().map(|row| (row.path.to_string(), row.at.len, row.at.seq)).collect();
     // By bytes of the path, on both databases.
     assert_eq!(files, [("B/x".to_owned(), 1, 1), ("a".to_owned(), 9, 2), ("c".to_owned(), 3, 1)]);
 }

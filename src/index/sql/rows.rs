@@ -8,8 +8,8 @@ use sqlx::any::AnyRow;
 
 use super::fault::Fault;
 use crate::error::{Error, Result};
-use crate::index::{EntryRow, Failure, FenceRow, FileRow, SessionRow};
-use crate::model::{EntryKind, FileKind, LogId};
+use crate::index::{EntryRow, Failure, FenceRow, SessionRow};
+use crate::model::{EntryKind, FileAt, FileKind, LogId, NamedFile};
 
 /// Longest text of a fact or message, in bytes; titles and errors are a line.
 pub(super) const LONGEST: usize = 4096;
@@ -115,21 +115,22 @@ pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
 }
 
 /// A file.
-pub(super) fn file(row: &AnyRow) -> Result<FileRow, Fault> {
+pub(super) fn file(row: &AnyRow) -> Result<NamedFile, Fault> {
     let kind = text(row, "kind")?;
-    Ok(FileRow {
-        path: text(row, "path")?,
-        kind: match kind.as_str() {
-            "append" => FileKind::Append,
-            "whole" => FileKind::Whole,
-            _ => return Err(damaged("kind", &kind).into()),
-        },
+    let kind = match kind.as_str() {
+        "append" => FileKind::Append,
+        "whole" => FileKind::Whole,
+        _ => return Err(damaged("kind", &kind).into()),
+    };
+    let at = FileAt {
+        kind,
         len: count(row, "len")?,
         sha256: parsed(row, "sha256")?,
         mode: small(row, "mode")?,
         mtime_ns: row.try_get("mtime_ns")?,
         seq: count(row, "seq")?,
-    })
+    };
+    Ok(NamedFile { path: parsed(row, "path")?, at })
 }
 
 /// An entry.
