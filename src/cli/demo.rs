@@ -22,7 +22,7 @@ const MOST_LINES: u32 = 2000;
 #[command(after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary folder.")]
 pub struct Args {
     /// Keep the temporary folder and say where it is
-    #[arg(long)]
+    #[arg(long, env = "SESSIOND_KEEP")]
     pub keep: bool,
 
     /// Be the sample agent: append to this transcript until killed

@@ -15,7 +15,7 @@ pub struct Args {
     pub wait: bool,
 
     /// Only this session (its whole id)
-    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID")]
+    #[arg(long, env = "SESSIOND_FLUSH_SESSION", value_name = "ID")]
     pub session: Option<String>,
 
     /// With --wait: fail after this long [default: never]

@@ -20,7 +20,7 @@ pub struct CompletionsArgs {
 #[command(after_help = "Example:\n  sessiond man | man -l -")]
 pub struct ManArgs {
     /// Write sessiond.1, sessiond-run.1, … into this folder
-    #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
+    #[arg(long, env = "SESSIOND_MAN_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 }
 

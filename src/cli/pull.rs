@@ -19,7 +19,7 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond pull 3f2a --to /tmp/look")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(env = "SESSIOND_SESSION", value_name = "ID")]
+    #[arg(value_name = "ID")]
     pub id: String,
 
     /// Where to put it; must not hold other files of the same names [default: ./ID]

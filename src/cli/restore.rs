@@ -15,7 +15,7 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond restore 3f2a --if-exists && claude --resume 3f2a…")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["all", "latest"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["all", "latest"])]
     pub id: Option<String>,
 
     /// Every session of the agent

@@ -12,7 +12,7 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged.")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(env = "SESSIOND_SESSION", value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
     pub id: Option<String>,
 
     /// Every session and project log of the agent
