@@ -7,9 +7,11 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod cutter_model;
 mod index_contract;
 mod index_faults;
 mod layers;
 mod store_contract;
+mod streaming;
 mod support;
 mod support_test;
