@@ -113,6 +113,7 @@ impl Shipment {
     }
 
     async fn turn(&mut self, context: &Context, ledger: &mut Ledger, last: bool, shipped: &mut Shipped) -> Result<Turn> {
+        let tried_before = self.pending.is_some();
         let (encoded, cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
@@ -157,8 +158,9 @@ impl Shipment {
                 let settled = self.settle(ledger, cut, shipped);
                 self.save(context, ledger, false);
                 feed(context, &self.id, ledger, &encoded, facts);
-                // What was appended since the look is the next flush's.
-                if more { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
+                // What was appended since the look is the next flush's; but an entry that is tried again is of an
+                // older flush's look.
+                if more || tried_before { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
             }
             Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
         }
