@@ -335,7 +335,12 @@ impl Streamer {
                 slot.status.unfinished_bytes = shipped.torn;
                 slot.status.durable_bytes = shipped.durable;
                 slot.seen = shipped.seen;
-                slot.paths = shipped.present;
+                if slot.again {
+                    // Some may have come since the look, and only their names say where to find them.
+                    slot.paths.extend(shipped.present);
+                } else {
+                    slot.paths = shipped.present;
+                }
                 if shipped.entries > 0 {
                     tracing::debug!(session = %name, head = slot.status.head, bytes = shipped.bytes, "flushed");
                 }
