@@ -13,6 +13,9 @@ use crate::log::ledger::{FileCursor, WINDOW, tail_of};
 use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat};
 use crate::sys::{Folder, ItemKind, OpenFile};
 
+/// What a part takes of the room besides its bytes and its path: bounds the header of an entry of many small files.
+const PART: u64 = 1 << 10;
+
 /// What a look found.
 #[derive(Debug, Default)]
 pub struct Cut {
@@ -86,9 +89,9 @@ impl Look<'_> {
                 match self.look_at(path, kind, stat, cut.cursors.get(path), room) {
                     Ok(None) => {}
                     Ok(Some(found)) => {
-                        room = room.saturating_sub(found.bytes.len() as u64);
                         cut.more |= found.more;
                         if let Some(start) = found.start {
+                            room = room.saturating_sub(found.bytes.len() as u64 + path.as_str().len() as u64 + PART);
                             cut.parts.push(part(path, start, &found));
                             cut.bodies.push(found.bytes);
                         }
@@ -258,7 +261,8 @@ impl Found {
 
     fn read(&mut self, file: &dyn OpenFile, stat: &Stat, kind: FileKind, room: u64, last: bool) -> std::io::Result<()> {
         let left = stat.size.saturating_sub(self.from);
-        let most = left.min(MOST_RAW);
+        // Together with what is in the entry already.
+        let most = left.min(MOST_RAW - (CUT_AT - room));
         // What is replaced as one goes out as one, if it can.
         let mut want = if kind == FileKind::Whole { most } else { left.min(room) };
         loop {
