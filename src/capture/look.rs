@@ -141,6 +141,10 @@ impl Look<'_> {
 
     /// A path that is gone and a new one that is the same file: it was moved, and nothing needs to be shipped again.
     fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, Stat)>, cut: &mut Cut) {
+        // What stands under a path of a project's log may be another's by now.
+        if self.name.is_project() {
+            return;
+        }
         let gone: Vec<RelPath> = cut.cursors.keys().filter(|path| !seen.contains_key(*path)).cloned().collect();
         for from in gone {
             let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else { continue };
@@ -182,6 +186,8 @@ impl Look<'_> {
         let stat = Stat { size: stat.size.min(now.size), ..now };
         let unchanged_so_far = match cursor {
             None => false,
+            // Another may have changed the stored one meanwhile: all of it, or nothing.
+            Some(cursor) if self.name.is_project() && cursor.len == cursor.stat.size => false,
             Some(cursor) => still_begins(&*file, &stat, cursor)?,
         };
         let mut found = match cursor {
