@@ -124,8 +124,7 @@ impl World {
 
     pub async fn stored_on(&self, name: &str, branch: Option<WriterId>) -> Option<Files> {
         let target = tempfile::tempdir_in(self.temp.path()).unwrap();
-        let context =
-            restore::Context { folder: Arc::new(Disk::new(target.path())), profile: self.profile.clone(), logs: self.logs() };
+        let context = restore::Context { folder: Arc::new(Disk::new(target.path())), profile: self.profile.clone(), logs: self.logs() };
         let options = restore::Options { branch, ..restore::Options::default() };
         match restore::restore(&context, &self.id(name), &options).await {
             Ok(_) => Some(files_below(target.path())),
@@ -147,7 +146,11 @@ impl World {
             if stored.as_deref() == Some(bytes) {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "{path} of {name} is not stored after {within:?}: {:?}", stored.map(|b| b.len()));
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{path} of {name} is not stored after {within:?}: {:?}",
+                stored.map(|b| b.len())
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
