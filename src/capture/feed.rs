@@ -80,7 +80,8 @@ impl Feed {
         self.arrived.notify_one();
     }
 
-    fn try_next(&self) -> Option<News> {
+    /// The next thing, if there is one.
+    pub fn try_next(&self) -> Option<News> {
         let mut waiting = self.lock();
         if let Some(record) = waiting.records.pop_front() {
             return Some(News::Entry(Box::new(record)));

@@ -19,6 +19,9 @@ use crate::sys::{Folder, ItemKind, OpenFile};
 /// kernel's clock for files ticks every few milliseconds. Only what is replaced as one is written so.
 const TICK_NS: i64 = 50_000_000;
 
+/// What a part takes of the room besides its bytes and its path: bounds the header of an entry of many small files.
+const PART: u64 = 1 << 10;
+
 /// What a look found.
 #[derive(Debug, Default)]
 pub struct Cut {
@@ -94,9 +97,9 @@ impl Look<'_> {
                 match self.look_at(path, kind, stat, cut.cursors.get(path), room) {
                     Ok(None) => {}
                     Ok(Some(found)) => {
-                        room = room.saturating_sub(found.bytes.len() as u64);
                         cut.more |= found.more;
                         if let Some(start) = found.start {
+                            room = room.saturating_sub(found.bytes.len() as u64 + path.as_str().len() as u64 + PART);
                             cut.parts.push(part(path, start, &found));
                             cut.bodies.push(found.bytes);
                         }
@@ -148,6 +151,10 @@ impl Look<'_> {
 
     /// A path that is gone and a new one that is the same file: it was moved, and nothing needs to be shipped again.
     fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, Stat)>, cut: &mut Cut) {
+        // What stands under a path of a project's log may be another's by now.
+        if self.name.is_project() {
+            return;
+        }
         let gone: Vec<RelPath> = cut.cursors.keys().filter(|path| !seen.contains_key(*path)).cloned().collect();
         for from in gone {
             let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else { continue };
@@ -189,6 +196,8 @@ impl Look<'_> {
         let stat = Stat { size: stat.size.min(now.size), ..now };
         let unchanged_so_far = match cursor {
             None => false,
+            // Another may have changed the stored one meanwhile: all of it, or nothing.
+            Some(cursor) if self.name.is_project() && cursor.len == cursor.stat.size && cursor.stat != stat => false,
             Some(cursor) => still_begins(&*file, &stat, cursor)?,
         };
         let mut found = match cursor {
@@ -270,7 +279,8 @@ impl Found {
 
     fn read(&mut self, file: &dyn OpenFile, stat: &Stat, kind: FileKind, room: u64, last: bool) -> std::io::Result<()> {
         let left = stat.size.saturating_sub(self.from);
-        let most = left.min(MOST_RAW);
+        // Together with what is in the entry already.
+        let most = left.min(MOST_RAW - (CUT_AT - room));
         // What is replaced as one goes out as one, if it can.
         let mut want = if kind == FileKind::Whole { most } else { left.min(room) };
         loop {

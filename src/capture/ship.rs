@@ -3,7 +3,7 @@
 //! Owns the steps of a flush and what a fenced writer does. Does not own when a flush happens or is tried again
 //! (`streamer`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Context;
 use super::adopt::adopt;
@@ -32,6 +32,8 @@ pub struct Shipment {
     pending: Option<(Encoded, Cut)>,
     /// The ledger on disk is known to be behind: ask the bucket.
     outdated: bool,
+    /// How far the files of a project were shipped when somebody else wrote.
+    overtaken: BTreeMap<RelPath, FileCursor>,
 }
 
 /// What a flush did.
@@ -54,7 +56,7 @@ pub struct Shipped {
 impl Shipment {
     /// A log of which nothing is known yet.
     pub fn new(id: LogId) -> Self {
-        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false }
+        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false, overtaken: BTreeMap::new() }
     }
 
     /// Whether an entry's fate is unknown.
@@ -93,6 +95,9 @@ impl Shipment {
                 // Somebody else wrote: ask the bucket again.
                 Turn::Again => {
                     self.outdated = true;
+                    if self.id.name.is_project() {
+                        self.overtaken = ledger.files;
+                    }
                     races += 1;
                     if races > MOST_RACES {
                         return Err(Error::unavailable(format!("write to {}: lost the race {races} times", self.id)));
@@ -104,15 +109,19 @@ impl Shipment {
 
     async fn find_ledger(&mut self, context: &Context) -> Result<Ledger> {
         let here = Ledger::load(&*context.folder, &context.logs.store.address(), &self.id).filter(|_| !self.outdated);
-        let ledger = match here {
+        let mut ledger = match here {
             Some(ledger) => ledger,
             None => adopt(context, &self.id).await?,
         };
+        // What we shipped and did not change since is not new: where the log differs, the other's is newer.
+        let whole = std::mem::take(&mut self.overtaken).into_iter().filter(|(_, cursor)| cursor.len == cursor.stat.size);
+        ledger.files.extend(whole);
         self.outdated = false;
         Ok(ledger)
     }
 
     async fn turn(&mut self, context: &Context, ledger: &mut Ledger, last: bool, shipped: &mut Shipped) -> Result<Turn> {
+        let tried_before = self.pending.is_some();
         let (encoded, cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
@@ -158,8 +167,9 @@ impl Shipment {
                 let settled = self.settle(ledger, cut, shipped);
                 self.save(context, ledger, false);
                 feed(context, &self.id, ledger, &encoded, facts);
-                // What was appended since the look is the next flush's.
-                if more { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
+                // What was appended since the look is the next flush's; but an entry that is tried again is of an
+                // older flush's look.
+                if more || tried_before { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
             }
             Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
         }

@@ -341,7 +341,12 @@ impl Streamer {
                 slot.status.unfinished_bytes = shipped.torn;
                 slot.status.durable_bytes = shipped.durable;
                 slot.seen = shipped.seen;
-                slot.paths = shipped.present;
+                if slot.again {
+                    // Some may have come since the look, and only their names say where to find them.
+                    slot.paths.extend(shipped.present);
+                } else {
+                    slot.paths = shipped.present;
+                }
                 if shipped.entries > 0 {
                     tracing::debug!(session = %name, head = slot.status.head, bytes = shipped.bytes, "flushed");
                 }
@@ -465,6 +470,10 @@ impl Streamer {
         }
         let (context, root) = (self.context.clone(), self.root.clone());
         for path in changed.paths {
+            if path == root {
+                let scanning = self.watch.refresh();
+                self.note_scanning(scanning);
+            }
             let relative = path.strip_prefix(&root).ok().and_then(|path| path.to_str());
             let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else { continue };
             match context.folder.stat(&relative) {
@@ -510,7 +519,8 @@ impl Streamer {
                     .iter()
                     .filter(|(name, files)| {
                         let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
-                        self.slots.get(*name).is_none_or(|slot| !slot.flying && slot.due.is_none() && slot.seen != print)
+                        // Also while a flush is under way: it may have looked before the change.
+                        self.slots.get(*name).is_none_or(|slot| slot.seen != print)
                     })
                     .map(|(name, _)| name.clone())
                     .collect();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use notify::event::{EventKind, ModifyKind};
@@ -92,6 +93,8 @@ struct Watching {
     watcher: RecommendedWatcher,
     /// The root that is watched; another one may take its name.
     root: (u64, u64),
+    /// One of the folders was deleted or renamed: its watch went with it, and a new one may get its name and its number.
+    lost: Arc<AtomicBool>,
     /// Folders directly below it, each watched with all that is in it.
     tops: BTreeSet<(String, u64)>,
 }
@@ -109,14 +112,23 @@ impl DiskWatch {
             notify::ErrorKind::MaxFilesWatch => "the limit of watches is reached; raise fs.inotify.max_user_watches".to_owned(),
             _ => error.to_string(),
         };
-        if self.watching.as_ref().is_none_or(|watching| watching.root != root) {
-            // Let go of the old one first: it holds watches that count.
-            self.watching = None;
-            let hints = self.hints.clone();
+        if self.watching.as_ref().is_none_or(|watching| watching.root != root || watching.lost.load(Ordering::Relaxed)) {
+            // Let go of the old one first: it holds watches that count. What happened since it broke made no event.
+            if self.watching.take().is_some() {
+                self.hints.rescan();
+            }
+            let (hints, lost) = (self.hints.clone(), Arc::new(AtomicBool::new(false)));
+            let (watched, profile, loses) = (self.root.clone(), self.profile.clone(), lost.clone());
             let config = notify::Config::default().with_follow_symlinks(false);
-            let mut watcher = RecommendedWatcher::new(move |event| note(&hints, event), config).map_err(say)?;
+            let note = move |event: notify::Result<notify::Event>| {
+                if event.as_ref().is_ok_and(|event| is_loss(&watched, &*profile, event)) {
+                    loses.store(true, Ordering::Relaxed);
+                }
+                note(&hints, event);
+            };
+            let mut watcher = RecommendedWatcher::new(note, config).map_err(say)?;
             watcher.watch(&self.root, RecursiveMode::NonRecursive).map_err(say)?;
-            self.watching = Some(Watching { watcher, root, tops: BTreeSet::new() });
+            self.watching = Some(Watching { watcher, root, lost, tops: BTreeSet::new() });
         }
         let Some(watching) = &mut self.watching else { return Ok(()) };
         for item in self.folder.list(None).map_err(|error| error.to_string())? {
@@ -160,6 +172,15 @@ fn note(hints: &Hints, event: notify::Result<notify::Event>) {
         Ok(event) => event.paths.into_iter().filter(|path| !is_ours(path)).for_each(|path| hints.path(path)),
         Err(_) => hints.rescan(),
     }
+}
+
+/// Whether the root or a folder directly below it lost its name.
+fn is_loss(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
+    let top = |path: &Path| {
+        let below = path.strip_prefix(root).ok().and_then(Path::to_str);
+        below.is_some_and(|below| below.is_empty() || (!below.contains('/') && below.parse().is_ok_and(|below| profile.enter(&below))))
+    };
+    matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))) && event.paths.iter().any(|path| top(path))
 }
 
 fn is_ours(path: &Path) -> bool {

@@ -9,12 +9,14 @@
 )]
 
 mod bad_input;
+mod cutter_model;
 mod format;
 mod index_contract;
 mod index_faults;
 mod layers;
 mod program;
 mod store_contract;
+mod streaming;
 mod support;
 mod support_test;
 mod torture;

@@ -7,6 +7,7 @@ pub mod fetch;
 pub mod proxy;
 pub mod reaper;
 pub mod servers;
+pub mod world;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

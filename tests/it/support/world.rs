@@ -1,0 +1,395 @@
+//! A small world for capture: an agent's folder, a bucket in a folder, and decorators that count, fail and hang.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use sessiond::agent::Profile;
+use sessiond::agent::claude_code::ClaudeCode;
+use sessiond::capture::watch::{DiskWatch, Hints, NoWatch, Watch};
+use sessiond::capture::{self, Feed, Handle, Streamer};
+use sessiond::error::{Error, Result};
+use sessiond::index::Index;
+use sessiond::index::sql::SqlIndex;
+use sessiond::log::fence::Wanted;
+use sessiond::log::{Fencing, Logs};
+use sessiond::model::{LogId, RelPath, Stat, WriterId};
+use sessiond::restore;
+use sessiond::store::file::FileStore;
+use sessiond::store::{Created, Page, Store};
+use sessiond::sys::{Disk, Folder, Item, Meta, OpenFile, Owner, SystemChance, SystemClock};
+use tokio::sync::watch;
+
+/// Files by path below the root.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+/// A bucket and a folder of an agent.
+pub struct World {
+    temp: tempfile::TempDir,
+    pub store: Arc<FaultyStore>,
+    index: Arc<dyn Index>,
+    pub profile: Arc<dyn Profile>,
+    pub feed: Arc<Feed>,
+}
+
+impl World {
+    pub fn new() -> World {
+        let temp = tempfile::Builder::new().prefix("sessiond-it-").tempdir().unwrap();
+        std::fs::create_dir(temp.path().join("root")).unwrap();
+        let store = Arc::new(FaultyStore::new(Arc::new(FileStore::open(temp.path().join("bucket")).unwrap())));
+        let index = SqlIndex::open(&format!("sqlite://{}", temp.path().join("index.db").display())).unwrap();
+        World {
+            temp,
+            store,
+            index: Arc::new(index),
+            profile: Arc::new(ClaudeCode::new("claude-code".parse().unwrap())),
+            feed: Arc::new(Feed::default()),
+        }
+    }
+
+    /// The agent's folder.
+    pub fn root(&self) -> PathBuf {
+        self.temp.path().join("root")
+    }
+
+    /// Another agent's folder, or a place for anything else.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    pub fn logs(&self) -> Logs {
+        Logs {
+            store: self.store.clone(),
+            fence: Arc::new(Fencing::new(Wanted::Auto, self.index.clone(), false)),
+            namespace: "test".parse().unwrap(),
+            agent: self.profile.name().clone(),
+            clock: Arc::new(SystemClock),
+            chance: Arc::new(SystemChance),
+        }
+    }
+
+    pub fn id(&self, name: &str) -> LogId {
+        self.logs().id(name.parse().unwrap())
+    }
+
+    pub fn context(&self) -> capture::Context {
+        self.context_of(Arc::new(Disk::new(self.root())))
+    }
+
+    pub fn context_of(&self, folder: Arc<dyn Folder>) -> capture::Context {
+        capture::Context {
+            folder,
+            profile: self.profile.clone(),
+            logs: self.logs(),
+            feed: self.feed.clone(),
+            flush_interval: Duration::from_millis(200),
+            parallel: 8,
+        }
+    }
+
+    /// Streams the agent's folder as the daemon does.
+    pub fn stream(&self) -> Handle {
+        self.stream_at(self.root(), self.context())
+    }
+
+    pub fn stream_at(&self, root: PathBuf, context: capture::Context) -> Handle {
+        let hints = Arc::new(Hints::default());
+        let watch = DiskWatch::new(root.clone(), context.folder.clone(), self.profile.clone(), hints.clone());
+        Streamer::start(context, root, hints, Box::new(watch)).unwrap()
+    }
+
+    /// Streams without any event of the file system.
+    pub fn stream_unwatched(&self) -> Handle {
+        let watch: Box<dyn Watch> = Box::new(NoWatch);
+        Streamer::start(self.context(), self.root(), Arc::new(Hints::default()), watch).unwrap()
+    }
+
+    pub fn write(&self, path: &str, bytes: impl AsRef<[u8]>) {
+        write(&self.root().join(path), bytes);
+    }
+
+    pub fn append(&self, path: &str, bytes: impl AsRef<[u8]>) {
+        append(&self.root().join(path), bytes);
+    }
+
+    /// What a restore of a log brings back; none if the bucket does not have it.
+    pub async fn stored(&self, name: &str) -> Option<Files> {
+        self.stored_on(name, None).await
+    }
+
+    pub async fn stored_on(&self, name: &str, branch: Option<WriterId>) -> Option<Files> {
+        let target = tempfile::tempdir_in(self.temp.path()).unwrap();
+        let context = restore::Context { folder: Arc::new(Disk::new(target.path())), profile: self.profile.clone(), logs: self.logs() };
+        let options = restore::Options { branch, ..restore::Options::default() };
+        match restore::restore(&context, &self.id(name), &options).await {
+            Ok(_) => Some(files_below(target.path())),
+            Err(error) if error.kind() == sessiond::error::Kind::NotFound => None,
+            Err(error) => panic!("{name} cannot be restored: {error}"),
+        }
+    }
+
+    /// The stored bytes of one file; none if the bucket does not have it.
+    pub async fn stored_file(&self, name: &str, path: &str) -> Option<Vec<u8>> {
+        self.stored(name).await?.remove(path)
+    }
+
+    /// Waits until the bucket has these bytes of a file, without asking for a flush.
+    pub async fn wait_for(&self, name: &str, path: &str, bytes: &[u8], within: Duration) {
+        let deadline = tokio::time::Instant::now() + within;
+        loop {
+            let stored = self.stored_file(name, path).await;
+            if stored.as_deref() == Some(bytes) {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{path} of {name} is not stored after {within:?}: {:?}",
+                stored.map(|b| b.len())
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The numbers of a log's entries, which must have no gap.
+    pub async fn numbers(&self, name: &str) -> usize {
+        let entries = self.logs().entries(&self.id(name), 0).await.unwrap();
+        let numbers: Vec<u64> = entries.iter().map(|entry| entry.seq).collect();
+        assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>(), "the numbers of {name} have a gap");
+        numbers.len()
+    }
+
+    /// Bytes of a log's entries before compression: what was uploaded of its files.
+    pub async fn uploaded(&self, name: &str) -> u64 {
+        let (logs, id) = (self.logs(), self.id(name));
+        let mut bytes = 0;
+        for entry in logs.entries(&id, 0).await.unwrap() {
+            bytes += logs.read(&id, entry.seq).await.unwrap().unwrap().header.body_len();
+        }
+        bytes
+    }
+
+    pub async fn branches(&self, name: &str) -> Vec<WriterId> {
+        self.logs().branches(&self.id(name)).await.unwrap()
+    }
+
+    /// What a volume looks like that was lost in part: the agent's files are there, the right to write is not.
+    pub fn lose_ledgers(&self) {
+        let _ = std::fs::remove_dir_all(self.root().join(".sessiond"));
+    }
+}
+
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+pub fn append(path: &Path, bytes: impl AsRef<[u8]>) {
+    use std::io::Write;
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(bytes.as_ref()).unwrap();
+}
+
+/// Every regular file below a folder, without our own state.
+pub fn files_below(root: &Path) -> Files {
+    let mut files = Files::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(folder) = open.pop() {
+        for item in std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap()) {
+            let kind = item.file_type().unwrap();
+            if kind.is_dir() && item.file_name() != ".sessiond" {
+                open.push(item.path());
+            } else if kind.is_file() {
+                let name = item.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, std::fs::read(item.path()).unwrap());
+            }
+        }
+    }
+    files
+}
+
+type Refuse = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// A store that counts its requests, and fails or hangs as it is told.
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
+    requests: AtomicU64,
+    writes: AtomicU64,
+    refuse: Mutex<Option<Refuse>>,
+    /// Writes wait while this is true.
+    hold: watch::Sender<bool>,
+}
+
+impl FaultyStore {
+    fn new(inner: Arc<dyn Store>) -> Self {
+        FaultyStore {
+            inner,
+            requests: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            refuse: Mutex::default(),
+            hold: watch::Sender::new(false),
+        }
+    }
+
+    /// All requests so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// Writes so far, also those that failed.
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    /// Requests for keys that hold this text fail from now on.
+    pub fn refuse(&self, text: &str) {
+        let text = text.to_owned();
+        *self.refuse.lock().unwrap() = Some(Box::new(move |key| key.contains(&text)));
+    }
+
+    pub fn recover(&self) {
+        *self.refuse.lock().unwrap() = None;
+    }
+
+    /// Writes hang from now on, until `release`.
+    pub fn hold(&self) {
+        self.hold.send_replace(true);
+    }
+
+    pub fn release(&self) {
+        self.hold.send_replace(false);
+    }
+
+    async fn admit(&self, key: &str, writes: bool) -> Result<()> {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        if writes {
+            self.writes.fetch_add(1, Ordering::SeqCst);
+            let _ = self.hold.subscribe().wait_for(|hold| !hold).await;
+        }
+        if self.refuse.lock().unwrap().as_ref().is_some_and(|refuse| refuse(key)) {
+            return Err(Error::unavailable(format!("ask for {key}: the test says no")));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+        self.admit(key, true).await?;
+        self.inner.create(key, body).await
+    }
+
+    async fn put(&self, key: &str, body: Bytes) -> Result<()> {
+        self.admit(key, true).await?;
+        self.inner.put(key, body).await
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Bytes>> {
+        self.admit(key, false).await?;
+        self.inner.get(key).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        self.admit(prefix, false).await?;
+        self.inner.list(prefix, after).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.admit(key, true).await?;
+        self.inner.delete(key).await
+    }
+
+    fn fences_by_itself(&self) -> Option<bool> {
+        self.inner.fences_by_itself()
+    }
+
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+}
+
+/// A folder that counts the bytes read from the agent's files, and refuses to open one of them.
+pub struct CountingFolder {
+    inner: Disk,
+    read: Arc<AtomicU64>,
+    closed: Mutex<Option<String>>,
+}
+
+impl CountingFolder {
+    pub fn new(root: PathBuf) -> Self {
+        CountingFolder { inner: Disk::new(root), read: Arc::default(), closed: Mutex::default() }
+    }
+
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::SeqCst)
+    }
+
+    /// Files whose path holds this text cannot be opened any more; none opens all again.
+    pub fn close(&self, text: Option<&str>) {
+        *self.closed.lock().unwrap() = text.map(str::to_owned);
+    }
+}
+
+struct CountingFile {
+    inner: Box<dyn OpenFile>,
+    read: Arc<AtomicU64>,
+}
+
+impl OpenFile for CountingFile {
+    fn stat(&self) -> io::Result<Stat> {
+        self.inner.stat()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let got = self.inner.read_at(buffer, offset)?;
+        self.read.fetch_add(got as u64, Ordering::SeqCst);
+        Ok(got)
+    }
+}
+
+impl Folder for CountingFolder {
+    fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
+        self.inner.list(folder)
+    }
+
+    fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
+        self.inner.stat(path)
+    }
+
+    fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>> {
+        if self.closed.lock().unwrap().as_ref().is_some_and(|text| path.as_str().contains(text)) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let file = self.inner.open(path)?;
+        Ok(file.map(|inner| Box::new(CountingFile { inner, read: self.read.clone() }) as Box<dyn OpenFile>))
+    }
+
+    fn read(&self, path: &RelPath) -> io::Result<Option<Vec<u8>>> {
+        self.inner.read(path)
+    }
+
+    fn replace(&self, path: &RelPath, bytes: &[u8], durable: bool) -> io::Result<()> {
+        self.inner.replace(path, bytes, durable)
+    }
+
+    fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(path, offset, bytes)
+    }
+
+    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
+        self.inner.finish(path, meta)
+    }
+
+    fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()> {
+        self.inner.rename(from, to, owner)
+    }
+
+    fn remove(&self, path: &RelPath) -> io::Result<()> {
+        self.inner.remove(path)
+    }
+}
