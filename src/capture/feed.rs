@@ -32,6 +32,26 @@ struct Waiting {
     records: VecDeque<Record>,
     stale: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
+    /// The index is being told something.
+    in_hand: bool,
+}
+
+impl Waiting {
+    fn take(&mut self) -> Option<News> {
+        if let Some(record) = self.records.pop_front() {
+            return Some(News::Entry(Box::new(record)));
+        }
+        if let Some(name) = self.stale.pop_first() {
+            return Some(News::Stale(name));
+        }
+        self.failures.pop_front().map(News::Failed)
+    }
+
+    fn take_in_hand(&mut self) -> Option<News> {
+        let news = self.take();
+        self.in_hand = news.is_some();
+        news
+    }
 }
 
 /// What the index is still to learn.
@@ -80,21 +100,14 @@ impl Feed {
 
     /// The next thing, if there is one.
     pub fn try_next(&self) -> Option<News> {
-        let mut waiting = self.lock();
-        if let Some(record) = waiting.records.pop_front() {
-            return Some(News::Entry(Box::new(record)));
-        }
-        if let Some(name) = waiting.stale.pop_first() {
-            return Some(News::Stale(name));
-        }
-        waiting.failures.pop_front().map(News::Failed)
+        self.lock().take()
     }
 
-    /// Waits for the next thing.
+    /// Waits for the next thing. It counts as waiting until the one after it is asked for.
     pub async fn next(&self) -> News {
         loop {
             let arrived = self.arrived.notified();
-            if let Some(news) = self.try_next() {
+            if let Some(news) = self.lock().take_in_hand() {
                 return news;
             }
             arrived.await;
@@ -104,7 +117,7 @@ impl Feed {
     /// Logs and failures that wait.
     pub fn len(&self) -> usize {
         let waiting = self.lock();
-        waiting.records.len() + waiting.stale.len() + waiting.failures.len()
+        waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.in_hand)
     }
 
     /// Whether the index knows all there is.

@@ -156,16 +156,18 @@ async fn take_over(
 ) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
     // A project's log is anybody's: nothing to take over.
+    let mut taken = true;
     if !id.name.is_project() {
-        let Some(claim) = context.logs.claim(id, &mut pen).await? else { return Ok(false) };
-        report.claim = Some(claim);
+        report.claim = context.logs.claim(id, &mut pen).await?;
+        taken = report.claim.is_some();
         report.head = pen.seq;
     }
     report.writer = Some(pen.writer.to_string());
+    // Also if it was not: the next attempt must know that what it finds in place is the log's, or it were a conflict.
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
     ledger.files = files;
     ledger.save(&*context.folder, true)?;
-    Ok(true)
+    Ok(taken)
 }
 
 async fn finish(
@@ -193,7 +195,11 @@ async fn finish(
     if options.dry_run {
         return Ok(Some(report));
     }
-    let cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    let mut cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    if assembly.state.seq < head.seq {
+        // The log's end holds something else of these files than what they go on from.
+        cursors.values_mut().for_each(FileCursor::distrust);
+    }
     if !options.claim {
         return Ok(Some(report));
     }

@@ -6,6 +6,7 @@ pub mod fetch;
 pub mod proxy;
 pub mod reaper;
 pub mod servers;
+pub mod writers;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
