@@ -127,7 +127,8 @@ impl Shipment {
                     return settled.map(|()| Turn::Clean);
                 }
                 if ledger.pen.ground == Ground::Unclaimed {
-                    match context.logs.claim(&self.id, &mut ledger.pen).await? {
+                    let end = ledger.pen.seq;
+                    match context.logs.claim(&self.id, &mut ledger.pen, end).await? {
                         Some(claim) => {
                             self.save(context, ledger, true);
                             feed(context, &self.id, ledger, &claim, Facts::default());

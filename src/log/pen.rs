@@ -175,24 +175,29 @@ impl Logs {
         }
     }
 
-    /// Takes the log over: writes a claim behind the head that `pen` knows. False if somebody wrote in between; then
-    /// read on and try again.
-    pub async fn claim(&self, id: &LogId, pen: &mut Pen) -> Result<Option<Encoded>> {
+    /// Takes the log over: writes a claim that follows what `pen` knows. It gets the number behind `end`, the last one
+    /// there is: what stands between the two is damaged and passed over. None if somebody wrote in between; then read on
+    /// and try again.
+    pub async fn claim(&self, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
         let mut header = pen.header(id, EntryKind::Claim, self.clock.now(), Vec::new(), Vec::new());
+        let end = end.max(pen.seq);
+        let mut pass_over = |to: Seq| {
+            if to > pen.seq {
+                header.seq = to + 1;
+                header.after = Some(pen.seq);
+            }
+        };
+        pass_over(end);
         if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
             // The row may be ahead of the log by a number whose writer died; pass over it.
             let row = index.fence(id).await?;
-            let reserved = row.as_ref().map_or(0, |row| row.seq);
-            if reserved > pen.seq {
-                header.seq = reserved + 1;
-                header.after = Some(pen.seq);
-            }
+            pass_over(row.as_ref().map_or(0, |row| row.seq).max(end));
             let ours = FenceRow { seq: header.seq, writer: pen.writer.clone() };
             if !index.move_fence(id, row.as_ref(), &ours).await? {
                 return Ok(None);
             }
             let encoded = entry::encode(header, &[])?;
-            let unseen = self.entries(id, pen.seq).await?;
+            let unseen = self.entries(id, end).await?;
             if !unseen.is_empty() {
                 return Ok(None);
             }

@@ -7,7 +7,7 @@ use crate::codec::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::log::ledger::FileCursor;
 use crate::log::state::{FileAt, State};
-use crate::model::{RelPath, RunningHash};
+use crate::model::{RelPath, RunningHash, Seq};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -16,6 +16,8 @@ pub struct Assembly<'a> {
     stage: RelPath,
     /// What the log amounts to so far.
     pub state: State,
+    /// The last entry whose files were all found to be what it says.
+    pub sound: Seq,
     staged: BTreeMap<RelPath, Staged>,
     made: usize,
 }
@@ -34,7 +36,7 @@ pub struct Staged {
 impl<'a> Assembly<'a> {
     /// Begins in `stage`, a folder that nobody else uses.
     pub fn new(folder: &'a dyn Folder, stage: RelPath) -> Self {
-        Assembly { folder, stage, state: State::default(), staged: BTreeMap::new(), made: 0 }
+        Assembly { folder, stage, state: State::default(), sound: 0, staged: BTreeMap::new(), made: 0 }
     }
 
     /// Begins with a snapshot.
@@ -53,6 +55,7 @@ impl<'a> Assembly<'a> {
         }
         self.state.seq = snapshot.manifest.seq;
         self.state.digest = Some(snapshot.manifest.digest);
+        self.sound = self.state.seq;
         Ok(())
     }
 
@@ -72,6 +75,7 @@ impl<'a> Assembly<'a> {
             self.write(&part.path, part.start, bytes)?;
             self.check(&part.path, part.file_sha256, &format!("entry {}", entry.header.seq))?;
         }
+        self.sound = entry.header.seq;
         Ok(())
     }
 

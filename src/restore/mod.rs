@@ -141,7 +141,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     if options.dry_run {
         return Ok(Some(Some(report)));
     }
-    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest };
+    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
     let taken = take_over(context, id, head, ledger.files, &mut report).await?;
     Ok(Some(taken.then_some(report)))
 }
@@ -158,7 +158,7 @@ async fn take_over(
     // A project's log is anybody's: nothing to take over.
     let mut taken = true;
     if !id.name.is_project() {
-        report.claim = context.logs.claim(id, &mut pen).await?;
+        report.claim = context.logs.claim(id, &mut pen, head.end).await?;
         taken = report.claim.is_some();
         report.head = pen.seq;
     }
@@ -183,7 +183,7 @@ async fn finish(
     let mut report = Report {
         session: id.name.to_string(),
         seq: assembly.state.seq,
-        head: head.seq,
+        head: head.end,
         writer: None,
         objects: plan.objects(),
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),

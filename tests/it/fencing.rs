@@ -45,7 +45,7 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
     let Some(server) = s3() else { return };
     for lax in [false, true] {
         let proxy = CountingProxy::start(server.addr(), lax);
-        let store = Arc::new(S3Store::connect(s3_settings(server, proxy.endpoint(), &server.fresh_bucket())).await.unwrap());
+        let store = Arc::new(S3Store::connect(s3_settings(server, proxy.endpoint())).await.unwrap());
         let place = Place { store, index_is_shared: true, ..Place::files() };
         let races = || proxy.lines().iter().filter(|line| line.starts_with("PUT") && line.contains(".probe")).count();
         for _start in 0..2 {

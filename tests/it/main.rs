@@ -7,6 +7,7 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod bad_bucket;
 mod fencing;
 mod index_contract;
 mod index_faults;

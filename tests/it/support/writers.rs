@@ -5,7 +5,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -56,13 +56,16 @@ pub struct Place {
     pub keep: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-pub fn s3_settings(server: &S3, endpoint: String, bucket: &str) -> S3Settings {
+/// A prefix of its own in the bucket that all these share: a new bucket costs the server a second.
+pub fn s3_settings(server: &S3, endpoint: String) -> S3Settings {
+    static BUCKET: OnceLock<String> = OnceLock::new();
     S3Settings {
+        prefix: uuid::Uuid::new_v4().simple().to_string(),
         endpoint: Some(endpoint),
         region: Some("us-east-1".to_owned()),
         credentials: Some(Credentials { access_key: server.access_key.clone(), secret_key: server.secret_key.clone() }),
         timeout: Duration::from_secs(10),
-        ..S3Settings::new(bucket)
+        ..S3Settings::new(BUCKET.get_or_init(|| server.fresh_bucket()))
     }
 }
 
@@ -78,7 +81,7 @@ impl Place {
     /// A bucket that honours conditions, and an SQLite file.
     pub async fn bucket() -> Option<Place> {
         let server = s3()?;
-        let settings = s3_settings(server, server.endpoint.clone(), &server.fresh_bucket());
+        let settings = s3_settings(server, server.endpoint.clone());
         let store = Arc::new(S3Store::connect(settings).await.unwrap());
         Some(Place { name: "bucket", store, ..Place::files() })
     }
@@ -87,7 +90,7 @@ impl Place {
     pub async fn lax_bucket() -> Option<Place> {
         let (server, database) = (s3()?, postgres()?);
         let proxy = CountingProxy::start(server.addr(), true);
-        let settings = s3_settings(server, proxy.endpoint(), &server.fresh_bucket());
+        let settings = s3_settings(server, proxy.endpoint());
         let store = Arc::new(S3Store::connect(settings).await.unwrap());
         let index = Arc::new(SqlIndex::open(&database.fresh_database()).unwrap());
         Some(Place { name: "lax bucket", fence: "database", store, index, index_is_shared: true, keep: vec![Box::new(proxy)] })
