@@ -12,6 +12,7 @@ mod fencing;
 mod index_contract;
 mod index_faults;
 mod layers;
+mod outage;
 mod store_contract;
 mod support;
 mod support_test;
