@@ -23,11 +23,7 @@ pub async fn read_state(logs: &Logs, id: &LogId) -> Result<State> {
     }
     let mut chain = Chain::new(id.to_string(), state.seq, state.digest);
     for found in logs.entries(id, state.seq).await? {
-        let entry = logs
-            .read(id, found.seq)
-            .await?
-            .ok_or_else(|| Error::unavailable(format!("read entry {} of {id}: it was listed and is gone", found.seq)))?;
-        if let Some(entry) = chain.push(entry)? {
+        if let Some(entry) = chain.push(found.seq, logs.read_listed(id, found.seq).await)? {
             state.apply(&entry.header, entry.digest)?;
         }
     }

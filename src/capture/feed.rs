@@ -32,8 +32,26 @@ struct Waiting {
     records: VecDeque<Record>,
     stale: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
-    /// One was handed out, and what became of it is not known yet.
-    busy: bool,
+    /// The index is being told something.
+    in_hand: bool,
+}
+
+impl Waiting {
+    fn take(&mut self) -> Option<News> {
+        if let Some(record) = self.records.pop_front() {
+            return Some(News::Entry(Box::new(record)));
+        }
+        if let Some(name) = self.stale.pop_first() {
+            return Some(News::Stale(name));
+        }
+        self.failures.pop_front().map(News::Failed)
+    }
+
+    fn take_in_hand(&mut self) -> Option<News> {
+        let news = self.take();
+        self.in_hand = news.is_some();
+        news
+    }
 }
 
 /// What the index is still to learn.
@@ -82,37 +100,24 @@ impl Feed {
 
     /// The next thing, if there is one.
     pub fn try_next(&self) -> Option<News> {
-        let mut waiting = self.lock();
-        if let Some(record) = waiting.records.pop_front() {
-            return Some(News::Entry(Box::new(record)));
-        }
-        if let Some(name) = waiting.stale.pop_first() {
-            return Some(News::Stale(name));
-        }
-        waiting.failures.pop_front().map(News::Failed)
+        self.lock().take()
     }
 
-    /// Waits for the next thing; `settled` says that it was dealt with.
+    /// Waits for the next thing. It counts as waiting until the one after it is asked for.
     pub async fn next(&self) -> News {
         loop {
             let arrived = self.arrived.notified();
-            if let Some(news) = self.try_next() {
-                self.lock().busy = true;
+            if let Some(news) = self.lock().take_in_hand() {
                 return news;
             }
             arrived.await;
         }
     }
 
-    /// What was handed out last was dealt with, or put back.
-    pub fn settled(&self) {
-        self.lock().busy = false;
-    }
-
     /// Logs and failures that wait.
     pub fn len(&self) -> usize {
         let waiting = self.lock();
-        waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.busy)
+        waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.in_hand)
     }
 
     /// Whether the index knows all there is.

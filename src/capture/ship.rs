@@ -137,7 +137,8 @@ impl Shipment {
                     return settled.map(|()| Turn::Clean);
                 }
                 if ledger.pen.ground == Ground::Unclaimed {
-                    match context.logs.claim(&self.id, &mut ledger.pen).await? {
+                    let end = ledger.pen.seq;
+                    match context.logs.claim(&self.id, &mut ledger.pen, end).await? {
                         Some(claim) => {
                             self.save(context, ledger, true);
                             feed(context, &self.id, ledger, &claim, Facts::default());
@@ -232,34 +233,42 @@ impl Shipment {
         Ok(Turn::Wrote)
     }
 
-    /// Moves the cursors over an entry that we wrote and forgot; false if the local files show that it is not ours.
+    /// Moves the cursors over an entry that we wrote and forgot; false if the local files do not show that it is ours:
+    /// a copy of the volume carries our name too.
     fn absorb(&self, context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
+        let over = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
+            let failed = |cause| Error::io(format!("read {path}"), cause);
+            let Some(file) = context.folder.open(path).map_err(failed)? else { return Ok(None) };
+            FileCursor::over(&*file, kind, len).map_err(failed)
+        };
         let mut files = ledger.files.clone();
+        // Lines that it appended are here, which only we can have; or else all that it changed is here.
+        let (mut lines_are_here, mut all_is_here) = (false, true);
         for moved in &entry.header.moves {
-            if let Some(cursor) = files.remove(&moved.from) {
-                files.insert(moved.to.clone(), cursor);
-            }
+            let Some(cursor) = files.remove(&moved.from) else { continue };
+            all_is_here &= over(&moved.to, cursor.kind, cursor.len)?.is_some_and(|now| now.hash == cursor.hash);
+            files.insert(moved.to.clone(), cursor);
         }
         for part in &entry.header.parts {
-            let failed = |cause| Error::io(format!("read {}", part.path), cause);
-            let cursor = match context.folder.open(&part.path).map_err(failed)? {
-                Some(file) => FileCursor::over(&*file, part.kind, part.end()).map_err(failed)?,
-                None => None,
-            };
-            match cursor.filter(|cursor| cursor.hash.digest() == part.file_sha256) {
+            match over(&part.path, part.kind, part.end())?.filter(|cursor| cursor.hash.digest() == part.file_sha256) {
                 Some(mut cursor) => {
+                    lines_are_here |= part.kind == FileKind::Append && part.len > 0;
                     cursor.stat.size = part.end();
                     files.insert(part.path.clone(), cursor);
                 }
                 // It may have been replaced since; from 0 is always right.
                 None if part.kind == FileKind::Whole => {
+                    all_is_here = false;
                     files.remove(&part.path);
                 }
                 None => return Ok(false),
             }
         }
-        ledger.files = files;
-        Ok(true)
+        let ours = lines_are_here || all_is_here;
+        if ours {
+            ledger.files = files;
+        }
+        Ok(ours)
     }
 }
 

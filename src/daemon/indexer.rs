@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::index::{Filter, Index, Recorded};
 use crate::log::Logs;
 use crate::log::ledger::Ledger;
+use crate::log::pen::Ground;
 use crate::model::LogName;
 use crate::sys::{Backoff, Folder};
 use crate::upkeep::reindex::catch_up;
@@ -37,7 +38,6 @@ impl Indexer {
             let news = self.feed.next().await;
             match self.take(&news).await {
                 Ok(()) => {
-                    self.feed.settled();
                     backoff.reset();
                     self.answers.store(true, Ordering::Relaxed);
                 }
@@ -56,7 +56,6 @@ impl Indexer {
                         News::Stale(name) => self.feed.stale(name),
                         News::Failed(failure) => self.feed.failed(failure),
                     }
-                    self.feed.settled();
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -102,7 +101,16 @@ pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dy
     let store = logs.store.address();
     for name in names {
         let Some(ledger) = Ledger::load(folder, &store, &logs.id(name.clone())) else { continue };
-        if heads.get(&name.to_string()).is_none_or(|head| *head < ledger.pen.seq) && ledger.pen.seq > 0 {
+        let known = match ledger.pen.ground {
+            // The numbers of a branch are its own; few logs have one.
+            Ground::Branch => {
+                let entries = index.entries(&ledger.id).await?;
+                let ours = entries.iter().filter(|entry| entry.branch.as_deref() == Some(ledger.pen.writer.as_str()));
+                ours.map(|entry| entry.seq).max()
+            }
+            _ => heads.get(&name.to_string()).copied(),
+        };
+        if known.is_none_or(|known| known < ledger.pen.seq) && ledger.pen.seq > 0 {
             feed.stale(name.clone());
         }
     }

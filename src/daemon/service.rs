@@ -20,8 +20,8 @@ use crate::wire::Parts;
 /// The index gets this much of the end for itself; streaming never waits for it.
 const INDEX_SHARE: Duration = Duration::from_secs(2);
 
-/// The agent does not wait longer than this for a store that hangs.
-const STORE_PATIENCE: Duration = Duration::from_secs(3);
+/// The agent waits this long at most for a store that hangs; a probe of one that answers takes a fraction of it.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How to stream.
 #[derive(Debug, Clone)]
@@ -49,9 +49,9 @@ impl Service {
         // What the store can do is found out now if it answers, and at the first write if not.
         match tokio::time::timeout(STORE_PATIENCE, parts.logs.fence.choose(&*parts.store, &parts.logs.chance)).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) if error.is_retryable() => tracing::warn!(%error, "the store does not answer; streaming starts all the same"),
-            Ok(Err(error)) => return Err(error),
-            Err(_) => tracing::warn!("the store takes its time; streaming starts all the same"),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error),
+            Ok(Err(error)) => tracing::warn!(%error, "the store does not answer; streaming starts all the same"),
+            Err(_) => tracing::warn!(waited = ?STORE_PATIENCE, "the store does not answer; streaming starts all the same"),
         }
         let feed = Arc::new(Feed::default());
         stale.into_iter().for_each(|name| feed.stale(name));

@@ -3,12 +3,13 @@
 //!
 //! A number can hold an entry that nobody links to: where the database fences, a writer may die between reserving a
 //! number and writing it, the next one passes over the number, and the dead one's write may still arrive. So an entry
-//! is only certain once its successors are known.
+//! is only certain once its successors are known. In the same way a claim passes over what is missing or cannot be read,
+//! once somebody has gone back to the point before it.
 
 use std::collections::VecDeque;
 
 use crate::codec::entry::Entry;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::{Digest, Seq};
 
 /// So many entries are looked at before one is certain: more writers than this do not die one after the other between
@@ -22,19 +23,38 @@ pub struct Chain {
     last: Seq,
     digest: Option<Digest>,
     held: VecDeque<Entry>,
+    /// The first number behind the held ones that is missing or cannot be read.
+    damaged: Option<(Seq, Error)>,
 }
 
 impl Chain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain { what: what.into(), last, digest, held: VecDeque::new() }
+        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None }
     }
 
-    /// Takes the next entry in; answers one that has become certain.
-    pub fn push(&mut self, entry: Entry) -> Result<Option<Entry>> {
+    /// Takes in what was read at the next number; answers an entry that has become certain.
+    pub fn push(&mut self, seq: Seq, read: Result<Entry>) -> Result<Option<Entry>> {
+        let entry = match read {
+            Ok(entry) => entry,
+            Err(error) if error.kind() == Kind::Corrupt => {
+                self.damaged.get_or_insert((seq, error));
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         // Whatever stands between the entry before and this one was passed over.
-        while self.held.back().is_some_and(|held| held.header.seq > entry.header.follows()) {
+        let follows = entry.header.follows();
+        while self.held.back().is_some_and(|held| held.header.seq > follows) {
             self.held.pop_back();
+        }
+        self.damaged.take_if(|(seq, _)| *seq > follows);
+        if follows > self.held.back().map_or(self.last, |held| held.header.seq) {
+            let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
+            self.damaged.get_or_insert((follows, missing.hint("sessiond verify says from which point the session can be restored")));
+        }
+        if self.damaged.is_some() {
+            return Ok(None);
         }
         self.held.push_back(entry);
         if self.held.len() > HOLD { self.pop() } else { Ok(None) }
@@ -42,12 +62,10 @@ impl Chain {
 
     /// Nothing more comes: answers the rest, one after the other.
     pub fn pop(&mut self) -> Result<Option<Entry>> {
-        let Some(entry) = self.held.pop_front() else { return Ok(None) };
+        let Some(entry) = self.held.pop_front() else {
+            return self.damaged.take().map_or(Ok(None), |(_, error)| Err(error));
+        };
         let header = &entry.header;
-        if header.follows() > self.last {
-            return Err(Error::corrupt(format!("read {}: entry {} is missing", self.what, header.follows()))
-                .hint("sessiond verify says from which point the session can be restored"));
-        }
         if header.follows() < self.last {
             return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
         }
@@ -92,7 +110,7 @@ mod tests {
         let mut chain = Chain::new("session s", 0, None);
         let mut out = Vec::new();
         for entry in entries {
-            out.extend(chain.push((*entry).clone())?.map(|entry| entry.header.seq));
+            out.extend(chain.push(entry.header.seq, Ok((*entry).clone()))?.map(|entry| entry.header.seq));
         }
         while let Some(entry) = chain.pop()? {
             out.push(entry.header.seq);
@@ -121,5 +139,28 @@ mod tests {
         let claim = entry(3, Some(one.digest), Some(1), "v");
         assert_eq!(run(&[&one, &claim]).unwrap(), [1, 3]);
         assert_eq!(run(&[&one, &two, &claim]).unwrap(), [1, 3]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_until_a_claim_passes_over_it() {
+        let one = entry(1, None, None, "w");
+        let two = entry(2, Some(one.digest), None, "w");
+        let mut chain = Chain::new("session s", 0, None);
+        chain.push(1, Ok(one.clone())).unwrap();
+        chain.push(2, Ok(two.clone())).unwrap();
+        chain.push(3, Err(Error::corrupt("read entry 3"))).unwrap();
+        for seq in 4..20 {
+            assert!(chain.push(seq, Ok(entry(seq, Some(two.digest), None, "w"))).unwrap().is_none());
+        }
+        let mut passed = Chain::new("session s", 0, None);
+        std::mem::swap(&mut passed.held, &mut chain.held.clone());
+        passed.damaged = Some((3, Error::corrupt("read entry 3")));
+        passed.push(20, Ok(entry(20, Some(two.digest), Some(2), "v"))).unwrap();
+        for expected in [1, 2] {
+            assert_eq!(chain.pop().unwrap().unwrap().header.seq, expected);
+            assert_eq!(passed.pop().unwrap().unwrap().header.seq, expected);
+        }
+        assert_eq!(chain.pop().unwrap_err().to_string(), "read entry 3");
+        assert_eq!(passed.pop().unwrap().unwrap().header.seq, 20);
     }
 }

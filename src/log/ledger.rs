@@ -61,6 +61,13 @@ impl FileCursor {
         Ok(Some(cursor))
     }
 
+    /// Makes it fit no file, so that the next look ships all of it anew.
+    pub fn distrust(&mut self) {
+        self.hash = RunningHash::default();
+        self.tail = !self.tail;
+        self.stat.mtime_ns = i64::MIN;
+    }
+
     /// Takes in the bytes that follow; `window` holds the bytes before them and is kept up to date.
     pub fn advance(&mut self, window: &mut Vec<u8>, bytes: &[u8]) {
         self.hash.update(bytes);

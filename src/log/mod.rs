@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::codec::entry::{self, Entry};
 use crate::codec::snapshot;
-use crate::error::{Doing, Result};
+use crate::error::{Doing, Error, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId, keys};
 use crate::store::{self, Store};
 use crate::sys::{Chance, Clock};
@@ -95,6 +95,15 @@ impl Logs {
         self.read_key(id, &keys::entry(id, seq), seq).await
     }
 
+    /// Reads an entry that a listing has shown.
+    pub async fn read_listed(&self, id: &LogId, seq: Seq) -> Result<Entry> {
+        let gone = || {
+            Error::unavailable(format!("read entry {seq} of {id}: it was listed and is gone"))
+                .hint("try again: it was collected meanwhile, and a snapshot stands for it")
+        };
+        self.read(id, seq).await?.ok_or_else(gone)
+    }
+
     /// Reads one entry of a branch; none if it does not exist.
     pub async fn read_branch(&self, id: &LogId, writer: &WriterId, seq: Seq) -> Result<Option<Entry>> {
         self.read_key(id, &keys::branch_entry(id, writer, seq), seq).await
@@ -104,10 +113,7 @@ impl Logs {
         let Some(stored) = self.store.get(key).await? else { return Ok(None) };
         let entry = entry::decode(key, &stored)?;
         if (&entry.header.session, entry.header.seq) != (&id.name, seq) {
-            return Err(crate::error::Error::corrupt(format!(
-                "read {key}: it says it is entry {} of {}",
-                entry.header.seq, entry.header.session
-            )));
+            return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", entry.header.seq, entry.header.session)));
         }
         Ok(Some(entry))
     }

@@ -47,7 +47,7 @@ pub struct Pen {
 pub enum Appended {
     /// It is durable, and the pen has moved on.
     Done,
-    /// The number is taken by another entry. `None`: by one that is collected already.
+    /// The number is taken by another entry. `None`: by one that cannot be read, or is collected already.
     Taken(Option<Box<Entry>>),
 }
 
@@ -127,9 +127,8 @@ impl Logs {
 
     /// Reads back what holds the number: our own bytes mean that an earlier try had arrived.
     async fn taken(&self, id: &LogId, seq: Seq, encoded: &Encoded) -> Result<Appended> {
-        match self.read(id, seq).await? {
-            Some(entry) if entry.digest == encoded.digest => Ok(Appended::Done),
-            Some(entry) => Ok(Appended::Taken(Some(Box::new(entry)))),
+        match held(self.read(id, seq).await, encoded)? {
+            Some(appended) => Ok(appended),
             None => Err(Error::unavailable(format!("{id} changes under us: entry {seq} was there and is gone"))),
         }
     }
@@ -149,8 +148,8 @@ impl Logs {
             return self.taken(id, found.seq, encoded).await;
         }
         // Our own entry from before a crash may stand here already; overwriting it would lose what it had made durable.
-        if let Some(entry) = self.read(id, seq).await? {
-            return Ok(if entry.digest == encoded.digest { Appended::Done } else { Appended::Taken(Some(Box::new(entry))) });
+        if let Some(appended) = held(self.read(id, seq).await, encoded)? {
+            return Ok(appended);
         }
         self.store.put(&keys::entry(id, seq), encoded.bytes.clone()).await?;
         match index.fence(id).await? {
@@ -161,34 +160,44 @@ impl Logs {
 
     async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
         let key = keys::branch_entry(id, &pen.writer, encoded.header.seq);
-        match self.store.create(&key, encoded.bytes.clone()).await? {
-            Created::New => Ok(Appended::Done),
-            Created::Exists => match self.read_branch(id, &pen.writer, encoded.header.seq).await? {
-                Some(entry) if entry.digest == encoded.digest => Ok(Appended::Done),
-                Some(entry) => Ok(Appended::Taken(Some(Box::new(entry)))),
-                None => Err(Error::unavailable(format!("{key} was there and is gone"))),
-            },
+        let created = match self.fence.choose(&*self.store, &self.chance).await? {
+            Fence::Store => self.store.create(&key, encoded.bytes.clone()).await?,
+            // A copy of our volume may write to the same branch, and a store that ignores conditions would let it overwrite.
+            _ if self.store.get(&key).await?.is_some() => Created::Exists,
+            _ => self.store.put(&key, encoded.bytes.clone()).await.map(|()| Created::New)?,
+        };
+        if created == Created::New {
+            return Ok(Appended::Done);
+        }
+        match held(self.read_branch(id, &pen.writer, encoded.header.seq).await, encoded)? {
+            Some(appended) => Ok(appended),
+            None => Err(Error::unavailable(format!("{key} was there and is gone"))),
         }
     }
 
-    /// Takes the log over: writes a claim behind the head that `pen` knows. False if somebody wrote in between; then
-    /// read on and try again.
-    pub async fn claim(&self, id: &LogId, pen: &mut Pen) -> Result<Option<Encoded>> {
+    /// Takes the log over: writes a claim that follows what `pen` knows. It gets the number behind `end`, the last one
+    /// there is: what stands between the two is damaged and passed over. None if somebody wrote in between; then read on
+    /// and try again.
+    pub async fn claim(&self, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
         let mut header = pen.header(id, EntryKind::Claim, self.clock.now(), Vec::new(), Vec::new());
+        let end = end.max(pen.seq);
+        let mut pass_over = |to: Seq| {
+            if to > pen.seq {
+                header.seq = to + 1;
+                header.after = Some(pen.seq);
+            }
+        };
+        pass_over(end);
         if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
             // The row may be ahead of the log by a number whose writer died; pass over it.
             let row = index.fence(id).await?;
-            let reserved = row.as_ref().map_or(0, |row| row.seq);
-            if reserved > pen.seq {
-                header.seq = reserved + 1;
-                header.after = Some(pen.seq);
-            }
+            pass_over(row.as_ref().map_or(0, |row| row.seq).max(end));
             let ours = FenceRow { seq: header.seq, writer: pen.writer.clone() };
             if !index.move_fence(id, row.as_ref(), &ours).await? {
                 return Ok(None);
             }
             let encoded = entry::encode(header, &[])?;
-            let unseen = self.entries(id, pen.seq).await?;
+            let unseen = self.entries(id, end).await?;
             if !unseen.is_empty() {
                 return Ok(None);
             }
@@ -209,6 +218,21 @@ impl Logs {
             }
             Appended::Taken(_) => Ok(None),
         }
+    }
+}
+
+/// What it means that `read` was found at the number of `encoded`; nothing if nothing was found.
+fn held(read: Result<Option<Entry>>, encoded: &Encoded) -> Result<Option<Appended>> {
+    match read {
+        Ok(Some(entry)) if entry.digest == encoded.digest => Ok(Some(Appended::Done)),
+        Ok(Some(entry)) => Ok(Some(Appended::Taken(Some(Box::new(entry))))),
+        Ok(None) => Ok(None),
+        // A later format, or nobody's: not ours in any case, and the number is taken.
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::error!(%error, "an entry cannot be read");
+            Ok(Some(Appended::Taken(None)))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Assembly<'a> {
     stage: RelPath,
     /// What the log amounts to so far.
     pub state: State,
+    /// The last entry whose files were all found to be what it says.
+    pub sound: Seq,
     staged: BTreeMap<RelPath, Staged>,
     made: usize,
     /// The last entry of each writer; none is known of what a snapshot stands for.
@@ -37,7 +39,16 @@ pub struct Staged {
 impl<'a> Assembly<'a> {
     /// Begins in `stage`, a folder that nobody else uses.
     pub fn new(folder: &'a dyn Folder, stage: RelPath) -> Self {
-        Assembly { folder, stage, state: State::default(), staged: BTreeMap::new(), made: 0, writers: BTreeMap::new(), snapshot: 0 }
+        Assembly {
+            folder,
+            stage,
+            state: State::default(),
+            sound: 0,
+            staged: BTreeMap::new(),
+            made: 0,
+            writers: BTreeMap::new(),
+            snapshot: 0,
+        }
     }
 
     /// Begins with a snapshot.
@@ -53,7 +64,8 @@ impl<'a> Assembly<'a> {
             self.check(&file.path, file.at.sha256, &format!("snapshot {}", manifest.seq))?;
         }
         self.state = State::of_snapshot(manifest.seq, manifest.digest, &manifest.files);
-        self.snapshot = snapshot.manifest.seq;
+        self.snapshot = manifest.seq;
+        self.sound = manifest.seq;
         Ok(())
     }
 
@@ -74,6 +86,7 @@ impl<'a> Assembly<'a> {
             self.write(&part.path, part.start, bytes)?;
             self.check(&part.path, part.file_sha256, &format!("entry {}", entry.header.seq))?;
         }
+        self.sound = entry.header.seq;
         Ok(())
     }
 

@@ -33,10 +33,12 @@ pub struct Plan {
 /// The end of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
-    /// Its number.
+    /// The number of its last sound entry.
     pub seq: Seq,
     /// Its digest.
     pub digest: Option<Digest>,
+    /// The last number there is; higher if what stands behind the last sound entry is damaged.
+    pub end: Seq,
 }
 
 impl Plan {
@@ -116,22 +118,30 @@ pub async fn fetch(logs: &Logs, plan: &Plan, assembly: &mut Assembly<'_>) -> Res
     }
     let mut chain = Chain::new(plan.id.to_string(), assembly.state.seq, assembly.state.digest);
     let numbers = plan.entries.iter().map(|entry| (None, entry.seq));
-    run(logs, plan, numbers, &mut chain, assembly).await?;
+    run(logs, plan, numbers, &mut chain, |entry| take(plan, assembly, entry)).await?;
     if let Some((writer, entries)) = &plan.branch {
         let (last, digest) = chain.head();
         let mut chain = Chain::new(format!("branch {writer} of {}", plan.id), last, digest);
         let numbers = entries.iter().map(|entry| (Some(writer.clone()), entry.seq));
-        run(logs, plan, numbers, &mut chain, assembly).await?;
+        run(logs, plan, numbers, &mut chain, |entry| take(plan, assembly, entry)).await?;
     }
     if assembly.state.seq == 0 && !plan.is_empty() {
         return Err(Error::not_found(format!("{} has no entry as early as {}", plan.id, plan.at)));
     }
     if assembly.state.seq >= plan.head || plan.branch.is_some() {
-        return Ok(Head { seq: assembly.state.seq, digest: assembly.state.digest });
+        return Ok(Head { seq: assembly.state.seq, digest: assembly.state.digest, end: assembly.state.seq });
     }
-    // Going on from an earlier point is written behind the end all the same.
-    let last = logs.read(&plan.id, plan.head).await?.ok_or_else(|| gone(&format!("entry {}", plan.head)))?;
-    Ok(Head { seq: plan.head, digest: Some(last.digest) })
+    // Going on from an earlier point is written behind the end all the same, or, where the log is damaged, behind what is
+    // sound of it.
+    let mut chain = Chain::new(plan.id.to_string(), assembly.state.seq, assembly.state.digest);
+    let rest = logs.entries(&plan.id, assembly.state.seq).await?;
+    match run(logs, plan, rest.iter().map(|entry| (None, entry.seq)), &mut chain, |_| Ok(true)).await {
+        Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+        Err(error) => tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry"),
+        Ok(()) => {}
+    }
+    let (seq, digest) = chain.head();
+    Ok(Head { seq, digest, end: rest.last().map_or(plan.head, |last| last.seq.max(plan.head)) })
 }
 
 fn gone(what: &str) -> Error {
@@ -144,31 +154,34 @@ async fn run(
     plan: &Plan,
     numbers: impl Iterator<Item = (Option<WriterId>, Seq)>,
     chain: &mut Chain,
-    assembly: &mut Assembly<'_>,
+    mut take: impl FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
     let mut entries = stream::iter(numbers)
         .map(|(branch, seq)| {
             let (logs, id) = (logs.clone(), plan.id.clone());
             // A task of its own, so that inflating uses every core.
-            tokio::spawn(async move {
+            let read = tokio::spawn(async move {
                 match &branch {
-                    None => logs.read(&id, seq).await,
-                    Some(writer) => logs.read_branch(&id, writer, seq).await,
+                    None => logs.read_listed(&id, seq).await,
+                    Some(writer) => {
+                        let entry = logs.read_branch(&id, writer, seq).await?;
+                        entry.ok_or_else(|| gone(&format!("entry {seq}")))
+                    }
                 }
-                .and_then(|entry| entry.ok_or_else(|| gone(&format!("entry {seq}"))))
-            })
+            });
+            async move { (seq, read.await) }
         })
         .buffered(AT_ONCE);
-    while let Some(entry) = entries.next().await {
-        let entry = entry.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))??;
-        if let Some(entry) = chain.push(entry)?
-            && !take(plan, assembly, &entry)?
+    while let Some((seq, read)) = entries.next().await {
+        let read = read.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))?;
+        if let Some(entry) = chain.push(seq, read)?
+            && !take(&entry)?
         {
             return Ok(());
         }
     }
     while let Some(entry) = chain.pop()? {
-        if !take(plan, assembly, &entry)? {
+        if !take(&entry)? {
             return Ok(());
         }
     }

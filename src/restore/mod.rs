@@ -19,7 +19,7 @@ use crate::error::{Doing, Error, Result};
 use crate::log::Logs;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
-use crate::model::{At, LogId, RelPath, WriterId};
+use crate::model::{At, LogId, RelPath, Seq, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
@@ -144,16 +144,16 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     if options.dry_run {
         return Ok(Some(Some(report)));
     }
-    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest };
+    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
     let taken = take_over(context, id, head, ledger.files, &mut report).await?;
     Ok(Some(taken.then_some(report)))
 }
 
 /// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back, and claimed over.
-async fn claim(context: &Context, id: &LogId, pen: &mut Pen) -> Result<Option<Encoded>> {
+async fn claim(context: &Context, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
     let mut backoff = Backoff::new(context.logs.chance.clone());
     loop {
-        match context.logs.claim(id, pen).await {
+        match context.logs.claim(id, pen, end).await {
             Err(error) if error.is_retryable() && backoff.failed() + 1 < CLAIM_TRIES => {
                 tracing::debug!(%error, attempt = backoff.failed() + 1, "claiming again");
                 tokio::time::sleep(backoff.wait_after_failure()).await;
@@ -173,16 +173,18 @@ async fn take_over(
 ) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
     // A project's log is anybody's: nothing to take over.
+    let mut taken = true;
     if !id.name.is_project() {
-        let Some(claim) = claim(context, id, &mut pen).await? else { return Ok(false) };
-        report.claim = Some(claim);
+        report.claim = claim(context, id, &mut pen, head.end).await?;
+        taken = report.claim.is_some();
         report.head = pen.seq;
     }
     report.writer = Some(pen.writer.to_string());
+    // Also if it was not: the next attempt must know that what it finds in place is the log's, or it were a conflict.
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
     ledger.files = files;
     ledger.save(&*context.folder, true)?;
-    Ok(true)
+    Ok(taken)
 }
 
 async fn finish(
@@ -198,7 +200,7 @@ async fn finish(
     let mut report = Report {
         session: id.name.to_string(),
         seq: assembly.state.seq,
-        head: head.seq,
+        head: head.end,
         writer: None,
         objects: plan.objects(),
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
@@ -210,7 +212,11 @@ async fn finish(
     if options.dry_run {
         return Ok(Some(report));
     }
-    let cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    let mut cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    if assembly.state.seq < head.seq {
+        // The log's end holds something else of these files than what they go on from.
+        cursors.values_mut().for_each(FileCursor::distrust);
+    }
     if !options.claim {
         return Ok(Some(report));
     }

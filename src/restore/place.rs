@@ -1,15 +1,17 @@
 //! Puts restored files where the agent looks for them, without ever overwriting what is only here.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use serde::Serialize;
 
 use super::assemble::{Assembly, Staged};
 use super::{Context, Options};
+use crate::agent::Place;
 use crate::error::{Error, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::Ground;
-use crate::model::{At, FileAt, FileKind, LogId, RelPath};
+use crate::model::{At, FileAt, FileKind, LogId, RelPath, Seq};
 use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
 
 /// What becomes of a file.
@@ -98,6 +100,7 @@ pub fn decide_all(
     ledger: Option<&Ledger>,
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
+    refuse_strangers(context, id, assembly, options)?;
     let transcripts = assembly.files().filter(|(path, _, _)| context.profile.is_transcript(path));
     let newest = transcripts.map(|(_, at, _)| at.seq).max();
     // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
@@ -113,12 +116,40 @@ pub fn decide_all(
     let last_written = plans.iter().filter(|(_, at)| at.kind == FileKind::Append).max_by_key(|(_, at)| at.seq);
     let lives_here = last_written.is_some_and(|(plan, _)| plan.standing.is_some_and(|standing| standing.equal || standing.longer));
     for (plan, at) in &mut plans {
-        let superseded = options.claim && context.profile.is_transcript(&plan.path) && Some(at.seq) != newest;
+        let moved_on = options.claim && context.profile.is_transcript(&plan.path) && Some(at.seq) != newest;
+        let superseded = moved_on || is_covered(assembly, &plan.path, at.seq);
         let newer_here = ours || id.name.is_project() || (lives_here && at.kind == FileKind::Whole);
         let local = plan.standing.map(|standing| Local { ours: newer_here && options.claim, ..standing });
         plan.action = if superseded { Action::Superseded } else { decide(at.kind, latest, local, options.force) };
     }
     Ok(plans.into_iter().map(|(plan, _)| plan).collect())
+}
+
+/// A bucket can say anything: only what the agent's profile would have kept goes to the agent's folder, so that nobody
+/// plants settings there, and nothing ever goes to ours.
+fn refuse_strangers(context: &Context, id: &LogId, assembly: &Assembly<'_>, options: &Options) -> Result<()> {
+    for (path, _, _) in assembly.files() {
+        let kept = match context.profile.place(path) {
+            Place::Ignore => false,
+            Place::Keep(name, _) => name == id.name,
+            Place::Ask(..) => true,
+        };
+        if path.parts().next() == Some(STATE_FOLDER) || options.claim && !kept {
+            return Err(Error::corrupt(format!("{path} is not a file that {} keeps for {id}", context.profile.name()))
+                .hint("nothing was changed; sessiond pull ID --to DIR fetches a copy to look at"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a newer file stands where a folder of this one's path must be, or a newer one lies in a folder of its name.
+fn is_covered(assembly: &Assembly<'_>, path: &RelPath, seq: Seq) -> bool {
+    let files = &assembly.state.files;
+    let above = std::iter::successors(path.parent(), RelPath::parent).any(|folder| files.get(&folder).is_some_and(|file| file.seq > seq));
+    let below = format!("{path}/");
+    let mut behind =
+        files.range((Bound::Excluded(path), Bound::Unbounded)).take_while(|(other, _)| other.as_str().starts_with(path.as_str()));
+    above || behind.any(|(other, file)| other.as_str().starts_with(&below) && file.seq >= seq)
 }
 
 /// Compares a stored file with the one that stands in its place.

@@ -48,7 +48,7 @@ async fn check(logs: &Logs, id: &LogId, branch: Option<&WriterId>, scratch: &dyn
     let fetched = fetch::fetch(logs, &plan, &mut assembly).await;
     let verdict = Verdict {
         session: id.name.to_string(),
-        sound_to: assembly.state.seq,
+        sound_to: assembly.sound,
         head: plan.head,
         objects: plan.objects(),
         files: assembly.state.files.len(),

@@ -2,7 +2,7 @@
 
 use crate::agent::{self, Profile};
 use crate::codec::entry::Entry;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{Index, Record, Recorded};
 use crate::log::Logs;
 use crate::log::chain::Chain;
@@ -12,8 +12,8 @@ use crate::model::{LogId, WriterId};
 pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId) -> Result<u64> {
     let have = index.session(id).await?.map_or(0, |row| row.head);
     match follow(logs, index, profile, id, have).await {
-        // The index holds something else than the bucket: begin anew.
-        Err(error) if error.kind() == crate::error::Kind::Conflict => {
+        // The index holds something else than the bucket (or what it holds was passed over): begin anew.
+        Err(error) if error.kind() == Kind::Conflict || error.kind() == Kind::Corrupt && have > 0 => {
             index.forget(id).await?;
             follow(logs, index, profile, id, 0).await
         }
@@ -27,9 +27,7 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
     // The digest of the entry before is not in the index's hands: the first link is not checked, all others are.
     let mut chain = Chain::new(id.to_string(), have, None);
     for found in logs.entries(id, have).await? {
-        let entry =
-            logs.read(id, found.seq).await?.ok_or_else(|| Error::unavailable(format!("entry {} was listed and is gone", found.seq)))?;
-        if let Some(entry) = chain.push(entry)? {
+        if let Some(entry) = chain.push(found.seq, logs.read_listed(id, found.seq).await)? {
             recorded += record(index, profile, id, None, entry).await?;
         }
     }

@@ -8,12 +8,15 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod bad_bucket;
 mod bad_input;
 mod cutter_model;
+mod fencing;
 mod format;
 mod index_contract;
 mod index_faults;
 mod layers;
+mod outage;
 mod program;
 mod store_contract;
 mod streaming;

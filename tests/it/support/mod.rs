@@ -8,6 +8,7 @@ pub mod proxy;
 pub mod reaper;
 pub mod servers;
 pub mod world;
+pub mod writers;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
