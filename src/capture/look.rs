@@ -159,8 +159,12 @@ impl Look<'_> {
         for from in gone {
             let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else { continue };
             let mut new = seen.iter().filter(|(path, _)| !cut.cursors.contains_key(*path));
-            let Some((to, _)) = new.find(|(_, (kind, stat))| *kind == cursor.kind && stat.same_file(&cursor.stat)) else { continue };
-            // The number of a deleted file is given to the next one made: only the same bytes make it the same file.
+            // The number of a deleted file is given to the next one made: only the same bytes make it the same file, and
+            // small files often have the same. A rename leaves the time as it was; only a transcript may have grown since.
+            let kept =
+                |stat: &Stat| stat.mtime_ns == cursor.stat.mtime_ns || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size);
+            let same = |kind: FileKind, stat: &Stat| kind == cursor.kind && stat.same_file(&cursor.stat) && kept(stat);
+            let Some((to, _)) = new.find(|(_, (kind, stat))| same(*kind, stat)) else { continue };
             let moved =
                 self.folder.open(to).ok().flatten().and_then(|file| FileCursor::over(&*file, cursor.kind, cursor.len).ok().flatten());
             if moved.is_none_or(|moved| moved.hash != cursor.hash) {

@@ -181,7 +181,10 @@ impl Case {
                 let line = self.line();
                 self.add(file, line[..line.len() - 4].trim_end().as_bytes());
             }
-            Act::FinishLine(file) => self.add(file, b"\"}\n"),
+            Act::FinishLine(file) => {
+                let rest = format!("\",\"m\":{}}}\n", self.number());
+                self.add(file, rest.as_bytes());
+            }
             Act::Huge(file) => {
                 // Longer than every buffer and window on the way.
                 let line = self.line();

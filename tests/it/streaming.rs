@@ -122,6 +122,21 @@ async fn a_session_that_moves_to_another_project_is_not_uploaded_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_file_with_the_bytes_of_a_deleted_one_does_not_take_its_place() {
+    let world = World::new();
+    world.write(&transcript("s"), lines("s", 0, 1));
+    world.write("tasks/s/1.json", "{}");
+    let handle = world.stream();
+    flush(&handle).await;
+    // Most file systems give the new one the number of the old one.
+    std::fs::remove_file(world.root().join("tasks/s/1.json")).unwrap();
+    world.write("tasks/s/2.json", "{}");
+    flush(&handle).await;
+    let stored = world.stored("s").await.unwrap();
+    assert_eq!(stored.keys().collect::<Vec<_>>(), ["projects/-w/s.jsonl", "tasks/s/1.json", "tasks/s/2.json"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_that_is_asked_for_during_another_one_covers_files_that_came_in_between() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 10));
