@@ -7,6 +7,7 @@ pub mod adopt;
 pub mod feed;
 pub mod look;
 pub mod ship;
+pub mod slot;
 pub mod streamer;
 pub mod survey;
 pub mod watch;

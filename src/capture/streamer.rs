@@ -3,24 +3,24 @@
 //! Owns the agenda and what is known of each log between flushes. Does not own what a flush does (`ship`). Stops in
 //! order: first the agent is gone, then a last look at everything, then the last entries.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::Context;
 use super::ship::{Shipment, Shipped};
+use super::slot::{LogStatus, Slot};
 use super::survey::{Survey, fingerprint, survey, whose};
 use super::watch::{Hints, Watch};
 use crate::error::{Error, Kind, Result};
 use crate::index::Failure;
 use crate::log::ledger::Ledger;
-use crate::log::pen::Ground;
 use crate::model::{LogName, RelPath, SessionId};
 use crate::sys::{Backoff, Folder};
 
@@ -32,31 +32,6 @@ const SETTLE: Duration = Duration::from_millis(30);
 const FINAL_PACE: Duration = Duration::from_millis(250);
 /// What is known of a log that has been quiet this long is left to its ledger.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-
-/// How a log stands.
-#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
-pub struct LogStatus {
-    /// The session, or `@` and the project.
-    pub session: String,
-    /// The last number written.
-    pub head: u64,
-    /// Under which name we write.
-    pub writer: String,
-    /// `main`, `branch`, or `unclaimed`.
-    pub ground: String,
-    /// Bytes on disk that are not durable yet.
-    pub lag_bytes: u64,
-    /// For how long.
-    pub lag_seconds: f64,
-    /// Bytes of an unfinished line.
-    pub unfinished_bytes: u64,
-    /// Bytes that are durable.
-    pub durable_bytes: u64,
-    /// What failed last, until it went well again.
-    pub last_error: Option<String>,
-    /// Which attempt that was.
-    pub failed_attempts: u32,
-}
 
 /// What a flush answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
@@ -108,23 +83,8 @@ impl Handle {
     }
 }
 
-/// What is known of one log between flushes.
-struct Slot {
-    shipment: Option<Shipment>,
-    paths: BTreeSet<RelPath>,
-    seen: u64,
-    /// Since when something is not durable.
-    dirty: Option<Instant>,
-    due: Option<Instant>,
-    flying: bool,
-    /// It changed while a flush was under way.
-    again: bool,
-    /// How many flushes have begun.
-    flushes: u64,
-    started: Option<Instant>,
-    backoff: Backoff,
-    status: LogStatus,
-}
+/// What a flush that has ended leaves.
+type Landed = std::result::Result<(task::Id, (Box<Shipment>, Result<Shipped>)), task::JoinError>;
 
 struct Waiter {
     /// Each log that is waited for, and the flush of it that counts: one that began after the question.
@@ -152,7 +112,8 @@ pub struct Streamer {
     settle: Option<Instant>,
     slots: BTreeMap<LogName, Slot>,
     agenda: BTreeSet<(Instant, LogName)>,
-    jobs: JoinSet<(LogName, Box<Shipment>, Result<Shipped>)>,
+    jobs: JoinSet<(Box<Shipment>, Result<Shipped>)>,
+    flights: HashMap<task::Id, LogName>,
     waiters: Vec<Waiter>,
     ending: Option<Ending>,
     oddities: BTreeSet<String>,
@@ -174,6 +135,7 @@ impl Streamer {
             slots: BTreeMap::new(),
             agenda: BTreeSet::new(),
             jobs: JoinSet::new(),
+            flights: HashMap::new(),
             waiters: Vec::new(),
             ending: None,
             oddities: BTreeSet::new(),
@@ -223,10 +185,7 @@ impl Streamer {
                     None if self.ending.is_none() => break,
                     None => {}
                 },
-                Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => match done {
-                    Ok((name, shipment, result)) => self.done(&name, shipment, result),
-                    Err(error) => tracing::error!(%error, "a flush broke off"),
-                },
+                Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.landed(done),
                 () = self.hints.arrived() => {
                     self.settle.get_or_insert_with(|| Instant::now() + SETTLE.min(self.context.flush_interval));
                 }
@@ -316,10 +275,24 @@ impl Streamer {
             let mut shipment = slot.shipment.take().unwrap_or_else(|| Shipment::new(id));
             shipment.hints.extend(slot.paths.iter().cloned());
             let context = self.context.clone();
-            self.jobs.spawn(async move {
+            let job = self.jobs.spawn(async move {
                 let result = shipment.flush(&context, last).await;
-                (name, Box::new(shipment), result)
+                (Box::new(shipment), result)
             });
+            self.flights.insert(job.id(), name);
+        }
+    }
+
+    fn landed(&mut self, done: Landed) {
+        let id = done.as_ref().map_or_else(task::JoinError::id, |(id, _)| *id);
+        let Some(name) = self.flights.remove(&id) else { return };
+        match done {
+            Ok((_, (shipment, result))) => self.done(&name, shipment, result),
+            // A fault of ours in one flush must not end the streaming of that session: begin anew from its ledger.
+            Err(error) => {
+                let shipment = Box::new(Shipment::new(self.context.logs.id(name.clone())));
+                self.done(&name, shipment, Err(Error::new(Kind::Internal, format!("flush {name}")).because(error)));
+            }
         }
     }
 
@@ -593,59 +566,5 @@ impl Streamer {
 
     fn statuses_of<'a>(&'a self, names: impl Iterator<Item = &'a LogName>) -> Vec<LogStatus> {
         names.filter_map(|name| self.slots.get(name)).map(|slot| slot.report(&*self.context.folder)).collect()
-    }
-}
-
-impl Slot {
-    fn new(name: &LogName, backoff: Backoff) -> Slot {
-        let status = LogStatus {
-            session: name.to_string(),
-            head: 0,
-            writer: String::new(),
-            ground: "unclaimed".to_owned(),
-            lag_bytes: 0,
-            lag_seconds: 0.0,
-            unfinished_bytes: 0,
-            durable_bytes: 0,
-            last_error: None,
-            failed_attempts: 0,
-        };
-        Slot {
-            shipment: None,
-            paths: BTreeSet::new(),
-            seen: 0,
-            dirty: None,
-            due: None,
-            flying: false,
-            again: false,
-            flushes: 0,
-            started: None,
-            backoff,
-            status,
-        }
-    }
-
-    fn note_ledger(&mut self, ledger: &Ledger) {
-        self.status.head = ledger.pen.seq;
-        self.status.writer = ledger.pen.writer.to_string();
-        let ground = match ledger.pen.ground {
-            Ground::Main => "main",
-            Ground::Branch => "branch",
-            Ground::Unclaimed => "unclaimed",
-        };
-        self.status.ground = ground.to_owned();
-        let here = self.paths.iter().filter_map(|path| ledger.files.get(path));
-        self.status.durable_bytes = here.clone().map(|cursor| cursor.len).sum();
-        self.status.unfinished_bytes = here.map(|cursor| cursor.torn).sum();
-    }
-
-    fn report(&self, folder: &dyn Folder) -> LogStatus {
-        let mut status = self.status.clone();
-        if let Some(since) = self.dirty {
-            let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
-            status.lag_bytes = on_disk.saturating_sub(status.durable_bytes + status.unfinished_bytes).max(1);
-            status.lag_seconds = since.elapsed().as_secs_f64();
-        }
-        status
     }
 }

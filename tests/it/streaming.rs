@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sessiond::capture::feed::News;
 use sessiond::capture::ship::Shipment;
-use sessiond::capture::{Handle, streamer::LogStatus};
+use sessiond::capture::{Handle, slot::LogStatus};
 use sessiond::codec::entry::MOST_RAW;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};

@@ -1,0 +1,109 @@
+//! What is known of one log between flushes, and how that is told.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::ship::Shipment;
+use crate::log::ledger::Ledger;
+use crate::log::pen::Ground;
+use crate::model::{LogName, RelPath};
+use crate::sys::{Backoff, Folder};
+
+/// How a log stands.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
+pub struct LogStatus {
+    /// The session, or `@` and the project.
+    pub session: String,
+    /// The last number written.
+    pub head: u64,
+    /// Under which name we write.
+    pub writer: String,
+    /// `main`, `branch`, or `unclaimed`.
+    pub ground: String,
+    /// Bytes on disk that are not durable yet.
+    pub lag_bytes: u64,
+    /// For how long.
+    pub lag_seconds: f64,
+    /// Bytes of an unfinished line.
+    pub unfinished_bytes: u64,
+    /// Bytes that are durable.
+    pub durable_bytes: u64,
+    /// What failed last, until it went well again.
+    pub last_error: Option<String>,
+    /// Which attempt that was.
+    pub failed_attempts: u32,
+}
+
+/// What is known of one log between flushes.
+pub(super) struct Slot {
+    pub(super) shipment: Option<Shipment>,
+    pub(super) paths: BTreeSet<RelPath>,
+    pub(super) seen: u64,
+    /// Since when something is not durable.
+    pub(super) dirty: Option<Instant>,
+    pub(super) due: Option<Instant>,
+    pub(super) flying: bool,
+    /// It changed while a flush was under way.
+    pub(super) again: bool,
+    /// How many flushes have begun.
+    pub(super) flushes: u64,
+    pub(super) started: Option<Instant>,
+    pub(super) backoff: Backoff,
+    pub(super) status: LogStatus,
+}
+
+impl Slot {
+    pub(super) fn new(name: &LogName, backoff: Backoff) -> Slot {
+        let status = LogStatus {
+            session: name.to_string(),
+            head: 0,
+            writer: String::new(),
+            ground: "unclaimed".to_owned(),
+            lag_bytes: 0,
+            lag_seconds: 0.0,
+            unfinished_bytes: 0,
+            durable_bytes: 0,
+            last_error: None,
+            failed_attempts: 0,
+        };
+        Slot {
+            shipment: None,
+            paths: BTreeSet::new(),
+            seen: 0,
+            dirty: None,
+            due: None,
+            flying: false,
+            again: false,
+            flushes: 0,
+            started: None,
+            backoff,
+            status,
+        }
+    }
+
+    pub(super) fn note_ledger(&mut self, ledger: &Ledger) {
+        self.status.head = ledger.pen.seq;
+        self.status.writer = ledger.pen.writer.to_string();
+        let ground = match ledger.pen.ground {
+            Ground::Main => "main",
+            Ground::Branch => "branch",
+            Ground::Unclaimed => "unclaimed",
+        };
+        self.status.ground = ground.to_owned();
+        let here = self.paths.iter().filter_map(|path| ledger.files.get(path));
+        self.status.durable_bytes = here.clone().map(|cursor| cursor.len).sum();
+        self.status.unfinished_bytes = here.map(|cursor| cursor.torn).sum();
+    }
+
+    pub(super) fn report(&self, folder: &dyn Folder) -> LogStatus {
+        let mut status = self.status.clone();
+        if let Some(since) = self.dirty {
+            let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
+            status.lag_bytes = on_disk.saturating_sub(status.durable_bytes + status.unfinished_bytes).max(1);
+            status.lag_seconds = since.elapsed().as_secs_f64();
+        }
+        status
+    }
+}
