@@ -153,7 +153,7 @@ mod tests {
             assert!(chain.push(seq, Ok(entry(seq, Some(two.digest), None, "w"))).unwrap().is_none());
         }
         let mut passed = Chain::new("session s", 0, None);
-        std::mem::swap(&mut passed.held, &mut chain.held.clone());
+        passed.held = chain.held.clone();
         passed.damaged = Some((3, Error::corrupt("read entry 3")));
         passed.push(20, Ok(entry(20, Some(two.digest), Some(2), "v"))).unwrap();
         for expected in [1, 2] {

@@ -59,8 +59,9 @@ pub struct Place {
 /// A prefix of its own in the bucket that all these share: a new bucket costs the server a second.
 pub fn s3_settings(server: &S3, endpoint: String) -> S3Settings {
     static BUCKET: OnceLock<String> = OnceLock::new();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     S3Settings {
-        prefix: uuid::Uuid::new_v4().simple().to_string(),
+        prefix: format!("p{}", NEXT.fetch_add(1, SeqCst)),
         endpoint: Some(endpoint),
         region: Some("us-east-1".to_owned()),
         credentials: Some(Credentials { access_key: server.access_key.clone(), secret_key: server.secret_key.clone() }),
