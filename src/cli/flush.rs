@@ -1,10 +1,16 @@
 //! `flush`: asks the running daemon to make everything durable.
 
+use std::path::Path;
+use std::time::Duration;
+
 use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::socket::{self, Answer, Request};
 use crate::error::{Error, Kind, Result};
 use crate::wire::Parts;
+
+/// A person who waits this long wants to know why.
+const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// Make durable what is on disk now
 #[derive(Debug, clap::Args)]
@@ -38,12 +44,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let request = Request::Flush { session };
     let asking = socket::ask(&root, &request);
     let answer = if args.wait {
-        let patience = config::duration("--timeout", args.timeout.as_deref(), std::time::Duration::from_secs(365 * 86400))?;
+        let patience = config::duration("--timeout", args.timeout.as_deref(), Duration::from_secs(365 * 86400))?;
         let late = || Error::unavailable("flush: not everything is durable yet").hint("sessiond status shows what is behind, and why");
-        tokio::time::timeout(patience, asking).await.map_err(|_| late())??
+        tokio::select! {
+            answer = tokio::time::timeout(patience, asking) => answer.map_err(|_| late())??,
+            never = say_what_is_behind(&root) => never,
+        }
     } else {
         // The daemon goes on without us.
-        match tokio::time::timeout(std::time::Duration::from_millis(100), asking).await {
+        match tokio::time::timeout(Duration::from_millis(100), asking).await {
             Ok(answer) => answer?,
             Err(_) => return Ok(exit::OK),
         }
@@ -83,6 +92,19 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(if lost.is_empty() { exit::OK } else { exit::FENCED })
 }
 
+/// Tells a person who waits what is waited for, every now and then.
+async fn say_what_is_behind(root: &Path) -> Answer {
+    loop {
+        tokio::time::sleep(SAY_EVERY).await;
+        if let Ok(Answer::Status(status)) = socket::ask(root, &Request::Status).await {
+            for log in status.sessions.iter().filter(|log| log.last_error.is_some()) {
+                let error = log.last_error.as_deref().unwrap_or_default();
+                tracing::warn!(session = log.session, attempt = log.failed_attempts, error, "still waiting");
+            }
+        }
+    }
+}
+
 /// An error that came over the socket; what failed there is the store or the folder.
 pub fn status_error(error: String, hint: Option<String>) -> Error {
     let failed = Error::new(Kind::Unavailable, error);
@@ -93,7 +115,7 @@ pub fn status_error(error: String, hint: Option<String>) -> Error {
 }
 
 /// The session of the running daemon that is meant, by the beginning of its id.
-async fn whole_id(root: &std::path::Path, text: &str) -> Result<crate::model::SessionId> {
+async fn whole_id(root: &Path, text: &str) -> Result<crate::model::SessionId> {
     let Answer::Status(status) = socket::ask(root, &Request::Status).await? else { return text.parse() };
     let ids: Vec<&str> = status.sessions.iter().map(|log| log.session.as_str()).filter(|id| id.starts_with(text)).collect();
     match ids.as_slice() {

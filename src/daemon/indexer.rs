@@ -108,6 +108,8 @@ pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dy
                 let ours = entries.iter().filter(|entry| entry.branch.as_deref() == Some(ledger.pen.writer.as_str()));
                 ours.map(|entry| entry.seq).max()
             }
+            // Not listed with the sessions; few as well.
+            _ if name.is_project() => index.session(&ledger.id).await?.map(|row| row.head),
             _ => heads.get(&name.to_string()).copied(),
         };
         if known.is_none_or(|known| known < ledger.pen.seq) && ledger.pen.seq > 0 {
