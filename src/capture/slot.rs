@@ -36,6 +36,13 @@ pub struct LogStatus {
     pub failed_attempts: u32,
 }
 
+impl LogStatus {
+    /// Whether the session was lost to another writer.
+    pub fn is_branch(&self) -> bool {
+        self.ground == "branch"
+    }
+}
+
 /// What is known of one log between flushes.
 pub(super) struct Slot {
     pub(super) shipment: Option<Shipment>,

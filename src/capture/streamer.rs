@@ -382,12 +382,11 @@ impl Streamer {
                     Ok(()) => {
                         let open = self.slots.iter().filter(|(name, slot)| wanted(name) && (slot.flying || slot.due.is_some()));
                         let left: BTreeMap<LogName, u64> = open.map(|(name, slot)| (name.clone(), slot.flushes + 1)).collect();
-                        let asked = self
-                            .slots
-                            .keys()
-                            .filter(|name| left.contains_key(*name) || session.is_some() && wanted(name))
-                            .cloned()
-                            .collect();
+                        // Also those that lost their session: they are durable, and yet not in a later restore.
+                        let told = |(name, slot): &(&LogName, &Slot)| {
+                            wanted(name) && (left.contains_key(*name) || session.is_some() || slot.status.is_branch())
+                        };
+                        let asked = self.slots.iter().filter(told).map(|(name, _)| name.clone()).collect();
                         self.waiters.push(Waiter { left, asked, reply });
                         self.answer_waiters();
                     }

@@ -203,7 +203,7 @@ async fn daemon(parts: &Parts, findings: &mut Findings) {
                     None,
                 );
             }
-            for log in status.sessions.iter().filter(|log| log.ground == "branch") {
+            for log in status.sessions.iter().filter(|log| log.is_branch()) {
                 findings.add(
                     "daemon",
                     Grade::Warn,

@@ -82,7 +82,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             print::line("everything is durable")?;
         }
     }
-    let lost: Vec<_> = report.logs.iter().filter(|log| log.ground == "branch").collect();
+    let lost: Vec<_> = report.logs.iter().filter(|log| log.is_branch()).collect();
     for log in &lost {
         print::error(
             &Error::new(Kind::Fenced, format!("session {} was taken over: it is durable on branch {}", log.session, log.writer))

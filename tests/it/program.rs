@@ -422,6 +422,8 @@ fn two_daemons_on_one_session_never_interleave() {
         append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
         // What the loser had is durable, and it is told where.
         backend.run(&first, &["flush", "--wait"]).fails(4, "taken over", "pull s1 --branch");
+        // And told again, also when there is nothing new.
+        backend.run(&first, &["flush", "--wait"]).fails(4, "taken over", "pull s1 --branch");
         append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
         backend.run(&second, &["flush", "--wait"]).ok();
 
