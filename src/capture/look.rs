@@ -50,11 +50,6 @@ impl Cut {
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.moves.is_empty()
     }
-
-    /// Bytes to ship.
-    pub fn len(&self) -> u64 {
-        self.parts.iter().map(|part| part.len).sum()
-    }
 }
 
 /// What to look at.

@@ -59,16 +59,6 @@ impl Shipment {
         Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false, overtaken: BTreeMap::new() }
     }
 
-    /// Whether an entry's fate is unknown.
-    pub fn is_pending(&self) -> bool {
-        self.pending.is_some()
-    }
-
-    /// Bytes that a flush found and could not make durable yet.
-    pub fn pending_bytes(&self) -> u64 {
-        self.pending.as_ref().map_or(0, |(_, cut)| cut.len())
-    }
-
     /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
     pub async fn flush(&mut self, context: &Context, last: bool) -> Result<Shipped> {
         let mut shipped = Shipped::default();

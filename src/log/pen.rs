@@ -100,17 +100,21 @@ impl Logs {
 
     async fn append_main(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
         let seq = encoded.header.seq;
-        // After half the grace period the number may have been written, covered by a snapshot and collected: a create
-        // would succeed and be lost.
+        let appended = self.create_main(id, pen, encoded).await?;
+        // After half the grace period the number may have been written by another, covered by a snapshot and collected: the
+        // create then succeeds, and nobody reads it. Asked afterwards, for we may have been asleep in between.
         let idle = self.clock.now().duration_since(pen.wrote).unsigned_abs();
-        if idle > GRACE / 2 {
-            if let Some(found) = self.entries(id, pen.seq).await?.first() {
-                return self.taken(id, found.seq, encoded).await;
-            }
-            if self.snapshots(id).await?.last().is_some_and(|snapshot| snapshot.seq > pen.seq) {
+        if matches!(appended, Appended::Done) && idle > GRACE / 2 {
+            let covered = self.snapshots(id).await?.last().is_some_and(|snapshot| snapshot.seq >= seq);
+            if covered || !self.entries(id, seq).await?.is_empty() {
                 return Ok(Appended::Taken(None));
             }
         }
+        Ok(appended)
+    }
+
+    async fn create_main(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+        let seq = encoded.header.seq;
         let key = keys::entry(id, seq);
         match self.fence.choose(&*self.store, &self.chance).await? {
             Fence::Store => match self.store.create(&key, encoded.bytes.clone()).await? {

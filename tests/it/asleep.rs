@@ -1,0 +1,81 @@
+//! A writer that slept so long that the numbers behind its own were written, covered by a snapshot and collected.
+
+use std::sync::{Arc, Mutex};
+
+use jiff::{SignedDuration, Timestamp};
+use sessiond::codec::entry;
+use sessiond::codec::snapshot::{self, Manifest};
+use sessiond::index::sql::SqlIndex;
+use sessiond::log::fence::{Fencing, Wanted};
+use sessiond::log::pen::{Appended, GRACE, Pen};
+use sessiond::log::{Fence, Logs};
+use sessiond::model::{EntryKind, LogId, keys};
+use sessiond::store::Store;
+use sessiond::store::file::FileStore;
+use sessiond::sys::{Clock, SystemChance};
+
+use crate::support::TempHome;
+
+struct Watch(Mutex<Timestamp>);
+
+impl Clock for Watch {
+    fn now(&self) -> Timestamp {
+        *self.0.lock().unwrap()
+    }
+}
+
+fn next(logs: &Logs, id: &LogId, pen: &Pen) -> entry::Encoded {
+    entry::encode(pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]), &[]).unwrap()
+}
+
+#[tokio::test]
+async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_free() {
+    let home = TempHome::new();
+    let store: Arc<dyn Store> = Arc::new(FileStore::open(home.path().join("bucket")).unwrap());
+    let index = Arc::new(SqlIndex::open(&format!("sqlite://{}", home.path().join("i.db").display())).unwrap());
+    let watch = Arc::new(Watch(Mutex::new("2026-05-01T12:00:00Z".parse().unwrap())));
+    let logs = Logs {
+        store: store.clone(),
+        fence: Arc::new(Fencing::new(Wanted::Auto, index, false)),
+        namespace: "n".parse().unwrap(),
+        agent: "a".parse().unwrap(),
+        clock: watch.clone(),
+        chance: Arc::new(SystemChance),
+    };
+    assert!(matches!(logs.fence.choose(&*store, &logs.chance).await, Ok(Fence::Store)));
+    let id = logs.id("s".parse().unwrap());
+    let mut sleeper = Pen::unclaimed("sleeper".parse().unwrap(), 0, None, watch.now());
+    logs.claim(&id, &mut sleeper, 0).await.unwrap().unwrap();
+    let mut other = Pen::unclaimed("other".parse().unwrap(), sleeper.seq, sleeper.digest, watch.now());
+    logs.claim(&id, &mut other, 0).await.unwrap().unwrap();
+
+    let pass = |time: SignedDuration| *watch.0.lock().unwrap() += time;
+    pass(SignedDuration::try_from(GRACE).unwrap() + SignedDuration::from_hours(1));
+    for _ in 0..3 {
+        let entry = next(&logs, &id, &other);
+        assert!(matches!(logs.append(&id, &mut other, &entry).await.unwrap(), Appended::Done));
+    }
+    let manifest = Manifest {
+        v: 1,
+        agent: id.agent.clone(),
+        session: id.name.clone(),
+        seq: other.seq,
+        digest: other.digest.unwrap(),
+        at: watch.now(),
+        files: vec![],
+    };
+    store.put(&keys::snapshot(&id, other.seq), snapshot::build(&manifest, |_| Ok(&b""[..])).unwrap()).await.unwrap();
+    for seq in 1..=other.seq {
+        store.delete(&keys::entry(&id, seq)).await.unwrap();
+    }
+
+    // Its number is free, and the store lets it have it; it must not call that durable.
+    let late = next(&logs, &id, &sleeper);
+    for _ in 0..2 {
+        assert!(matches!(logs.append(&id, &mut sleeper, &late).await.unwrap(), Appended::Taken(None)));
+    }
+    assert_eq!(sleeper.seq, 1);
+    // The one that holds the session goes on.
+    let entry = next(&logs, &id, &other);
+    assert!(matches!(logs.append(&id, &mut other, &entry).await.unwrap(), Appended::Done));
+}
