@@ -142,6 +142,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// A URL as a person may see it: without the user and password before an `@`.
+pub fn without_secret(url: &str) -> String {
+    match (url.split_once(':'), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://…@{place}"),
+        _ => url.to_owned(),
+    }
+}
+
 /// Adds what was being done to the error of a result.
 pub trait Doing<T> {
     /// Puts `phrase` in front of the error.
@@ -170,6 +178,13 @@ mod tests {
         let error = Error::unavailable("get log/000000000017").because(cause).doing("restore session 3f2a");
         assert_eq!(error.to_string(), "restore session 3f2a: get log/000000000017: connection refused");
         assert!(error.is_retryable());
+    }
+
+    #[test]
+    fn a_url_is_shown_without_its_password() {
+        assert_eq!(without_secret("https://u:secret@host/x"), "https://…@host/x");
+        assert_eq!(without_secret("ftp:/u:se@cret@host"), "ftp://…@host");
+        assert_eq!(without_secret("file:///a/b"), "file:///a/b");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::agent::Profile;
 use crate::agent::claude_code::ClaudeCode;
 use crate::agent::generic::Generic;
 use crate::config::{self, Settings};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Result, without_secret};
 use crate::index::Index;
 use crate::index::sql::SqlIndex;
 use crate::log::Logs;
@@ -51,11 +51,7 @@ impl Parts {
         let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
         let index: Arc<dyn Index> = Arc::new(SqlIndex::open(&index_url)?);
         let profile = profile(settings)?;
-        let root = match &settings.root {
-            Some(root) => Some(std::path::absolute(root).map_err(|cause| Error::io(format!("find {}", root.display()), cause))?),
-            None => profile
-                .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)),
-        };
+        let root = find_root(settings, &*profile, &environment)?;
         let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
         let wanted: Wanted = settings.fencing.as_deref().unwrap_or("auto").parse()?;
         let shared = index_url.starts_with("postgres");
@@ -72,9 +68,7 @@ impl Parts {
 
     /// The agent's folder.
     pub fn root(&self) -> Result<&Path> {
-        self.root.as_deref().ok_or_else(|| {
-            Error::usage(format!("agent {} has no folder of its own", self.profile.name())).hint("--root DIR says where its files are")
-        })
+        self.root.as_deref().ok_or_else(|| no_root(&*self.profile))
     }
 
     /// The agent's folder, to read and write. A root that is itself a link is followed, once.
@@ -87,6 +81,26 @@ impl Parts {
     pub fn rooted_at(&self, root: PathBuf) -> Parts {
         Parts { root: Some(root), ..self.clone() }
     }
+}
+
+/// The agent's folder, for who only wants to speak to the daemon that keeps it.
+pub fn root_of(settings: &Settings) -> Result<PathBuf> {
+    let profile = profile(settings)?;
+    find_root(settings, &*profile, &Environment::of_process())?.ok_or_else(|| no_root(&*profile))
+}
+
+fn find_root(settings: &Settings, profile: &dyn Profile, environment: &Environment) -> Result<Option<PathBuf>> {
+    match &settings.root {
+        Some(root) => std::path::absolute(root).map(Some).map_err(|cause| Error::io(format!("find {}", root.display()), cause)),
+        None => {
+            Ok(profile
+                .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)))
+        }
+    }
+}
+
+fn no_root(profile: &dyn Profile) -> Error {
+    Error::usage(format!("agent {} has no folder of its own", profile.name())).hint("--root DIR says where its files are")
 }
 
 /// What the environment says about where things are.
@@ -138,11 +152,17 @@ async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn
     if let Some(path) = url.strip_prefix("file://") {
         let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy().into_owned();
         if !path.starts_with('/') {
-            return Err(Error::usage(format!("read store {url:?}: the path must be absolute")).hint("file:///var/lib/sessiond"));
+            return Err(
+                Error::usage(format!("read store {}: the path must be absolute", without_secret(url))).hint("file:///var/lib/sessiond")
+            );
+        }
+        if path.trim_matches('/').is_empty() {
+            return Err(Error::usage("read store file:///: that is the whole disk").hint("name a folder, such as file:///var/lib/sessiond"));
         }
         return Ok(Arc::new(FileStore::open(PathBuf::from(path))?));
     }
-    Err(Error::usage(format!("read store {url:?}: unknown kind of store")).hint("use file:///PATH or s3://BUCKET/PREFIX?endpoint=URL"))
+    Err(Error::usage(format!("read store {}: unknown kind of store", without_secret(url)))
+        .hint("use file:///PATH or s3://BUCKET/PREFIX?endpoint=URL"))
 }
 
 fn sse_of(text: &str) -> Result<Sse> {

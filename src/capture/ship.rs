@@ -10,7 +10,7 @@ use super::adopt::adopt;
 use super::look::{Cut, Look};
 use crate::agent;
 use crate::codec::entry::{self, Encoded, Entry};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::index::Record;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Appended, Ground, Pen, fenced};
@@ -32,6 +32,8 @@ pub struct Shipment {
     pending: Option<(Encoded, Cut)>,
     /// The ledger on disk is known to be behind: ask the bucket.
     outdated: bool,
+    /// The store was seen to hold the entry that the ledger ends with.
+    confirmed: bool,
     /// How far the files of a project were shipped when somebody else wrote.
     overtaken: BTreeMap<RelPath, FileCursor>,
 }
@@ -56,7 +58,7 @@ pub struct Shipped {
 impl Shipment {
     /// A log of which nothing is known yet.
     pub fn new(id: LogId) -> Self {
-        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false, overtaken: BTreeMap::new() }
+        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false, confirmed: false, overtaken: BTreeMap::new() }
     }
 
     /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
@@ -126,6 +128,11 @@ impl Shipment {
                     }
                     return settled.map(|()| Turn::Clean);
                 }
+                if !self.confirmed
+                    && let Some(turn) = self.confirm(context, ledger).await?
+                {
+                    return Ok(turn);
+                }
                 if ledger.pen.ground == Ground::Unclaimed {
                     let end = ledger.pen.seq;
                     match context.logs.claim(&self.id, &mut ledger.pen, end).await? {
@@ -164,6 +171,31 @@ impl Shipment {
             }
             Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
         }
+    }
+
+    /// Before the first write of a process: a ledger can outlive its store, which was emptied, replaced, or brought back from
+    /// an older copy. Writing behind an entry that is gone would make a log that nobody can read.
+    async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Turn>> {
+        let pen = &ledger.pen;
+        let there = match pen.ground {
+            _ if pen.seq == 0 => true,
+            Ground::Branch => {
+                context.logs.read_branch(&self.id, &pen.writer, pen.seq).await?.is_some()
+                    || context.logs.read(&self.id, pen.seq).await?.is_some()
+            }
+            Ground::Main | Ground::Unclaimed => match context.logs.read(&self.id, pen.seq).await {
+                Ok(Some(entry)) => Some(entry.digest) == pen.digest,
+                Ok(None) => context.logs.snapshots(&self.id).await?.last().is_some_and(|snapshot| snapshot.seq >= pen.seq),
+                Err(error) if error.kind() == Kind::Corrupt => false,
+                Err(error) => return Err(error),
+            },
+        };
+        self.confirmed = true;
+        if there {
+            return Ok(None);
+        }
+        tracing::warn!(id = %self.id, seq = pen.seq, "the store does not have the entry that the ledger ends with; asking the bucket");
+        Ok(Some(Turn::Again))
     }
 
     /// All that a look found is durable: remember what the files look like, so that nobody looks again before they

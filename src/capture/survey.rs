@@ -56,6 +56,10 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
                 (Ok(path), ItemKind::Link) if profile.enter(&path) || profile.place(&path) != Place::Ignore => {
                     found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
                 }
+                (_, ItemKind::Unnamed) => {
+                    let below = at.as_ref().map_or("the agent's folder", RelPath::as_str);
+                    found.oddities.push(format!("{} in {below}: its name is not UTF-8", item.name));
+                }
                 (Err(error), ItemKind::File | ItemKind::Folder) => found.oddities.push(error.to_string()),
                 _ => {}
             }

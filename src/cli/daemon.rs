@@ -13,6 +13,7 @@ use crate::daemon::lock;
 use crate::daemon::service::{Options, Service};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
+use crate::sys::{Disk, Owner};
 use crate::wire::{PARALLEL, Parts};
 
 /// Fits a platform that gives ten seconds.
@@ -48,7 +49,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let parts = Parts::make(settings, args.stream.parallel).await?;
     let mut signals = Signals::to_stop()?;
-    let _lock = lock::take(parts.root()?, select::owner(None, &*parts.folder()?)?)?;
+    let disk = parts.folder()?;
+    let owner = select::owner(None, &disk)?;
+    let _lock = lock::take(disk.root(), owner)?;
     let service = Service::start(&parts, options(&args.stream)?, Vec::new()).await?;
     let mut asked = false;
     let mut until = None;
@@ -71,7 +74,17 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     let until = until.unwrap_or_else(|| Instant::now() + deadline);
     let flushed = final_flush(service, until, &mut signals, asked).await?;
+    hand_over(&disk, owner);
     Ok(if flushed { exit::OK } else { exit::GAVE_UP })
+}
+
+/// As root: leaves our own folder to whoever owns the agent's, so that the next one may run as that user.
+pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
+    if let Some(owner) = owner
+        && let Err(cause) = disk.give_state(owner)
+    {
+        tracing::warn!(%cause, "sessiond's own folder was not handed over");
+    }
 }
 
 /// How to stream, by the settings.

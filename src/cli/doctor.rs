@@ -90,6 +90,10 @@ fn folder(parts: &Parts, findings: &mut Findings) {
         Ok(root) => root,
         Err(error) => return findings.wrong("folder", &error),
     };
+    if root.is_symlink() && !root.exists() {
+        let text = format!("{} is a link to nowhere", root.display());
+        return findings.add("folder", Grade::Wrong, text, Some("make what it points to, or give --root"));
+    }
     let Ok(found) = std::fs::metadata(root) else {
         return findings.add(
             "folder",
@@ -102,6 +106,10 @@ fn folder(parts: &Parts, findings: &mut Findings) {
     if !me.is_root() && found.uid() != me.as_raw() {
         let text = format!("{} belongs to user {} and sessiond runs as {}", root.display(), found.uid(), me.as_raw());
         findings.add("folder", Grade::Wrong, text, Some("run sessiond as the agent's user"));
+    }
+    if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
+        let text = format!("{} cannot be written: {cause}", root.display());
+        findings.add("folder", Grade::Wrong, text, Some("sessiond keeps its ledgers in it; mend its mount or permissions"));
     }
     let Ok(disk) = parts.folder() else { return };
     match survey(&*disk, &*parts.profile, None) {
@@ -180,7 +188,7 @@ async fn index(parts: &Parts, findings: &mut Findings) {
         for failure in failures {
             let session = failure.session.unwrap_or_default();
             findings.add(
-                "index",
+                "errors",
                 Grade::Warn,
                 format!("failed at {} (attempt {}) {session}: {}", failure.at, failure.attempt, failure.message),
                 None,

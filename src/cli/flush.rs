@@ -7,7 +7,7 @@ use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::socket::{self, Answer, Request};
 use crate::error::{Error, Kind, Result};
-use crate::wire::Parts;
+use crate::wire::root_of;
 
 /// A person who waits this long wants to know why.
 const SAY_EVERY: Duration = Duration::from_secs(5);
@@ -35,8 +35,7 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let root = parts.root()?.to_owned();
+    let root = root_of(settings)?;
     let session = match &args.session {
         None => None,
         Some(text) => Some(whole_id(&root, text).await?),
@@ -45,10 +44,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let asking = socket::ask(&root, &request);
     let answer = if args.wait {
         let patience = config::duration("--timeout", args.timeout.as_deref(), Duration::from_secs(365 * 86400))?;
-        let late = || Error::unavailable("flush: not everything is durable yet").hint("sessiond status shows what is behind, and why");
-        tokio::select! {
-            answer = tokio::time::timeout(patience, asking) => answer.map_err(|_| late())??,
-            never = say_what_is_behind(&root) => never,
+        let in_time = tokio::select! {
+            answer = tokio::time::timeout(patience, asking) => answer,
+            never = say_what_is_behind(&root) => Ok(Ok(never)),
+        };
+        match in_time {
+            Ok(answer) => answer?,
+            Err(_) => return Err(late(&root).await),
         }
     } else {
         // The daemon goes on without us.
@@ -90,6 +92,16 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         );
     }
     Ok(if lost.is_empty() { exit::OK } else { exit::FENCED })
+}
+
+/// The error of a flush that takes too long, with the reason, if one is known.
+async fn late(root: &Path) -> Error {
+    let why = match socket::ask(root, &Request::Status).await {
+        Ok(Answer::Status(status)) => status.sessions.into_iter().find_map(|log| log.last_error),
+        _ => None,
+    };
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    Error::unavailable(format!("flush: not everything is durable yet{why}")).hint("sessiond status shows what is behind")
 }
 
 /// Tells a person who waits what is waited for, every now and then.

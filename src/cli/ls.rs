@@ -79,7 +79,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             ]
         })
         .collect();
-    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SIZE", "HEAD", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
+    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
     if let Some(next) = page.next {
         print::line(format_args!("more: sessiond ls --cursor '{next}'"))?;
     }

@@ -6,7 +6,7 @@ use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
-use crate::model::{At, LogId};
+use crate::model::{At, LogId, LogName};
 use crate::restore::{self, Context, Options, Report, place::Action};
 use crate::wire::Parts;
 
@@ -71,8 +71,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     let ids = match (&args.id, args.all) {
         (None, true) => {
-            let names = parts.logs.names("").await?;
-            names.into_iter().filter(|name| !name.is_project()).map(|name| parts.logs.id(name)).collect()
+            // Sessions first: each brings its project along.
+            let mut names = parts.logs.names("").await?;
+            names.sort_by_key(LogName::is_project);
+            names.into_iter().map(|name| parts.logs.id(name)).collect()
         }
         (None, false) if !args.latest => {
             return Err(crate::error::Error::usage("restore: which session?").hint("give an ID, --latest or --all; sessiond ls shows them"));
@@ -104,6 +106,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut reports = Vec::new();
     let mut failed = None;
     for id in &ids {
+        if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
+            continue;
+        }
         match session(&parts, id, &options).await {
             Ok(done) => reports.extend(done),
             // One that fails does not hold up the others.
@@ -165,6 +170,9 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     if report.torn() > 0 {
         print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+    }
+    for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
+        print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;
     }
     if !report.session.starts_with('@') {
         print::line(format_args!("resume with {}", print::clean(&report.session)))?;

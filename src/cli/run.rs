@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -10,13 +11,13 @@ use tokio::time::Instant;
 use crate::cli::{daemon, exit, print, restore, select};
 use crate::config::{self, Settings, Stream};
 use crate::daemon::child::Child;
-use crate::daemon::lock;
+use crate::daemon::lock::{self, Lock};
 use crate::daemon::service::Service;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::model::{At, LogName};
 use crate::restore::Options;
-use crate::sys::Owner;
+use crate::sys::{Disk, Owner};
 use crate::wire::Parts;
 
 /// The final flush has at least this long after the agent has exited, however long the agent took to stop.
@@ -81,35 +82,36 @@ pub struct Args {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), daemon::FLUSH_DEADLINE)?;
-    let parts = Parts::make(settings, args.stream.parallel).await?;
+    if args.session.as_deref().is_some_and(|id| id.trim().is_empty()) {
+        return Err(Error::usage("run: --session is empty").hint("leave it out where there is no session to restore"));
+    }
     // From here on a signal is ours: one that comes during the restore stops us, not a half-written folder.
     let mut signals = Signals::all()?;
-    let owner = select::owner(args.owner.as_deref(), &*parts.folder()?)?;
-    let _lock = lock::take(parts.root()?, owner)?;
-    let restored = tokio::select! {
-        restored = restore_first(&parts, &args, owner) => restored,
+    let prepared = tokio::select! {
+        prepared = prepare(settings, &args) => prepared,
         stop = signals.stop() => {
             tracing::info!(signal = stop.number, "stopped before the command was launched");
             return Ok(128 + u8::try_from(stop.number).unwrap_or(0));
         }
     };
-    let stale = match restored {
-        Ok(names) => names,
-        Err(error) if args.on_restore_error == OnRestoreError::Continue => {
-            tracing::error!(%error, "the restore failed; going on without, as asked");
-            Vec::new()
+    let streaming = match prepared {
+        Ok(streaming) => Some(streaming),
+        Err((error, _)) if args.on_restore_error == OnRestoreError::Continue => {
+            tracing::error!(%error, "nothing is streamed; launching the command all the same, as asked");
+            None
         }
-        Err(error) => {
+        Err((error, code)) => {
             print::error(&error.doing("run").hint("--on-restore-error continue launches the command all the same"));
-            return Ok(exit::NOT_RESTORED);
+            return Ok(code);
         }
     };
-    let service = Service::start(&parts, daemon::options(&args.stream)?, stale).await?;
     let mut child = match Child::start(&args.command) {
         Ok(child) => child,
         Err((why, error)) => {
             print::error(&error);
-            let _ = service.stop(Instant::now() + deadline).await;
+            if let Some(streaming) = streaming {
+                streaming.stop(Instant::now() + deadline, &mut signals, false).await?;
+            }
             return Ok(exit::of_command(why));
         }
     };
@@ -128,15 +130,56 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         child.forward(arrived);
     };
-    // The agent wrote its last lines after the signal; only now is everything there. The platform's patience counts
-    // from the signal.
-    let now = Instant::now();
-    let until = stop_asked.map_or(now + deadline, |asked: Instant| (asked + deadline).max(now + LEAST_AFTER_EXIT));
-    let flushed = daemon::final_flush(service, until, &mut signals, stop_asked.is_some()).await?;
-    if !flushed {
-        tracing::error!("the command's last bytes are not durable; they are still in {}", parts.root()?.display());
+    if let Some(streaming) = streaming {
+        // The agent wrote its last lines after the signal; only now is everything there. The platform's patience counts
+        // from the signal.
+        let now = Instant::now();
+        let until = stop_asked.map_or(now + deadline, |asked: Instant| (asked + deadline).max(now + LEAST_AFTER_EXIT));
+        streaming.stop(until, &mut signals, stop_asked.is_some()).await?;
     }
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
+}
+
+/// What runs beside the command.
+struct Streaming {
+    service: Service,
+    disk: Arc<Disk>,
+    owner: Option<Owner>,
+    _lock: Lock,
+}
+
+impl Streaming {
+    async fn stop(self, until: Instant, signals: &mut Signals, asked: bool) -> Result<()> {
+        let flushed = daemon::final_flush(self.service, until, signals, asked).await?;
+        if !flushed {
+            tracing::error!("the command's last bytes are not durable; they are still in {}", self.disk.root().display());
+        }
+        daemon::hand_over(&self.disk, self.owner);
+        Ok(())
+    }
+}
+
+/// Restores and starts streaming; an error comes with the exit code it means.
+async fn prepare(settings: &Settings, args: &Args) -> Result<Streaming, (Error, u8)> {
+    let plain = |error: Error| {
+        let code = exit::of(error.kind());
+        (error, code)
+    };
+    let parts = Parts::make(settings, args.stream.parallel).await.map_err(plain)?;
+    let disk = parts.folder().map_err(plain)?;
+    let owner = select::owner(args.owner.as_deref(), &disk).map_err(plain)?;
+    let lock = lock::take(disk.root(), owner).map_err(plain)?;
+    let stale = match restore_first(&parts, args, owner).await {
+        Ok(names) => names,
+        Err(error) if args.on_restore_error == OnRestoreError::Continue => {
+            tracing::error!(%error, "the restore failed; going on without, as asked");
+            Vec::new()
+        }
+        Err(error) => return Err((error, exit::NOT_RESTORED)),
+    };
+    let options = daemon::options(&args.stream).map_err(plain)?;
+    let service = Service::start(&parts, options, stale).await.map_err(plain)?;
+    Ok(Streaming { service, disk, owner, _lock: lock })
 }
 
 async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Result<Vec<LogName>> {

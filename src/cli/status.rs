@@ -4,7 +4,7 @@ use crate::cli::{exit, flush, print};
 use crate::config::Settings;
 use crate::daemon::socket::{self, Answer, Request};
 use crate::error::{Error, Kind, Result};
-use crate::wire::Parts;
+use crate::wire::root_of;
 
 /// Show each session's lag, head, writer and last error
 #[derive(Debug, clap::Args)]
@@ -17,8 +17,8 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let status = match socket::ask(parts.root()?, &Request::Status).await? {
+    let root = root_of(settings)?;
+    let status = match socket::ask(&root, &Request::Status).await? {
         Answer::Status(status) => status,
         Answer::Failed { error, hint } => return Err(flush::status_error(error, hint)),
         Answer::Flushed(_) => return Err(Error::new(Kind::Internal, "status: the daemon answered something else")),

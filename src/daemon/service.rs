@@ -40,6 +40,7 @@ pub struct Service {
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
     ready_file: Option<PathBuf>,
+    root: PathBuf,
 }
 
 impl Service {
@@ -85,7 +86,7 @@ impl Service {
         }
         crate::sys::notify_ready::tell("READY=1");
         tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
-        Ok(Service { handle, feed, tasks, ready_file: options.ready_file })
+        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root })
     }
 
     /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
@@ -97,6 +98,7 @@ impl Service {
             tracing::warn!("the index is behind; it catches up with the next run, or by sessiond reindex");
         }
         self.tasks.iter().for_each(JoinHandle::abort);
+        let _ = std::fs::remove_file(socket::path(&self.root));
         if let Some(path) = &self.ready_file {
             let _ = std::fs::remove_file(path);
         }

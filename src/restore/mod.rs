@@ -19,7 +19,7 @@ use crate::error::{Doing, Error, Result};
 use crate::log::Logs;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
-use crate::model::{At, LogId, RelPath, Seq, WriterId};
+use crate::model::{At, FileKind, LogId, RelPath, Seq, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
@@ -103,6 +103,11 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
     if let Some(report) = still_ours(context, id, options, &plan).await? {
         return Ok(report);
     }
+    if options.claim {
+        // What a restore left that was killed; we hold the folder's lock.
+        let left = format!("{STATE_FOLDER}/tmp").parse()?;
+        context.folder.remove(&left).map_err(|cause| Error::io(format!("remove {left}"), cause))?;
+    }
     let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
     let mut assembly = Assembly::new(&*context.folder, stage.clone());
     let fetched = fetch::fetch(&context.logs, &plan, &mut assembly).await;
@@ -125,8 +130,8 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
     let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == plan.head;
-    let here = |path: &RelPath| context.folder.stat(path).is_ok_and(|stat| stat.is_some());
-    if !current || !ledger.files.keys().all(here) {
+    let whole = |(path, cursor): (&RelPath, &FileCursor)| holds(&*context.folder, path, cursor).unwrap_or(false);
+    if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
     }
     let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
@@ -147,6 +152,20 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
     let taken = take_over(context, id, head, ledger.files, &mut report).await?;
     Ok(Some(taken.then_some(report)))
+}
+
+/// Whether what was shipped of a file is still there: a machine that lost its power may have lost the end of it.
+fn holds(folder: &dyn Folder, path: &RelPath, cursor: &FileCursor) -> std::io::Result<bool> {
+    let Some(file) = folder.open(path)? else { return Ok(false) };
+    let stat = file.stat()?;
+    if stat == cursor.stat {
+        return Ok(true);
+    }
+    match cursor.kind {
+        FileKind::Append => Ok(FileCursor::over(&*file, cursor.kind, cursor.len)?.is_some_and(|now| now.hash == cursor.hash)),
+        // It may have been replaced since, but not by nothing.
+        FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
+    }
 }
 
 /// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back, and claimed over.
@@ -172,19 +191,26 @@ async fn take_over(
     report: &mut Report,
 ) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
+    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
+    ledger.files = files;
+    // Before the claim: a disk that takes no ledger must not cost whoever holds the session, and an attempt that loses the
+    // race must know that what it finds in place is the log's.
+    ledger.save(&*context.folder, true)?;
     // A project's log is anybody's: nothing to take over.
-    let mut taken = true;
     if !id.name.is_project() {
         report.claim = claim(context, id, &mut pen, head.end).await?;
-        taken = report.claim.is_some();
+        if report.claim.is_none() {
+            return Ok(false);
+        }
         report.head = pen.seq;
     }
     report.writer = Some(pen.writer.to_string());
-    // Also if it was not: the next attempt must know that what it finds in place is the log's, or it were a conflict.
-    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
-    ledger.files = files;
-    ledger.save(&*context.folder, true)?;
-    Ok(taken)
+    ledger.pen = pen;
+    if let Err(error) = ledger.save(&*context.folder, true) {
+        // The one from before the claim is there: the daemon finds the claim, and claims behind it.
+        tracing::warn!(%error, "the ledger was not written");
+    }
+    Ok(true)
 }
 
 async fn finish(

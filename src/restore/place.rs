@@ -81,7 +81,7 @@ struct Local {
 fn decide(kind: FileKind, latest: bool, local: Option<Local>, force: bool) -> Action {
     let Some(local) = local else { return Action::Write };
     let safe = local.shorter || local.shipped;
-    if local.equal || (latest && local.longer && kind == FileKind::Append) || (latest && local.ours && !safe) {
+    if local.equal || (latest && local.longer && kind == FileKind::Append) || (latest && local.ours && !safe && !force) {
         Action::Keep
     } else if safe {
         Action::Write
@@ -119,7 +119,9 @@ pub fn decide_all(
         let moved_on = options.claim && context.profile.is_transcript(&plan.path) && Some(at.seq) != newest;
         let superseded = moved_on || is_covered(assembly, &plan.path, at.seq);
         let newer_here = ours || id.name.is_project() || (lives_here && at.kind == FileKind::Whole);
-        let local = plan.standing.map(|standing| Local { ours: newer_here && options.claim, ..standing });
+        // Where nothing is streamed, what is longer is only different.
+        let (ours, longer) = (newer_here && options.claim, |standing: Local| standing.longer && options.claim);
+        let local = plan.standing.map(|standing| Local { ours, longer: longer(standing), ..standing });
         plan.action = if superseded { Action::Superseded } else { decide(at.kind, latest, local, options.force) };
     }
     Ok(plans.into_iter().map(|(plan, _)| plan).collect())
@@ -216,8 +218,11 @@ pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
     }
     let shown = conflicts.iter().take(3).copied().collect::<Vec<_>>().join(", ");
     let more = if conflicts.len() > 3 { format!(" and {} more", conflicts.len() - 3) } else { String::new() };
-    Err(Error::conflict(format!("local files differ from {id}: {shown}{more}"))
-        .hint("nothing was changed; --force moves them aside to .sessiond/aside first, --to DIR restores elsewhere"))
+    Err(Error::conflict(format!("local files differ from {id}: {shown}{more}")).hint(if options.claim {
+        "nothing was changed; --force moves them aside to .sessiond/aside first, --to DIR restores elsewhere"
+    } else {
+        "nothing was changed; give --to an empty folder"
+    }))
 }
 
 /// Puts the files in place, transcripts last, so that what they name is there first. Answers the cursors behind them.
@@ -231,6 +236,7 @@ pub fn place_all(
     let folder = &*context.folder;
     let stored: BTreeMap<&RelPath, (&FileAt, &Staged)> = assembly.files().map(|(path, at, staged)| (path, (at, staged))).collect();
     let aside = format!("{STATE_FOLDER}/aside/{}", context.logs.clock.now().strftime("%Y%m%dT%H%M%S"));
+    let aside = format!("{aside}-{:08x}", context.logs.chance.next() >> 32);
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
         for plan in files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
@@ -293,6 +299,7 @@ mod tests {
         assert_eq!(decide(Append, true, Some(Local { shorter: true, ..none }), false), Action::Write);
         assert_eq!(decide(Append, true, Some(none), false), Action::Conflict);
         assert_eq!(decide(Append, true, Some(none), true), Action::Replace);
+        assert_eq!(decide(Append, true, Some(Local { ours: true, ..none }), true), Action::Replace);
         // Our own volume, ahead of the log: what is here is the truth.
         assert_eq!(decide(Whole, true, Some(Local { ours: true, ..none }), false), Action::Keep);
         // Another container went on; what is here was shipped before.

@@ -21,9 +21,14 @@ use rustix::io::Errno;
 use self::disk::{Temp, is_missing, lacks_links, make_folders, rename_new, sweep, sync_folder};
 use super::{Created, Object, Page, Store};
 use crate::error::{Error, Result};
+use crate::sys::{Chance, SystemChance};
 
 /// Where files are written before they get their name. It also tells a store from the bare mount point below it.
 const TEMP: &str = ".tmp";
+
+/// Made once with the store: a folder that was emptied and made again under us is another store, and what we know of the
+/// old one does not hold there.
+const MARK: &str = ".mark";
 
 /// The contract's bound on a page.
 const PAGE: usize = 1000;
@@ -49,6 +54,8 @@ pub struct FileStore {
 #[derive(Debug)]
 struct Inner {
     root: PathBuf,
+    /// What the store's mark held when it was opened.
+    mark: Vec<u8>,
     /// Folders whose way up to the root is known to be on the disk.
     settled: Mutex<HashSet<PathBuf>>,
 }
@@ -80,13 +87,17 @@ impl FileStore {
         // A folder that was there before may not be ours to write; better known now than at the first entry.
         Temp::write(&temp, b"").map_err(|cause| Error::io(doing(&format!("write in {}", temp.display())), cause))?;
         sweep(&temp);
-        Ok(FileStore { inner: Arc::new(Inner { root: absolute, settled: Mutex::new(HashSet::new()) }) })
+        let mark = mark_of(&absolute).map_err(|cause| Error::io(doing("read its mark"), cause))?;
+        Ok(FileStore { inner: Arc::new(Inner { root: absolute, mark, settled: Mutex::new(HashSet::new()) }) })
     }
 
     /// Runs blocking `work`; after a time-out or a drop it may still take effect, which the contract calls unknown.
     async fn blocking<T: Send + 'static>(&self, doing: String, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
         let inner = Arc::clone(&self.inner);
-        let task = tokio::task::spawn_blocking(move || work(&inner));
+        let task = tokio::task::spawn_blocking(move || {
+            inner.same_store()?;
+            work(&inner)
+        });
         match tokio::time::timeout(PATIENCE, task).await {
             Ok(Ok(done)) => done.map_err(|error| error.doing(doing)),
             Ok(Err(cause)) => Err(Error::unavailable(doing).because(cause)),
@@ -141,6 +152,15 @@ impl Store for FileStore {
 }
 
 impl Inner {
+    /// Whether the folder is still the one that was opened: an unmounted store must not look like an empty one.
+    fn same_store(&self) -> Result<()> {
+        match fs::read(self.root.join(MARK)) {
+            Ok(mark) if mark == self.mark => Ok(()),
+            _ => Err(Error::unavailable(format!("{} is gone, or another store has its place", self.root.display()))
+                .hint("is its disk mounted? restart sessiond if the store was made anew: it uploads everything again")),
+        }
+    }
+
     fn path(&self, key: &str) -> Result<PathBuf> {
         check(key)?;
         Ok(self.root.join(key))
@@ -184,7 +204,7 @@ impl Inner {
         let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
         let mut file = match open {
             Ok(file) => file,
-            Err(cause) if is_missing(&cause) => return self.mounted().map(|()| None),
+            Err(cause) if is_missing(&cause) => return self.same_store().map(|()| None),
             Err(cause) => return Err(Error::io(format!("open {}", path.display()), cause)),
         };
         let read = || -> io::Result<Option<Vec<u8>>> {
@@ -204,7 +224,7 @@ impl Inner {
         let failed = |cause| Error::io(format!("read folder {}", path.display()), cause);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,
-            Err(cause) if is_missing(&cause) => return self.mounted().map(|()| Page::default()),
+            Err(cause) if is_missing(&cause) => return self.same_store().map(|()| Page::default()),
             Err(cause) => return Err(failed(cause)),
         };
         let base = if folder.is_empty() { String::new() } else { format!("{folder}/") };
@@ -222,7 +242,7 @@ impl Inner {
             }
         }
         if names.is_empty() {
-            self.mounted()?;
+            self.same_store()?;
         }
         names.sort_unstable();
         let more = names.len() > PAGE;
@@ -247,7 +267,7 @@ impl Inner {
     fn delete(&self, path: &Path) -> Result<()> {
         match fs::remove_file(path) {
             Ok(()) => {}
-            Err(cause) if is_missing(&cause) || path.is_dir() => return self.mounted(),
+            Err(cause) if is_missing(&cause) || path.is_dir() => return self.same_store(),
             Err(cause) => return Err(Error::io(format!("remove {}", path.display()), cause)),
         }
         self.sync_parent(path)?;
@@ -308,16 +328,6 @@ impl Inner {
         }
     }
 
-    /// Tells "not there" from "the disk is not there": an unmounted store must not look like an empty one.
-    fn mounted(&self) -> Result<()> {
-        let temp = self.root.join(TEMP);
-        if temp.is_dir() {
-            return Ok(());
-        }
-        Err(Error::unavailable(format!("{} is gone", temp.display()))
-            .hint("see whether the store's disk is mounted; if it is, start sessiond again"))
-    }
-
     fn io(&self, what: &str, cause: io::Error) -> Error {
         Error::io(format!("{what} in {}", self.root.join(TEMP).display()), cause)
     }
@@ -342,6 +352,20 @@ fn in_the_way(path: &Path, cause: io::Error) -> Error {
         }
         _ => Error::io(doing, cause),
     }
+}
+
+/// The store's mark, made if it has none; of two that make it at once one wins.
+fn mark_of(root: &Path) -> std::io::Result<Vec<u8>> {
+    let path = root.join(MARK);
+    if !path.exists() {
+        let mark = format!("{:016x}{:016x}\n", SystemChance.next(), SystemChance.next());
+        let temp = Temp::write(&root.join(TEMP), mark.as_bytes())?;
+        match fs::hard_link(&temp.path, &path).or_else(|_| rename_new(&temp.path, &path)) {
+            Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return Err(cause),
+            _ => sync_folder(root)?,
+        }
+    }
+    fs::read(path)
 }
 
 #[cfg(test)]

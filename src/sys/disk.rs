@@ -158,7 +158,7 @@ impl Folder for Disk {
             let Some(kind) = missing_is_none(name.file_type())? else { continue };
             let text = name.file_name();
             let kind = match (text.to_str(), kind) {
-                (None, _) => ItemKind::Other,
+                (None, _) => ItemKind::Unnamed,
                 (_, kind) if kind.is_file() => ItemKind::File,
                 (_, kind) if kind.is_dir() => ItemKind::Folder,
                 (_, kind) if kind.is_symlink() => ItemKind::Link,

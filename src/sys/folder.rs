@@ -13,7 +13,9 @@ pub enum ItemKind {
     Folder,
     /// A symbolic link; never followed.
     Link,
-    /// A socket, pipe, device, or a name that is not UTF-8.
+    /// Something whose name is not UTF-8, which no entry can hold.
+    Unnamed,
+    /// A socket, pipe or device.
     Other,
 }
 

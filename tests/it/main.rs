@@ -14,6 +14,7 @@ mod bad_input;
 mod cutter_model;
 mod fencing;
 mod format;
+mod found;
 mod index_contract;
 mod index_faults;
 mod layers;

@@ -73,7 +73,7 @@ impl Target {
         let scheme = text.split(':').next().unwrap_or_default();
         match scheme {
             "sqlite" => Target::sqlite(text),
-            "postgres" | "postgresql" => Target::postgres(text),
+            "postgres" | "postgresql" if text[scheme.len()..].starts_with("://") => Target::postgres(text),
             _ => Err(Error::usage("read the index URL: it begins with neither sqlite:// nor postgres://").hint(FORMS)),
         }
     }
