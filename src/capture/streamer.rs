@@ -320,7 +320,10 @@ impl Streamer {
                 } else {
                     slot.paths = shipped.present;
                 }
-                if shipped.entries > 0 {
+                if shipped.entries == 0 {
+                    // A look that found nothing is no flush: the next change need not wait for an interval.
+                    slot.started = None;
+                } else {
                     tracing::debug!(session = %name, head = slot.status.head, bytes = shipped.bytes, "flushed");
                 }
                 let (again, flushes) = (slot.again, slot.flushes);
