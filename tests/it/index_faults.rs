@@ -99,7 +99,7 @@ async fn a_server_that_never_answers_is_unavailable_in_time() {
     let began = Instant::now();
     let error = ping(&format!("postgres://u@{}/d?sslmode=disable", silent.local_addr().unwrap())).await;
     assert_eq!(error.kind(), Kind::Unavailable, "{error}");
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(8));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +163,7 @@ async fn connections_that_hang_are_given_up() {
     let (two, three) = (entry(&log("s1"), 2, vec![]), entry(&log("s2"), 1, vec![]));
     let (one, other) = tokio::join!(index.record(&two), index.record(&three));
     assert_eq!((one.unwrap_err().kind(), other.unwrap_err().kind()), (Kind::Unavailable, Kind::Unavailable));
-    assert!(began.elapsed() < Duration::from_secs(40));
+    assert!(began.elapsed() < Duration::from_secs(17));
     held.store(false, Ordering::SeqCst);
     assert_eq!(index.record(&two).await.unwrap(), Recorded::New);
 }

@@ -391,7 +391,7 @@ fn a_store_that_hangs_does_not_keep_the_agent_from_starting() {
     let began = Instant::now();
     let output = host.run(&["run", "--flush-deadline", "1s", "--", "sh", "-c", "echo started; exit 7"]);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}: {text}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}: {text}", began.elapsed());
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"started\n"[..]), "{text}");
 }
 
@@ -411,7 +411,7 @@ fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
         let files = files_in(&host.root());
         let (code, took) = daemon.stop();
         assert_eq!(code, Some(9), "{mode:?}");
-        assert!(took < Duration::from_secs(20), "{mode:?}: {took:?}");
+        assert!(took < Duration::from_secs(5), "{mode:?}: {took:?}");
         assert_eq!(files_in(&host.root()), files, "{mode:?}");
         // Twice is enough.
         let daemon = host.daemon(&["--flush-deadline", "60s"]);
@@ -419,14 +419,14 @@ fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(daemon.stop().0, Some(9), "{mode:?}");
-        assert!(began.elapsed() < Duration::from_secs(20), "{mode:?}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(4), "{mode:?}: {:?}", began.elapsed());
         // An agent's own exit code stands.
         let script = format!("echo '{{}}' >> {}; exit 42", host.root().join(TRANSCRIPT).display());
         let began = Instant::now();
         let output = host.run(&["run", "--flush-deadline", "1s", "--", "sh", "-c", &script]);
         assert_eq!(output.status.code(), Some(42), "{mode:?}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(String::from_utf8_lossy(&output.stderr).contains("not durable"), "{mode:?}");
-        assert!(began.elapsed() < Duration::from_secs(20), "{mode:?}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(8), "{mode:?}: {:?}", began.elapsed());
         // And when the store is back, the next run ships all of it.
         proxy.set(Mode::Pass);
         let daemon = host.daemon(&[]);
