@@ -367,6 +367,24 @@ async fn a_session_that_fails_does_not_hold_up_the_others_and_its_attempts_are_n
     assert_eq!((status(&handle, "bad").await.failed_attempts, status(&handle, "bad").await.lag_bytes), (0, 0));
 }
 
+/// The agent writes for two seconds; answers how many lines there are then.
+async fn write_on(world: &World, mut written: usize) -> usize {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(2) {
+        world.append(&transcript("s"), lines("s", written, written + 1));
+        written += 1;
+        sleep(Duration::from_millis(50)).await;
+    }
+    written
+}
+
+async fn nothing_lost_nothing_doubled(world: &World, written: usize) {
+    let whole = lines("s", 0, written);
+    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), whole.as_bytes());
+    assert_eq!(world.uploaded("s").await, whole.len() as u64);
+    world.numbers("s").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_fails_for_a_while_loses_nothing_and_doubles_nothing() {
     let world = World::new();
@@ -374,13 +392,7 @@ async fn a_store_that_fails_for_a_while_loses_nothing_and_doubles_nothing() {
     let handle = world.stream();
     flush(&handle).await;
     world.store.refuse("/s/");
-    let began = Instant::now();
-    let mut written = 3;
-    while began.elapsed() < Duration::from_secs(2) {
-        world.append(&transcript("s"), lines("s", written, written + 1));
-        written += 1;
-        sleep(Duration::from_millis(50)).await;
-    }
+    let written = write_on(&world, 3).await;
     assert!(status(&handle, "s").await.failed_attempts > 0);
     // Asked for while nothing can be written: the answer covers all that is on disk now, not only what failed first.
     let asked = tokio::spawn({
@@ -390,10 +402,7 @@ async fn a_store_that_fails_for_a_while_loses_nothing_and_doubles_nothing() {
     sleep(Duration::from_millis(50)).await;
     world.store.recover();
     asked.await.unwrap();
-    let whole = lines("s", 0, written);
-    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), whole.as_bytes());
-    assert_eq!(world.uploaded("s").await, whole.len() as u64);
-    world.numbers("s").await;
+    nothing_lost_nothing_doubled(&world, written).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -403,19 +412,10 @@ async fn a_store_that_hangs_for_a_while_loses_nothing_and_doubles_nothing() {
     let handle = world.stream();
     flush(&handle).await;
     world.store.hold();
-    let began = Instant::now();
-    let mut written = 3;
-    while began.elapsed() < Duration::from_secs(2) {
-        world.append(&transcript("s"), lines("s", written, written + 1));
-        written += 1;
-        sleep(Duration::from_millis(50)).await;
-    }
+    let written = write_on(&world, 3).await;
     world.store.release();
     flush(&handle).await;
-    let whole = lines("s", 0, written);
-    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), whole.as_bytes());
-    assert_eq!(world.uploaded("s").await, whole.len() as u64);
-    world.numbers("s").await;
+    nothing_lost_nothing_doubled(&world, written).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,24 +8,12 @@ use std::time::Duration;
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, transcript};
+use crate::support::writers::Dice;
 
 /// The agents of one backend, each with a session of its own, side by side.
 const AGENTS: u64 = 5;
 /// How often each is killed: with five agents a hundred times, on each of two backends.
 const LIVES: u32 = 20;
-
-/// A small generator of our own: a failing seed can be replayed.
-struct Dice(u64);
-
-impl Dice {
-    fn throw(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 fn seed() -> u64 {
     let given = std::env::var("SESSIOND_TEST_SEED").ok().and_then(|text| text.parse().ok());
@@ -37,17 +25,17 @@ fn seed() -> u64 {
 fn an_agent_writes_until_killed() {
     let Some(path) = std::env::var_os("SESSIOND_TEST_AGENT").map(PathBuf::from) else { return };
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let mut dice = Dice(seed());
+    let mut dice = Dice::new(seed());
     for number in 0..100_000 {
-        let text = "x".repeat(usize::try_from(dice.throw(3000)).unwrap());
+        let text = "x".repeat(usize::try_from(dice.below(3000)).unwrap());
         let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
         file.write_all(format!("{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{text}\"}}\n").as_bytes()).unwrap();
-        if dice.throw(8) == 0 {
+        if dice.below(8) == 0 {
             let side = path.with_extension("").join("tool-results");
             std::fs::create_dir_all(&side).unwrap();
             std::fs::write(side.join(format!("{number}.txt")), &text).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(1 + dice.throw(20)));
+        std::thread::sleep(Duration::from_millis(1 + dice.below(20)));
     }
 }
 
@@ -60,7 +48,7 @@ fn start_agent(path: &Path, seed: u64) -> Running {
 
 /// Lives one agent's lives; answers how many bytes were acknowledged in all.
 fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let session = format!("session-{agent}");
     let mut home = TempHome::new();
     let mut acknowledged = 0;
@@ -68,23 +56,23 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
     for life in 0..LIVES {
         let mut daemon = backend.daemon(&home, &[]);
         let path = transcript(&home, &session);
-        let mut writer = start_agent(&path, dice.throw(u64::MAX));
-        std::thread::sleep(Duration::from_millis(dice.throw(300)));
-        if dice.throw(3) > 0 {
+        let mut writer = start_agent(&path, dice.below(u64::MAX));
+        std::thread::sleep(Duration::from_millis(dice.below(300)));
+        if dice.below(3) > 0 {
             let on_disk = std::fs::read(&path).unwrap_or_default();
             backend.run(&home, &["flush", "--wait"]).ok();
             let lines = on_disk.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1);
             in_all += lines.saturating_sub(acknowledged);
             acknowledged = acknowledged.max(lines);
         }
-        std::thread::sleep(Duration::from_millis(dice.throw(200)));
+        std::thread::sleep(Duration::from_millis(dice.below(200)));
         let mut victims = [&mut daemon, &mut writer];
-        if dice.throw(2) == 0 {
+        if dice.below(2) == 0 {
             victims.reverse();
         }
         for victim in victims {
             victim.kill();
-            std::thread::sleep(Duration::from_millis(dice.throw(30)));
+            std::thread::sleep(Duration::from_millis(dice.below(30)));
         }
         let history = std::fs::read(&path).unwrap_or_default();
 
@@ -101,7 +89,7 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
         assert!(history.starts_with(&restored), "{context}: not a prefix");
         assert!(restored.last().is_none_or(|last| *last == b'\n'), "{context}: a torn line");
 
-        match dice.throw(3) {
+        match dice.below(3) {
             // The volume survives, and with it the ledger.
             0 => {}
             // The volume survives, the ledger does not.
