@@ -200,8 +200,13 @@ fn parse(path: &Path, text: &str) -> Result<File> {
 pub fn duration(what: &str, text: Option<&str>, default: Duration) -> Result<Duration> {
     let Some(text) = text.map(str::trim) else { return Ok(default) };
     let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    // Days and weeks of 24 hours; the library knows only calendar days.
+    let long = |letter: char, seconds: u64| {
+        text.strip_suffix(letter)?.trim().parse::<u32>().ok().map(|count| Duration::from_secs(u64::from(count) * seconds))
+    };
+    let seconds = seconds.or_else(|| long('d', 86_400)).or_else(|| long('w', 604_800));
     let read = seconds.or_else(|| text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok()));
-    read.ok_or_else(|| Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 500ms, 8s or 1m30s"))
+    read.ok_or_else(|| Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 500ms, 8s, 1m30s or 7d"))
 }
 
 #[cfg(test)]
@@ -215,6 +220,8 @@ mod tests {
         assert_eq!(read("8"), Some(Duration::from_secs(8)));
         assert_eq!(read("0.5"), Some(Duration::from_millis(500)));
         assert_eq!(read("1m30s"), Some(Duration::from_secs(90)));
+        assert_eq!(read("7d"), Some(Duration::from_secs(7 * 86_400)));
+        assert_eq!(read("2w"), Some(Duration::from_secs(14 * 86_400)));
         for bad in ["", "-1s", "soon", "1 fortnight", "inf", "NaN", "1e300"] {
             assert_eq!(read(bad), None, "{bad:?}");
         }

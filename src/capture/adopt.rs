@@ -2,43 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use tokio::time::Instant;
+
 use super::Context;
 use crate::error::{Doing, Error, Kind, Result};
-use crate::log::Logs;
-use crate::log::chain::Chain;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
-use crate::log::state::State;
-use crate::model::{FileAt, FileKind, LogId, RelPath};
+use crate::model::{EntryKind, FileAt, FileKind, LogId, RelPath};
 use crate::sys::Folder;
 use crate::sys::clock::new_writer;
-
-/// Reads what a log amounts to at its head.
-pub async fn read_state(logs: &Logs, id: &LogId) -> Result<State> {
-    let mut state = State::default();
-    if let Some(newest) = logs.snapshots(id).await?.last()
-        && let Some(snapshot) = logs.read_snapshot(id, newest.seq).await?
-    {
-        state = State::of_snapshot(snapshot.manifest.seq, snapshot.manifest.digest, &snapshot.manifest.files);
-    }
-    let mut chain = Chain::new(id.to_string(), state.seq, state.digest);
-    for found in logs.entries(id, state.seq).await? {
-        if let Some(entry) = chain.push(found.seq, logs.read_listed(id, found.seq).await)? {
-            state.apply(&entry.header, entry.digest)?;
-        }
-    }
-    while let Some(entry) = chain.pop()? {
-        state.apply(&entry.header, entry.digest)?;
-    }
-    Ok(state)
-}
 
 /// Makes a ledger for a log that has none: behind the head if the local files equal or extend it, on a branch if not.
 /// Nothing is claimed yet.
 pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
     let writer = new_writer(&context.logs.chance);
     let now = context.logs.clock.now();
-    let state = match read_state(&context.logs, id).await {
+    let state = match context.logs.read_state(id).await {
         Err(error) if error.kind() == Kind::Corrupt => {
             tracing::error!(%error, %id, "the log is damaged; the local files go to a branch");
             let pen = Pen { ground: Ground::Branch, ..Pen::unclaimed(writer, 0, None, now) };
@@ -46,7 +25,9 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         }
         state => state.doing("find out where the log stands")?,
     };
-    let pen = Pen::unclaimed(writer, state.seq, state.digest, now);
+    // What was purged is gone for good; all that is here goes out anew.
+    let digest = state.digest.filter(|_| state.removed != Some(EntryKind::Purge));
+    let pen = Pen { seen: Some(Instant::now()), ..Pen::unclaimed(writer, state.seq, digest, now) };
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
     let files = compare(&*context.folder, &state.files).map_err(|cause| Error::io("compare the local files with the log", cause))?;
     match files {

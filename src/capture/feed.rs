@@ -1,15 +1,17 @@
-//! What the index is still to learn: a bounded queue that forgets records, never logs.
+//! What others are to learn of what was written: the index, in a bounded queue that forgets records and never logs; and
+//! who merges entries, the logs that have enough of them.
 //!
 //! A database that is down for days must not cost memory or hold up a flush: when the queue is full, only the names of
 //! the logs are kept, and the index reads what it missed from the bucket.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
 use crate::index::{Failure, Record};
-use crate::model::LogName;
+use crate::log::schedule;
+use crate::model::{LogName, Seq};
 
 /// Records that wait for the index; a second or two of a busy fleet.
 const MOST_RECORDS: usize = 256;
@@ -54,11 +56,22 @@ impl Waiting {
     }
 }
 
-/// What the index is still to learn.
+/// Logs that have grown.
+#[derive(Default)]
+struct Grown {
+    /// The last entry that was written to each, by this process.
+    heads: BTreeMap<LogName, Seq>,
+    /// Those in which a run of entries is complete.
+    due: BTreeMap<LogName, Seq>,
+}
+
+/// What others are to learn.
 #[derive(Default)]
 pub struct Feed {
     waiting: Mutex<Waiting>,
     arrived: Notify,
+    grown: Mutex<Grown>,
+    ripe: Notify,
 }
 
 impl Feed {
@@ -68,6 +81,9 @@ impl Feed {
 
     /// An entry was written.
     pub fn entry(&self, record: Record) {
+        if record.branch.is_none() {
+            self.grew(&record.log.name, record.header.seq);
+        }
         let mut waiting = self.lock();
         let known_stale = waiting.stale.contains(&record.log.name);
         if !known_stale {
@@ -79,6 +95,34 @@ impl Feed {
         }
         drop(waiting);
         self.arrived.notify_one();
+    }
+
+    fn grew(&self, name: &LogName, seq: Seq) {
+        let mut grown = self.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = grown.heads.insert(name.clone(), seq);
+        // What an earlier process left undone is found at the first entry of this one.
+        let first = before.is_none() && schedule::runs(seq).iter().any(|(from, to)| from < to);
+        if first || (before.map_or(seq, |before| before + 1)..=seq).any(schedule::is_due) {
+            grown.due.insert(name.clone(), seq);
+            self.ripe.notify_one();
+        }
+    }
+
+    /// Waits for a log in which a run of entries is complete, and its last entry.
+    pub async fn ripe(&self) -> (LogName, Seq) {
+        loop {
+            let ripe = self.ripe.notified();
+            if let Some(due) = self.grown.lock().unwrap_or_else(PoisonError::into_inner).due.pop_first() {
+                return due;
+            }
+            ripe.await;
+        }
+    }
+
+    /// That log was not seen to; it waits again.
+    pub fn still_ripe(&self, name: LogName, seq: Seq) {
+        self.grown.lock().unwrap_or_else(PoisonError::into_inner).due.entry(name).or_insert(seq);
+        self.ripe.notify_one();
     }
 
     /// A log has entries that the index may not know.

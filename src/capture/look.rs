@@ -227,6 +227,7 @@ fn part(path: &RelPath, start: u64, found: &Found) -> Part {
         file_sha256: found.cursor.hash.digest(),
         mode: found.cursor.stat.mode,
         mtime_ns: found.cursor.stat.mtime_ns,
+        seq: None,
     }
 }
 

@@ -128,7 +128,7 @@ impl Shipment {
                     }
                     return settled.map(|()| Turn::Clean);
                 }
-                if !self.confirmed
+                if (!self.confirmed || ledger.pen.has_slept(context.logs.clock.now()))
                     && let Some(turn) = self.confirm(context, ledger).await?
                 {
                     return Ok(turn);
@@ -173,8 +173,9 @@ impl Shipment {
         }
     }
 
-    /// Before the first write of a process: a ledger can outlive its store, which was emptied, replaced, or brought back from
-    /// an older copy. Writing behind an entry that is gone would make a log that nobody can read.
+    /// Before the first write of a process, and after a long sleep: a ledger can outlive its store, which was emptied,
+    /// replaced, or brought back from an older copy, and a session can outlive its time. Writing behind an entry that is
+    /// gone would make a log that nobody can read.
     async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Turn>> {
         let pen = &ledger.pen;
         let there = match pen.ground {
@@ -184,8 +185,9 @@ impl Shipment {
                     || context.logs.read(&self.id, pen.seq).await?.is_some()
             }
             Ground::Main | Ground::Unclaimed => match context.logs.read(&self.id, pen.seq).await {
-                Ok(Some(entry)) => Some(entry.digest) == pen.digest,
-                Ok(None) => context.logs.snapshots(&self.id).await?.last().is_some_and(|snapshot| snapshot.seq >= pen.seq),
+                Ok(Some(entry)) => pen.digest.is_none_or(|digest| digest == entry.digest),
+                // Collected: then a merge or a snapshot stands for it.
+                Ok(None) => context.logs.composites(&self.id).await?.iter().any(|piece| piece.to == pen.seq),
                 Err(error) if error.kind() == Kind::Corrupt => false,
                 Err(error) => return Err(error),
             },
@@ -234,14 +236,15 @@ impl Shipment {
             self.save(context, ledger, false);
             return Ok(Turn::Wrote);
         }
-        if self.id.name.is_project() {
-            // A project's log is anybody's: go on behind whoever wrote.
+        if self.id.name.is_project() || entry.as_ref().is_some_and(|entry| entry.header.kind.is_removal()) {
+            // What was removed lives again when it is written to. And a project's log is anybody's: go on behind whoever wrote.
             return Ok(Turn::Again);
         }
         let by = entry.as_ref().map(|entry| &entry.header.writer);
         if ledger.pen.ground == Ground::Branch {
             // Another volume carries a copy of our ledger: begin a branch of our own, with everything.
-            ledger.pen = Pen { writer: new_writer(&context.logs.chance), ground: Ground::Branch, seq: 0, digest: None, wrote: now };
+            ledger.pen =
+                Pen { writer: new_writer(&context.logs.chance), ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen.clone() };
             ledger.files.clear();
         } else {
             let error = fenced(&self.id, by);

@@ -16,8 +16,8 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
     pub project: Option<PathBuf>,
 
-    /// Only sessions in this status: created or active
-    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active"])]
+    /// Only sessions in this status: created, active, or removed, which are not shown otherwise
+    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active", "removed"])]
     pub status: Option<String>,
 
     /// At most so many

@@ -5,12 +5,14 @@ pub mod demo;
 pub mod doctor;
 pub mod exit;
 pub mod flush;
+pub mod gc;
 pub mod ls;
 pub mod manual;
 pub mod print;
 pub mod pull;
 pub mod reindex;
 pub mod restore;
+pub mod rm;
 pub mod run;
 pub mod select;
 pub mod status;
@@ -50,6 +52,10 @@ enum Command {
     Flush(flush::Args),
     Status(status::Args),
     Ls(ls::Args),
+    Rm(rm::RemoveArgs),
+    Undelete(rm::UndeleteArgs),
+    Ttl(rm::TtlArgs),
+    Gc(gc::Args),
     Verify(verify::Args),
     Reindex(reindex::Args),
     Doctor(doctor::Args),
@@ -108,6 +114,10 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
+        Command::Rm(args) => rm::remove(&settings, args).await,
+        Command::Undelete(args) => rm::undelete(&settings, args).await,
+        Command::Ttl(args) => rm::ttl(&settings, args).await,
+        Command::Gc(args) => gc::run(&settings, args).await,
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,

@@ -24,6 +24,16 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// A length of time, in the largest unit that fits without a rest.
+pub fn length(seconds: u64) -> String {
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let (count, unit) = units
+        .iter()
+        .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
+        .map_or((seconds, "seconds"), |(unit, word)| (seconds / unit, word));
+    format!("{count} {}", if count == 1 { unit.trim_end_matches('s') } else { unit })
+}
+
 /// How long ago something was.
 pub fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);

@@ -50,6 +50,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_FORCE")]
     pub force: bool,
 
+    /// Where the log is damaged, bring back the longest sound beginning of it instead of stopping
+    #[arg(long, env = "SESSIOND_SALVAGE")]
+    pub salvage: bool,
+
     /// Only say what would be done
     #[arg(long, env = "SESSIOND_DRY_RUN")]
     pub dry_run: bool,
@@ -100,6 +104,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         dry_run: args.dry_run,
         claim: true,
         owner: select::owner(args.owner.as_deref(), &disk)?,
+        salvage: args.salvage,
         branch: None,
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };

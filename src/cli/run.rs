@@ -194,7 +194,7 @@ async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Resu
         return Ok(Vec::new());
     };
     let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
-    let options = Options { at, force: args.force, dry_run: false, claim: true, owner, branch: None };
+    let options = Options { at, force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
     let reports = restore::session(parts, &id, &options).await?;
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");

@@ -7,7 +7,7 @@ use crate::restore::{find, verify};
 use crate::sys::Disk;
 use crate::wire::Parts;
 
-/// Read every byte of a session (or all) and say whether it can be restored
+/// Read a session (or all) as a restore does and say whether it can be restored
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged.")]
 pub struct Args {
@@ -18,6 +18,10 @@ pub struct Args {
     /// Every session and project log of the agent
     #[arg(long, env = "SESSIOND_ALL")]
     pub all: bool,
+
+    /// Read every object there is, also those that a restore does not need
+    #[arg(long, env = "SESSIOND_DEEP")]
+    pub deep: bool,
 
     /// Print the verdicts as JSON
     #[arg(long, env = "SESSIOND_JSON")]
@@ -36,7 +40,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut verdicts = Vec::new();
     let mut failed = None;
     for id in &ids {
-        match verify::verify(&parts.logs, id, &disk).await {
+        match verify::verify(&parts.logs, id, &disk, args.deep).await {
             Ok(verdict) => {
                 if !args.json {
                     say(&verdict)?;
@@ -66,7 +70,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if damaged > 0 {
         print::error(
             &Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()))
-                .hint("sessiond restore ID --at seq:N goes back to the last sound entry"),
+                .hint("sessiond restore ID --salvage brings back the longest sound beginning"),
         );
         return Ok(exit::CORRUPT);
     }
@@ -86,11 +90,19 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
     for damage in &verdict.damage {
         print::line(format_args!("         {}", print::clean(damage)))?;
     }
-    if !verdict.damage.is_empty() && verdict.sound_to > 0 {
+    if verdict.damage.is_empty() {
+        return Ok(());
+    }
+    if verdict.sound_to == verdict.head {
+        print::line("         it can be restored in full: other objects stand for what is damaged")?;
+    } else if verdict.sound_to > 0 {
         print::line(format_args!(
-            "         sound up to entry {}: sessiond restore {session} --at seq:{}",
-            verdict.sound_to, verdict.sound_to
+            "         sound up to entry {sound} of {}: sessiond restore {session} --at seq:{sound}, or --salvage",
+            verdict.head,
+            sound = verdict.sound_to
         ))?;
+    } else {
+        print::line(format_args!("         nothing of its {} entries can be restored", verdict.head))?;
     }
     Ok(())
 }

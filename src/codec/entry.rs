@@ -1,4 +1,4 @@
-//! An entry as stored: one gzip stream whose first line is the header and whose rest are the bytes of its parts.
+//! An entry or a merge as stored: one gzip stream whose first line is the header and whose rest are the bytes of its parts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
@@ -42,13 +42,19 @@ pub struct Entry {
     pub header: Header,
     /// The bytes of its parts, one behind the other.
     pub body: Vec<u8>,
-    /// SHA-256 of it as stored.
+    /// SHA-256 of it as stored; of a merge or a snapshot, that of the last entry it stands for. The next entry names it.
     pub digest: Digest,
     /// Its size as stored.
     pub stored: u64,
 }
 
 impl Entry {
+    /// An entry of these parts, found in `stored` bytes.
+    pub(super) fn new(header: Header, body: Vec<u8>, stored: &[u8]) -> Entry {
+        let digest = header.covers.as_ref().map_or_else(|| Digest::of(stored), |covers| covers.digest);
+        Entry { header, body, digest, stored: stored.len() as u64 }
+    }
+
     /// Each part with its bytes.
     pub fn parts(&self) -> impl Iterator<Item = (&crate::model::Part, &[u8])> {
         let mut at = 0usize;
@@ -61,17 +67,26 @@ impl Entry {
     }
 }
 
-/// Encodes an entry; `bodies` are the bytes of the header's parts.
-pub fn encode(header: Header, bodies: &[Vec<u8>]) -> Result<Encoded> {
+/// Level 6 of zlib-rs: twice the speed of flate2's default back end at the same ratio.
+const LEVEL: u32 = 6;
+
+/// What stands for many entries is written once and read often: 1 to 2 % smaller, at a third of the speed.
+const COMPOSITE_LEVEL: u32 = 9;
+
+pub(super) fn level(kind: EntryKind) -> Compression {
+    Compression::new(if kind.is_composite() { COMPOSITE_LEVEL } else { LEVEL })
+}
+
+/// Encodes an entry or a merge; `bodies` are the bytes of the header's parts.
+pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
     let internal =
         |cause: &dyn std::fmt::Display| Error::new(crate::error::Kind::Internal, format!("encode entry {}: {cause}", header.seq));
     let mut line = serde_json::to_vec(&header).map_err(|cause| internal(&cause))?;
     line.push(b'\n');
-    // Level 6 of zlib-rs: twice the speed of flate2's default back end at the same ratio.
-    let mut gzip = GzEncoder::new(Vec::with_capacity(line.len() + header.body_len() as usize / 3), Compression::new(6));
+    let mut gzip = GzEncoder::new(Vec::with_capacity(line.len() + header.body_len() as usize / 3), level(header.kind));
     let stored = gzip
         .write_all(&line)
-        .and_then(|()| bodies.iter().try_for_each(|body| gzip.write_all(body)))
+        .and_then(|()| bodies.iter().try_for_each(|body| gzip.write_all(body.as_ref())))
         .and_then(|()| gzip.finish())
         .map_err(|cause| internal(&cause))?;
     let bytes = Bytes::from(stored);
@@ -80,26 +95,18 @@ pub fn encode(header: Header, bodies: &[Vec<u8>]) -> Result<Encoded> {
 
 /// Decodes an entry that was found under `name`, and checks everything that can be checked without the one before.
 pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
-    let refuse = |why: String| Error::corrupt(format!("read {name}: {why}")).hint("sessiond verify says which sessions are affected");
+    let refuse = |why: String| refuse(name, &why);
     let mut gzip = BufReader::new(MultiGzDecoder::new(stored));
     let mut line = Vec::new();
     gzip.by_ref().take(LONGEST_HEADER).read_until(b'\n', &mut line).map_err(|cause| refuse(format!("not a gzip stream ({cause})")))?;
     if line.last() != Some(&b'\n') {
         return Err(refuse("its header has no end".to_owned()));
     }
-    let version = serde_json::from_slice::<Version>(&line).map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
-    if version.v != FORMAT {
-        return Err(Error::corrupt(format!("read {name}: it has format {}, this sessiond reads {FORMAT}", version.v))
-            .hint("upgrade sessiond: a newer one wrote this"));
+    let header = header(name, &line, stored.len() as u64)?;
+    if header.kind == EntryKind::Snapshot {
+        return Err(refuse("a snapshot where an entry should be".to_owned()));
     }
-    let header: Header = serde_json::from_slice(&line).map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
     let declared = header.body_len();
-    if declared > MOST_RAW || declared > (stored.len() as u64).saturating_mul(BEST_RATIO) {
-        return Err(refuse(format!("it claims to hold {declared} bytes in {}", stored.len())));
-    }
-    if header.kind == EntryKind::Claim && !header.parts.is_empty() {
-        return Err(refuse("a claim with parts".to_owned()));
-    }
     let mut body = Vec::with_capacity(declared as usize);
     gzip.take(declared + 1).read_to_end(&mut body).map_err(|cause| refuse(format!("its gzip stream is damaged ({cause})")))?;
     if body.len() as u64 != declared {
@@ -108,7 +115,37 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
             if body.len() as u64 > declared { "more" } else { "fewer" }
         )));
     }
-    Ok(Entry { header, body, digest: Digest::of(stored), stored: stored.len() as u64 })
+    Ok(Entry::new(header, body, stored))
+}
+
+pub(super) fn refuse(name: &str, why: &str) -> Error {
+    Error::corrupt(format!("read {name}: {why}")).hint("sessiond verify says which sessions are affected")
+}
+
+/// Reads a header, and refuses what no honest writer says in `stored` bytes.
+pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<Header> {
+    let refuse = |why: String| refuse(name, &why);
+    let version = serde_json::from_slice::<Version>(text).map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
+    if version.v != FORMAT {
+        return Err(Error::corrupt(format!("read {name}: it has format {}, this sessiond reads {FORMAT}", version.v))
+            .hint("upgrade sessiond: a newer one wrote this"));
+    }
+    let header: Header = serde_json::from_slice(text).map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
+    let declared = header.body_len();
+    if declared > MOST_RAW || declared > stored.saturating_mul(BEST_RATIO) {
+        return Err(refuse(format!("it claims to hold {declared} bytes in {stored}")));
+    }
+    if !matches!(header.kind, EntryKind::Delta) && !header.kind.is_composite() && !header.parts.is_empty() {
+        return Err(refuse(format!("a {} with parts", header.kind.word())));
+    }
+    let sound = match &header.covers {
+        Some(covers) => header.kind.is_composite() && covers.from > header.follows() && covers.from <= header.seq,
+        None => !header.kind.is_composite(),
+    };
+    if !sound || header.seq == 0 || header.follows() >= header.seq {
+        return Err(refuse("its numbers make no sense".to_owned()));
+    }
+    Ok(header)
 }
 
 #[derive(serde::Deserialize)]
@@ -131,6 +168,7 @@ mod tests {
             file_sha256: Digest::of(body),
             mode: 0o600,
             mtime_ns: 7,
+            seq: None,
         });
         Header {
             v: FORMAT,
@@ -142,6 +180,7 @@ mod tests {
             at: "2026-05-01T12:00:00Z".parse().unwrap(),
             prev: None,
             after: None,
+            covers: None,
             moves: Vec::new(),
             parts: parts.collect(),
         }

@@ -1,6 +1,7 @@
 //! What runs beside the agent: the streaming service, its control socket, the index's follower, the agent as a child.
 
 pub mod child;
+pub mod compactor;
 pub mod indexer;
 pub mod lock;
 pub mod service;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::capture::streamer::FinishReport;
 use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
+use crate::daemon::compactor;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
 use crate::error::{Error, Result};
@@ -77,6 +78,7 @@ impl Service {
             answers: answers.clone(),
         };
         let mut tasks = vec![tokio::spawn(follower.run())];
+        tasks.push(tokio::spawn(compactor::run(feed.clone(), parts.logs.clone())));
         tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
         let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
         tasks.push(socket::listen(&root, Arc::new(control))?);

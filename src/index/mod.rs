@@ -62,7 +62,7 @@ pub struct SessionRow {
     pub model: Option<String>,
     /// The agent's version.
     pub agent_version: Option<String>,
-    /// `created` until it has bytes, then `active`.
+    /// `created` until it has bytes, then `active`; `removed` once it was deleted or has expired.
     pub status: String,
     /// Time of the first entry.
     pub created: Timestamp,
@@ -129,7 +129,7 @@ pub struct Filter {
     pub id_prefix: Option<String>,
     /// Only those of this project.
     pub project: Option<String>,
-    /// Only those in this status.
+    /// Only those in this status; none: all that are not removed.
     pub status: Option<String>,
     /// At most so many.
     pub limit: u32,

@@ -25,12 +25,21 @@ pub struct Chain {
     held: VecDeque<Entry>,
     /// The first number behind the held ones that is missing or cannot be read.
     damaged: Option<(Seq, Error)>,
+    /// The entry that was refused because of what it says.
+    refused: Option<Seq>,
+    /// Nothing is certain yet, not even what the first entry follows.
+    open: bool,
 }
 
 impl Chain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None }
+        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, open: false }
+    }
+
+    /// A chain that begins with whatever comes first.
+    pub fn anywhere(what: impl Into<String>) -> Self {
+        Chain { open: true, ..Chain::new(what, 0, None) }
     }
 
     /// Takes in what was read at the next number; answers an entry that has become certain.
@@ -44,11 +53,14 @@ impl Chain {
             Err(error) => return Err(error),
         };
         // Whatever stands between the entry before and this one was passed over.
-        let follows = entry.header.follows();
+        let follows = if entry.header.begins_anew() { 0 } else { entry.header.follows() };
         while self.held.back().is_some_and(|held| held.header.seq > follows) {
             self.held.pop_back();
         }
         self.damaged.take_if(|(seq, _)| *seq > follows);
+        if self.open && self.held.is_empty() {
+            self.last = follows;
+        }
         if follows > self.held.back().map_or(self.last, |held| held.header.seq) {
             let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
             self.damaged.get_or_insert((follows, missing.hint("sessiond verify says from which point the session can be restored")));
@@ -62,14 +74,22 @@ impl Chain {
 
     /// Nothing more comes: answers the rest, one after the other.
     pub fn pop(&mut self) -> Result<Option<Entry>> {
+        self.open = false;
         let Some(entry) = self.held.pop_front() else {
             return self.damaged.take().map_or(Ok(None), |(_, error)| Err(error));
         };
         let header = &entry.header;
+        if header.begins_anew() {
+            self.last = header.seq;
+            self.digest = Some(entry.digest);
+            return Ok(Some(entry));
+        }
         if header.follows() < self.last {
+            self.refused = Some(header.seq);
             return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
         }
         if self.last > 0 && self.digest.is_some() && header.prev != self.digest {
+            self.refused = Some(header.seq);
             return Err(Error::corrupt(format!("read {}: entry {} does not follow entry {}", self.what, header.seq, self.last)));
         }
         self.last = header.seq;
@@ -77,9 +97,9 @@ impl Chain {
         Ok(Some(entry))
     }
 
-    /// Number and digest of the last certain entry.
-    pub fn head(&self) -> (Seq, Option<Digest>) {
-        (self.last, self.digest)
+    /// The entry that was refused because of what it says, if one was.
+    pub fn refused(&self) -> Option<Seq> {
+        self.refused
     }
 }
 
@@ -100,10 +120,11 @@ mod tests {
             at: "2026-05-01T12:00:00Z".parse().unwrap(),
             prev,
             after,
+            covers: None,
             moves: vec![],
             parts: vec![],
         };
-        decode("x", &encode(header, &[]).unwrap().bytes).unwrap()
+        decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes).unwrap()
     }
 
     fn run(entries: &[&Entry]) -> Result<Vec<Seq>> {

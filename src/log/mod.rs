@@ -3,13 +3,19 @@
 //! Owns reading, appending, claiming and the ledger that carries the right to write. Does not own what goes into an
 //! entry (`capture`), what is made of it (`restore`), or retries.
 
+pub mod assemble;
 pub mod chain;
 pub mod fence;
 pub mod ledger;
+pub mod merge;
 pub mod pen;
+pub mod pieces;
 pub mod probe;
+pub mod schedule;
 pub mod state;
+pub mod walk;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::codec::entry::{self, Entry};
@@ -18,6 +24,8 @@ use crate::error::{Doing, Error, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId, keys};
 use crate::store::{self, Store};
 use crate::sys::{Chance, Clock};
+
+use pieces::{Piece, PieceKind, Prefer};
 
 pub use fence::{Fence, Fencing};
 
@@ -63,16 +71,50 @@ impl Logs {
 
     /// The numbers of a log's entries from behind `after` on, in order.
     pub async fn entries(&self, id: &LogId, after: Seq) -> Result<Vec<Numbered>> {
-        let from = (after > 0).then(|| keys::entry(id, after));
-        let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from).await.doing_with(|| format!("list {id}"))?;
-        Ok(numbered(&objects, keys::entry_number))
+        Ok(self.entry_pieces(id, after).await?.iter().map(|piece| Numbered { seq: piece.to, size: piece.size }).collect())
     }
 
-    /// The numbers of a log's snapshots, in order.
-    pub async fn snapshots(&self, id: &LogId) -> Result<Vec<Numbered>> {
-        let objects =
-            store::list_objects(&*self.store, &keys::snapshots_folder(id), None).await.doing_with(|| format!("list snapshots of {id}"))?;
-        Ok(numbered(&objects, keys::snapshot_number))
+    /// The snapshots and merges of a log.
+    pub async fn composites(&self, id: &LogId) -> Result<Vec<Piece>> {
+        let (snapshots, merges) = (keys::snapshots_folder(id), keys::merges_folder(id));
+        let listed = futures_util::future::try_join(
+            store::list_objects(&*self.store, &snapshots, None),
+            store::list_objects(&*self.store, &merges, None),
+        );
+        let (snapshots, merges) = listed.await.doing_with(|| format!("list {id}"))?;
+        let snapshots = snapshots.iter().filter_map(|object| piece(object, PieceKind::Snapshot));
+        Ok(snapshots.chain(merges.iter().filter_map(|object| piece(object, PieceKind::Merge))).collect())
+    }
+
+    /// All pieces of a log.
+    pub async fn pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
+        let (mut pieces, entries) = futures_util::future::try_join(self.composites(id), self.entry_pieces(id, 0)).await?;
+        pieces.extend(entries);
+        Ok(pieces)
+    }
+
+    /// The pieces that a reader of the end needs: entries that a merge or a snapshot stands for are not listed.
+    pub async fn newest_pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
+        let mut pieces = self.composites(id).await?;
+        let covered = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+        // Up to the first number that only an entry can stand for.
+        let to = covered.iter().fold(0, |to, piece| if piece.from == to + 1 { piece.to } else { to });
+        pieces.extend(self.entry_pieces(id, to).await?);
+        Ok(pieces)
+    }
+
+    async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Piece>> {
+        let from = (after > 0).then(|| keys::entry(id, after));
+        let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from).await.doing_with(|| format!("list {id}"))?;
+        Ok(objects.iter().filter_map(|object| piece(object, PieceKind::Entry)).collect())
+    }
+
+    /// The pieces of a branch, in order.
+    pub async fn branch_pieces(&self, id: &LogId, writer: &WriterId) -> Result<Vec<Piece>> {
+        let objects = store::list_objects(&*self.store, &keys::branch_folder(id, writer), None)
+            .await
+            .doing_with(|| format!("list branch of {id}"))?;
+        Ok(objects.iter().filter_map(|object| piece(object, PieceKind::Entry)).collect())
     }
 
     /// The writers that lost a log and have a branch.
@@ -82,52 +124,35 @@ impl Logs {
         Ok(folders.iter().filter_map(|folder| keys::folder_name(folder).ok()?.parse().ok()).collect())
     }
 
-    /// The numbers of a branch's entries, in order.
-    pub async fn branch_entries(&self, id: &LogId, writer: &WriterId) -> Result<Vec<Numbered>> {
-        let objects = store::list_objects(&*self.store, &keys::branch_folder(id, writer), None)
-            .await
-            .doing_with(|| format!("list branch of {id}"))?;
-        Ok(numbered(&objects, keys::entry_number))
-    }
-
     /// Reads one entry of the log; none if it does not exist.
     pub async fn read(&self, id: &LogId, seq: Seq) -> Result<Option<Entry>> {
-        self.read_key(id, &keys::entry(id, seq), seq).await
+        self.read_piece(id, &Piece::entry(seq), None).await
     }
 
-    /// Reads an entry that a listing has shown.
-    pub async fn read_listed(&self, id: &LogId, seq: Seq) -> Result<Entry> {
-        let gone = || {
-            Error::unavailable(format!("read entry {seq} of {id}: it was listed and is gone"))
-                .hint("try again: it was collected meanwhile, and a snapshot stands for it")
-        };
-        self.read(id, seq).await?.ok_or_else(gone)
-    }
-
-    /// Reads one entry of a branch; none if it does not exist.
-    pub async fn read_branch(&self, id: &LogId, writer: &WriterId, seq: Seq) -> Result<Option<Entry>> {
-        self.read_key(id, &keys::branch_entry(id, writer, seq), seq).await
-    }
-
-    async fn read_key(&self, id: &LogId, key: &str, seq: Seq) -> Result<Option<Entry>> {
-        let Some(stored) = self.store.get(key).await? else { return Ok(None) };
-        let entry = entry::decode(key, &stored)?;
-        if (&entry.header.session, entry.header.seq) != (&id.name, seq) {
-            return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", entry.header.seq, entry.header.session)));
+    /// Reads a piece that a listing has shown, of a log or of a writer's branch; none if it was collected meanwhile.
+    pub async fn read_piece(&self, id: &LogId, piece: &Piece, branch: Option<&WriterId>) -> Result<Option<Entry>> {
+        let key = branch.map_or_else(|| piece.key(id), |writer| keys::branch_entry(id, writer, piece.to));
+        let Some(stored) = self.store.get(&key).await? else { return Ok(None) };
+        let entry = if piece.kind == PieceKind::Snapshot { snapshot::decode(&key, &stored)? } else { entry::decode(&key, &stored)? };
+        let header = &entry.header;
+        let from = header.covers.as_ref().map_or(header.seq, |covers| covers.from);
+        if (&header.session, from, header.seq) != (&id.name, piece.from, piece.to) {
+            return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", header.seq, header.session)));
         }
         Ok(Some(entry))
     }
 
-    /// Reads one snapshot; none if it does not exist.
-    pub async fn read_snapshot(&self, id: &LogId, seq: Seq) -> Result<Option<snapshot::Snapshot>> {
-        let key = keys::snapshot(id, seq);
-        let Some(stored) = self.store.get(&key).await? else { return Ok(None) };
-        Ok(Some(snapshot::Snapshot::open(&key, stored)?))
+    /// Reads one entry of a branch; none if it does not exist.
+    pub async fn read_branch(&self, id: &LogId, writer: &WriterId, seq: Seq) -> Result<Option<Entry>> {
+        self.read_piece(id, &Piece::entry(seq), Some(writer)).await
     }
 }
 
-fn numbered(objects: &[store::Object], number: impl Fn(&str) -> Option<Seq>) -> Vec<Numbered> {
-    let mut found: Vec<_> = objects.iter().filter_map(|object| Some(Numbered { seq: number(&object.key)?, size: object.size })).collect();
-    found.sort_by_key(|object| object.seq);
-    found
+fn piece(object: &store::Object, kind: PieceKind) -> Option<Piece> {
+    let (from, to) = match kind {
+        PieceKind::Entry => keys::entry_number(&object.key).map(|seq| (seq, seq)),
+        PieceKind::Merge => keys::merge_range(&object.key),
+        PieceKind::Snapshot => keys::snapshot_number(&object.key).map(|seq| (1, seq)),
+    }?;
+    Some(Piece { from, to, kind, size: object.size, modified: object.modified })
 }

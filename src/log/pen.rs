@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::{Fence, Logs};
 use crate::codec::entry::{self, Encoded, Entry};
@@ -12,7 +13,8 @@ use crate::index::{FenceRow, Index};
 use crate::model::{Digest, EntryKind, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys};
 use crate::store::Created;
 
-/// Entries behind a snapshot are collected no sooner than this after it was taken.
+/// What a merge or a snapshot stands for is collected no sooner than this after it was made, and what was removed no
+/// sooner than this after that.
 pub const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Where a writer writes.
@@ -40,6 +42,9 @@ pub struct Pen {
     pub digest: Option<Digest>,
     /// When it was written, or last found to be the head.
     pub wrote: Timestamp,
+    /// The same by a clock that nobody sets, while this process lives.
+    #[serde(skip)]
+    pub seen: Option<Instant>,
 }
 
 /// What an attempt to write did.
@@ -54,7 +59,12 @@ pub enum Appended {
 impl Pen {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now }
+        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None }
+    }
+
+    /// Whether so much time has passed that the entry it follows, or the number it would write, may have been collected.
+    pub fn has_slept(&self, now: Timestamp) -> bool {
+        now.duration_since(self.wrote).unsigned_abs() > GRACE / 2 || self.seen.is_some_and(|seen| seen.elapsed() > GRACE / 2)
     }
 
     /// The header of the entry that this pen would write next.
@@ -69,6 +79,7 @@ impl Pen {
             at,
             prev: self.digest,
             after: None,
+            covers: None,
             moves,
             parts,
         }
@@ -79,6 +90,7 @@ impl Pen {
         self.seq = seq;
         self.digest = Some(digest);
         self.wrote = now;
+        self.seen = Some(Instant::now());
     }
 }
 
@@ -103,9 +115,8 @@ impl Logs {
         let appended = self.create_main(id, pen, encoded).await?;
         // After half the grace period the number may have been written by another, covered by a snapshot and collected: the
         // create then succeeds, and nobody reads it. Asked afterwards, for we may have been asleep in between.
-        let idle = self.clock.now().duration_since(pen.wrote).unsigned_abs();
-        if matches!(appended, Appended::Done) && idle > GRACE / 2 {
-            let covered = self.snapshots(id).await?.last().is_some_and(|snapshot| snapshot.seq >= seq);
+        if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {
+            let covered = self.composites(id).await?.iter().any(|piece| piece.to >= seq);
             if covered || !self.entries(id, seq).await?.is_empty() {
                 return Ok(Appended::Taken(None));
             }
@@ -183,13 +194,23 @@ impl Logs {
     /// there is: what stands between the two is damaged and passed over. None if somebody wrote in between; then read on
     /// and try again.
     pub async fn claim(&self, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
-        let mut header = pen.header(id, EntryKind::Claim, self.clock.now(), Vec::new(), Vec::new());
+        let mut main = Pen { ground: Ground::Main, ..pen.clone() };
+        let claim = self.mark(id, &mut main, end, EntryKind::Claim).await?;
+        if claim.is_some() {
+            *pen = main;
+        }
+        Ok(claim)
+    }
+
+    /// Writes an entry without parts behind `end`, by the rules of a claim.
+    pub async fn mark(&self, id: &LogId, pen: &mut Pen, end: Seq, kind: EntryKind) -> Result<Option<Encoded>> {
+        let mut header = pen.header(id, kind, self.clock.now(), Vec::new(), Vec::new());
         let end = end.max(pen.seq);
+        // What was purged is followed by nothing.
+        let anew = pen.seq > 0 && pen.digest.is_none();
         let mut pass_over = |to: Seq| {
-            if to > pen.seq {
-                header.seq = to + 1;
-                header.after = Some(pen.seq);
-            }
+            header.seq = to + 1;
+            header.after = if anew { Some(0) } else { (to > pen.seq).then_some(pen.seq) };
         };
         pass_over(end);
         if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
@@ -200,7 +221,7 @@ impl Logs {
             if !index.move_fence(id, row.as_ref(), &ours).await? {
                 return Ok(None);
             }
-            let encoded = entry::encode(header, &[])?;
+            let encoded = entry::encode::<Vec<u8>>(header, &[])?;
             let unseen = self.entries(id, end).await?;
             if !unseen.is_empty() {
                 return Ok(None);
@@ -209,19 +230,12 @@ impl Logs {
             if index.fence(id).await? != Some(ours) {
                 return Ok(None);
             }
-            pen.ground = Ground::Main;
             pen.follow(encoded.header.seq, encoded.digest, self.clock.now());
             return Ok(Some(encoded));
         }
-        let encoded = entry::encode(header, &[])?;
-        let mut main = Pen { ground: Ground::Main, ..pen.clone() };
-        match self.append(id, &mut main, &encoded).await? {
-            Appended::Done => {
-                *pen = main;
-                Ok(Some(encoded))
-            }
-            Appended::Taken(_) => Ok(None),
-        }
+        let encoded = entry::encode::<Vec<u8>>(header, &[])?;
+        let done = self.append(id, pen, &encoded).await?;
+        Ok(matches!(done, Appended::Done).then_some(encoded))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileAt, Header, NamedFile, RelPath, Seq};
+use crate::model::{Digest, EntryKind, FileAt, Header, RelPath, Seq};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,17 +14,17 @@ pub struct State {
     pub digest: Option<Digest>,
     /// The files.
     pub files: BTreeMap<RelPath, FileAt>,
+    /// How the log ends, if it ends with a tombstone or a purge.
+    pub removed: Option<EntryKind>,
 }
 
 impl State {
-    /// What a snapshot stands for.
-    pub fn of_snapshot(seq: Seq, digest: Digest, files: &[NamedFile]) -> State {
-        let files = files.iter().map(|file| (file.path.clone(), file.at.clone())).collect();
-        State { seq, digest: Some(digest), files }
-    }
-
     /// Takes one more entry in.
     pub fn apply(&mut self, header: &Header, digest: Digest) -> Result<()> {
+        if header.begins_anew() || header.kind == EntryKind::Snapshot {
+            self.files.clear();
+        }
+        self.removed = header.kind.is_removal().then_some(header.kind);
         for moved in &header.moves {
             if let Some(file) = self.files.remove(&moved.from) {
                 self.files.insert(moved.to.clone(), file);
@@ -44,7 +44,7 @@ impl State {
                 sha256: part.file_sha256,
                 mode: part.mode,
                 mtime_ns: part.mtime_ns,
-                seq: header.seq,
+                seq: part.seq.unwrap_or(header.seq),
             };
             self.files.insert(part.path.clone(), file);
         }

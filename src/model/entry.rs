@@ -1,4 +1,6 @@
-//! What an entry of a log says about itself: the header that is the first line of every delta and claim.
+//! What an entry of a log says about itself: the header that is the first line of every one, and of what stands for many.
+
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,57 @@ pub enum EntryKind {
     Claim,
     /// What was appended since the entry before.
     Delta,
+    /// A run of entries as one; it has no number of its own.
+    Merge,
+    /// All files after an entry; it stands for everything up to there.
+    Snapshot,
+    /// The session was removed or has expired. A claim behind it brings it back.
+    Tombstone,
+    /// What was removed is being deleted for good. A claim behind it begins with nothing.
+    Purge,
+}
+
+impl EntryKind {
+    /// Whether it stands for many entries.
+    pub fn is_composite(self) -> bool {
+        matches!(self, EntryKind::Merge | EntryKind::Snapshot)
+    }
+
+    /// Whether the session is removed with it.
+    pub fn is_removal(self) -> bool {
+        matches!(self, EntryKind::Tombstone | EntryKind::Purge)
+    }
+
+    /// The word for it, in headers and in the index.
+    pub fn word(self) -> &'static str {
+        match self {
+            EntryKind::Claim => "claim",
+            EntryKind::Delta => "delta",
+            EntryKind::Merge => "merge",
+            EntryKind::Snapshot => "snapshot",
+            EntryKind::Tombstone => "tombstone",
+            EntryKind::Purge => "purge",
+        }
+    }
+}
+
+/// What a merge or a snapshot stands for, besides its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Covers {
+    /// The first number; the last is the header's.
+    pub from: Seq,
+    /// SHA-256 of the last entry as stored: what the next one names as the one before.
+    pub digest: Digest,
+    /// When the first entry was written.
+    pub began: Timestamp,
+    /// How many entries there were.
+    pub entries: u64,
+    /// Their bytes behind the headers.
+    pub raw: u64,
+    /// Their size as stored.
+    pub stored: u64,
+    /// The last entry of each writer.
+    pub writers: BTreeMap<WriterId, Seq>,
 }
 
 /// The header of an entry.
@@ -23,7 +76,7 @@ pub enum EntryKind {
 pub struct Header {
     /// Version of the format.
     pub v: u32,
-    /// Claim or delta.
+    /// What it is.
     pub kind: EntryKind,
     /// Whose files these are.
     pub agent: AgentName,
@@ -41,6 +94,9 @@ pub struct Header {
     /// reserved in the database by a writer that died is passed over).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Seq>,
+    /// What it stands for, if it is a merge or a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub covers: Option<Covers>,
     /// Files that got another path, applied before the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<Move>,
@@ -53,6 +109,11 @@ impl Header {
     /// The number of the entry before this one.
     pub fn follows(&self) -> Seq {
         self.after.unwrap_or(self.seq.saturating_sub(1))
+    }
+
+    /// Whether nothing that came before counts from here on: behind a purge, or where the log was purged.
+    pub fn begins_anew(&self) -> bool {
+        self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.after == Some(0)
     }
 
     /// Bytes behind the header.
@@ -87,6 +148,9 @@ pub struct Part {
     pub mode: u32,
     /// Time of the last change, in nanoseconds since 1970.
     pub mtime_ns: i64,
+    /// The entry that changed it last, where that is not the one this part is in: in a merge or a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<Seq>,
 }
 
 impl Part {

@@ -16,7 +16,7 @@ pub fn store_facts() -> String {
 
 /// A scratch key for the probe.
 pub fn probe(token: &str) -> String {
-    format!("{LAYOUT}/.probe/{token}")
+    format!("{}{token}", probe_folder())
 }
 
 /// The folder of a namespace.
@@ -54,6 +54,36 @@ pub fn snapshot(id: &LogId, seq: Seq) -> String {
     format!("{}{seq:0DIGITS$}.tar.gz", snapshots_folder(id))
 }
 
+/// The folder of a log's merges.
+pub fn merges_folder(id: &LogId) -> String {
+    format!("{}merge/", log_root(id))
+}
+
+/// The merge that stands for the entries `from` to `to`.
+pub fn merge(id: &LogId, from: Seq, to: Seq) -> String {
+    format!("{}{from:0DIGITS$}-{to:0DIGITS$}.gz", merges_folder(id))
+}
+
+/// What people said of a session: how long to keep it.
+pub fn wishes(id: &LogId) -> String {
+    format!("{}wishes.json", log_root(id))
+}
+
+/// A scratch key by which a collector learns the store's time.
+pub fn gc_mark(token: &str) -> String {
+    format!("{}{token}", gc_folder())
+}
+
+/// The folder of those.
+pub fn gc_folder() -> String {
+    format!("{LAYOUT}/.gc/")
+}
+
+/// The folder of the probe's scratch keys.
+pub fn probe_folder() -> String {
+    format!("{LAYOUT}/.probe/")
+}
+
 /// The folder of a log's branches, one folder per writer.
 pub fn branches_folder(id: &LogId) -> String {
     format!("{}branch/", log_root(id))
@@ -77,6 +107,13 @@ pub fn entry_number(key: &str) -> Option<Seq> {
 /// The number in a snapshot's key, or nothing if the key is not one of ours.
 pub fn snapshot_number(key: &str) -> Option<Seq> {
     number(key, ".tar.gz")
+}
+
+/// The numbers in a merge's key, first and last, or nothing if the key is not one of ours.
+pub fn merge_range(key: &str) -> Option<(Seq, Seq)> {
+    let (from, to) = key.rsplit('/').next()?.split_once('-')?;
+    let (from, to) = (number(&format!("{from}.gz"), ".gz")?, number(to, ".gz")?);
+    (from < to).then_some((from, to))
 }
 
 fn number(key: &str, ending: &str) -> Option<Seq> {
@@ -128,5 +165,9 @@ mod tests {
             assert_eq!(entry_number(stranger), None, "{stranger:?}");
         }
         assert_eq!(entry_number(&snapshot(&id(), 77)), None);
+        assert_eq!(merge_range(&merge(&id(), 32, 62)), Some((32, 62)));
+        for stranger in ["merge/32-62.gz", "merge/000000000062-000000000032.gz", "merge/000000000032.gz"] {
+            assert_eq!(merge_range(stranger), None, "{stranger:?}");
+        }
     }
 }

@@ -10,7 +10,7 @@ pub mod keys;
 
 pub use at::At;
 pub use digest::{Digest, RunningHash};
-pub use entry::{EntryKind, Header, Move, Part};
+pub use entry::{Covers, EntryKind, Header, Move, Part};
 pub use facts::Facts;
 pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};

@@ -57,16 +57,19 @@ pub async fn latest(logs: &Logs, index: &dyn Index, project: Option<&str>) -> Re
     latest_in_bucket(logs, project).await
 }
 
-/// The same without an index: reads the last entry of every session.
+/// The same without an index: reads the newest object of every session.
 async fn latest_in_bucket(logs: &Logs, project: Option<&str>) -> Result<Option<LogId>> {
     let mut newest = None;
     for name in logs.names("").await?.into_iter().filter(|name| !name.is_project()) {
         let id = logs.id(name);
-        let entries = logs.entries(&id, 0).await?;
-        let Some(last) = entries.last() else { continue };
-        let Some(entry) = logs.read(&id, last.seq).await? else { continue };
+        let pieces = logs.newest_pieces(&id).await?;
+        let Some(last) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind)) else { continue };
+        let Some(entry) = logs.read_piece(&id, last, None).await? else { continue };
+        if entry.header.kind.is_removal() {
+            continue;
+        }
         if let Some(project) = project
-            && !belongs(logs, &id, &entries, project).await?
+            && !belongs(logs, &id, project).await?
         {
             continue;
         }
@@ -77,13 +80,8 @@ async fn latest_in_bucket(logs: &Logs, project: Option<&str>) -> Result<Option<L
     Ok(newest.map(|(_, id)| id))
 }
 
-/// Whether the session's first files lie in the project's folder.
-async fn belongs(logs: &Logs, id: &LogId, entries: &[crate::log::Numbered], project: &str) -> Result<bool> {
-    for found in entries.iter().take(3) {
-        let Some(entry) = logs.read(id, found.seq).await? else { continue };
-        if entry.header.parts.iter().any(|part| part.path.parts().nth(1) == Some(project)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// Whether the session's files lie in the project's folder.
+async fn belongs(logs: &Logs, id: &LogId, project: &str) -> Result<bool> {
+    let state = logs.read_state(id).await?;
+    Ok(state.files.keys().any(|path| path.parts().nth(1) == Some(project)))
 }

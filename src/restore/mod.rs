@@ -2,8 +2,6 @@
 //!
 //! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
 
-pub mod assemble;
-pub mod fetch;
 pub mod find;
 pub mod place;
 pub mod verify;
@@ -17,13 +15,16 @@ use crate::agent::Profile;
 use crate::codec::entry::Encoded;
 use crate::error::{Doing, Error, Result};
 use crate::log::Logs;
+use crate::log::assemble::Assembly;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
-use crate::model::{At, FileKind, LogId, RelPath, Seq, WriterId};
+use crate::log::pieces;
+use crate::log::state::State;
+use crate::log::walk::{Read, Reading};
+use crate::model::{At, Digest, EntryKind, FileKind, LogId, RelPath, Seq, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
-use assemble::Assembly;
 use place::{Action, FilePlan};
 
 /// Somebody else may write between our look and our claim; so often we look again.
@@ -52,6 +53,8 @@ pub struct Options {
     pub branch: Option<WriterId>,
     /// Move local files that differ aside instead of stopping.
     pub force: bool,
+    /// Where the log is damaged, take what is sound before the damage.
+    pub salvage: bool,
     /// Only say what would be done.
     pub dry_run: bool,
     /// Take the session over. Never for a copy.
@@ -96,11 +99,7 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
 
 /// None if somebody wrote in between.
 async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Option<Report>> {
-    let plan = fetch::plan(&context.logs, id, options.at, options.branch.as_ref()).await?;
-    if plan.is_empty() {
-        return Err(find::unknown(id));
-    }
-    if let Some(report) = still_ours(context, id, options, &plan).await? {
+    if let Some(report) = still_ours(context, id, options).await? {
         return Ok(report);
     }
     if options.claim {
@@ -109,12 +108,7 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
         context.folder.remove(&left).map_err(|cause| Error::io(format!("remove {left}"), cause))?;
     }
     let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
-    let mut assembly = Assembly::new(&*context.folder, stage.clone());
-    let fetched = fetch::fetch(&context.logs, &plan, &mut assembly).await;
-    let result = match fetched {
-        Ok(head) => finish(context, id, options, &plan, &mut assembly, head).await,
-        Err(error) => Err(error),
-    };
+    let result = assemble_and_finish(context, id, options, &stage).await;
     // A restore that failed leaves nothing behind.
     if let Err(cause) = context.folder.remove(&stage) {
         tracing::warn!(%cause, %stage, "the temporary folder was not removed");
@@ -122,14 +116,93 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
     result
 }
 
+async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, stage: &RelPath) -> Result<Option<Report>> {
+    let branch = options.branch.as_ref();
+    if let Some(writer) = branch
+        && context.logs.branch_pieces(id, writer).await?.is_empty()
+    {
+        let known: Vec<String> = context.logs.branches(id).await?.iter().map(ToString::to_string).collect();
+        let known = if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) };
+        return Err(Error::not_found(format!("{id} has no branch {writer}: {known}")));
+    }
+    let mut made = 0;
+    let mut at = options.at;
+    let read = loop {
+        let fresh = || {
+            made += 1;
+            Assembly::new(&*context.folder, stage.clone(), made)
+        };
+        let mut read = context.logs.read_log(id, Reading { at, branch, ..Reading::default() }, fresh).await?;
+        match read.damage.take() {
+            None => break read,
+            Some(error) if options.salvage && read.seq > 0 => {
+                tracing::warn!(%error, sound = read.seq, head = read.head, "the log is damaged; bringing back what is sound");
+                at = At::Seq(read.seq);
+            }
+            Some(error) => return Err(error),
+        }
+    };
+    if read.head == 0 && branch.is_none() {
+        return Err(find::unknown(id));
+    }
+    if let At::Seq(seq) = options.at
+        && branch.is_none()
+        && seq > read.head
+    {
+        return Err(Error::not_found(format!("{id} has no entry {seq}: its last is {}", read.head)));
+    }
+    if read.seq == 0 {
+        return Err(Error::not_found(format!("{id} has no entry as early as {}", options.at)));
+    }
+    match read.sink.state.removed {
+        Some(EntryKind::Purge) => return Err(Error::not_found(format!("{id} was deleted for good"))),
+        Some(_) => {
+            return Err(Error::not_found(format!("{id} was removed, or has expired"))
+                .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
+        }
+        None => {}
+    }
+    for told in &read.spared {
+        tracing::warn!("damaged, and other objects stand for it: {told}");
+    }
+    let head = head_of(context, id, options, at, &read).await?;
+    finish(context, id, options, read, head).await
+}
+
+/// The end of a log, which a claim goes behind.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    /// The number of its last sound entry.
+    seq: Seq,
+    /// Its digest.
+    digest: Option<Digest>,
+    /// The last number there is; higher if what stands behind the last sound entry is damaged.
+    end: Seq,
+}
+
+async fn head_of(context: &Context, id: &LogId, options: &Options, at: At, read: &Read<Assembly<'_>>) -> Result<Head> {
+    let here = Head { seq: read.seq, digest: read.digest, end: read.head.max(read.seq) };
+    if at == At::Latest || !options.claim {
+        return Ok(here);
+    }
+    // Going on from an earlier point is written behind the end all the same, or, where the log is damaged, behind what is
+    // sound of it.
+    let latest = context.logs.read_log(id, Reading::default(), State::default).await?;
+    if let Some(error) = &latest.damage {
+        tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry");
+    }
+    Ok(Head { seq: latest.seq, digest: latest.digest, end: latest.head.max(latest.seq) })
+}
+
 /// Our own volume, nobody wrote since: what is here is the log or newer, and nothing needs to be read. The outer none
 /// means that this is not so.
-async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fetch::Plan) -> Result<Option<Option<Report>>> {
+async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<Option<Option<Report>>> {
     if !options.claim || options.at != At::Latest || options.force {
         return Ok(None);
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
-    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == plan.head;
+    let newest = pieces::head(&context.logs.newest_pieces(id).await?);
+    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest;
     let whole = |(path, cursor): (&RelPath, &FileCursor)| holds(&*context.folder, path, cursor).unwrap_or(false);
     if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
@@ -137,8 +210,8 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
     let mut report = Report {
         session: id.name.to_string(),
-        seq: plan.head,
-        head: plan.head,
+        seq: newest,
+        head: newest,
         writer: None,
         objects: 0,
         bytes: 0,
@@ -149,7 +222,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options, plan: &fet
     if options.dry_run {
         return Ok(Some(Some(report)));
     }
-    let head = fetch::Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
+    let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
     let taken = take_over(context, id, head, ledger.files, &mut report).await?;
     Ok(Some(taken.then_some(report)))
 }
@@ -183,13 +256,7 @@ async fn claim(context: &Context, id: &LogId, pen: &mut Pen, end: Seq) -> Result
 }
 
 /// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
-async fn take_over(
-    context: &Context,
-    id: &LogId,
-    head: fetch::Head,
-    files: BTreeMap<RelPath, FileCursor>,
-    report: &mut Report,
-) -> Result<bool> {
+async fn take_over(context: &Context, id: &LogId, head: Head, files: BTreeMap<RelPath, FileCursor>, report: &mut Report) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
     ledger.files = files;
@@ -213,22 +280,16 @@ async fn take_over(
     Ok(true)
 }
 
-async fn finish(
-    context: &Context,
-    id: &LogId,
-    options: &Options,
-    plan: &fetch::Plan,
-    assembly: &mut Assembly<'_>,
-    head: fetch::Head,
-) -> Result<Option<Report>> {
+async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Assembly<'_>>, head: Head) -> Result<Option<Report>> {
+    let assembly = &read.sink;
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
     let files = place::decide_all(context, id, assembly, ledger.as_ref(), options)?;
     let mut report = Report {
         session: id.name.to_string(),
-        seq: assembly.state.seq,
+        seq: read.seq,
         head: head.end,
         writer: None,
-        objects: plan.objects(),
+        objects: read.objects,
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
         files,
         dry_run: options.dry_run,
@@ -239,7 +300,7 @@ async fn finish(
         return Ok(Some(report));
     }
     let mut cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
-    if assembly.state.seq < head.seq {
+    if read.seq < head.seq {
         // The log's end holds something else of these files than what they go on from.
         cursors.values_mut().for_each(FileCursor::distrust);
     }

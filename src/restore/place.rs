@@ -5,10 +5,10 @@ use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::assemble::{Assembly, Staged};
 use super::{Context, Options};
 use crate::agent::Place;
 use crate::error::{Error, Result};
+use crate::log::assemble::{Assembly, Staged};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::Ground;
 use crate::model::{At, FileAt, FileKind, LogId, RelPath, Seq};

@@ -1,12 +1,16 @@
 //! Checks that a log and its branches can be restored: everything a restore does, in a scratch folder, nothing placed.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::assemble::Assembly;
-use super::fetch;
+use crate::codec::entry::Entry;
 use crate::error::{Doing, Kind, Result};
 use crate::log::Logs;
-use crate::model::{At, LogId, RelPath, Seq, WriterId};
+use crate::log::assemble::Assembly;
+use crate::log::pieces::{Piece, PieceKind, Prefer};
+use crate::log::walk::{Read, Reading, Sink};
+use crate::model::{Digest, FileAt, LogId, RelPath, Seq};
 use crate::sys::Folder;
 
 /// What was found of one log.
@@ -18,7 +22,7 @@ pub struct Verdict {
     pub sound_to: Seq,
     /// The last entry of all.
     pub head: Seq,
-    /// Objects that the log is made of.
+    /// Objects that were read.
     pub objects: usize,
     /// Files at the last sound entry.
     pub files: usize,
@@ -26,44 +30,139 @@ pub struct Verdict {
     pub bytes: u64,
     /// Writers whose branches were checked too.
     pub branches: Vec<String>,
+    /// Whether the session was removed and can be brought back.
+    pub removed: bool,
     /// What is wrong, each as a person reads it.
     pub damage: Vec<String>,
 }
 
-/// Reads every byte of a log and its branches. An error means that it could not be checked; damage is in the verdict.
-pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder) -> Result<Verdict> {
-    let mut verdict = check(logs, id, None, scratch).await.doing_with(|| format!("verify {id}"))?;
-    for writer in logs.branches(id).await? {
-        let branch = check(logs, id, Some(&writer), scratch).await.doing_with(|| format!("verify branch {writer} of {id}"))?;
-        verdict.damage.extend(branch.damage.into_iter().filter(|damage| !verdict.damage.contains(damage)).collect::<Vec<_>>());
-        verdict.branches.push(writer.to_string());
+/// Reads what a restore of a log and its branches reads, or with `deep` every object there is. An error means that it
+/// could not be checked; damage is in the verdict.
+pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -> Result<Verdict> {
+    let checker = Checker { logs, id, scratch, stage: format!("verify-{:016x}", logs.chance.next()).parse()? };
+    let verdict = checker.verdict(deep).await.doing_with(|| format!("verify {id}"));
+    if let Err(cause) = scratch.remove(&checker.stage) {
+        tracing::warn!(%cause, stage = %checker.stage, "the scratch folder was not removed");
     }
-    Ok(verdict)
+    verdict
 }
 
-async fn check(logs: &Logs, id: &LogId, branch: Option<&WriterId>, scratch: &dyn Folder) -> Result<Verdict> {
-    let plan = fetch::plan(logs, id, At::Latest, branch).await?;
-    let stage: RelPath = format!("verify-{:016x}", logs.chance.next()).parse()?;
-    let mut assembly = Assembly::new(scratch, stage.clone());
-    let fetched = fetch::fetch(logs, &plan, &mut assembly).await;
-    let verdict = Verdict {
-        session: id.name.to_string(),
-        sound_to: assembly.sound,
-        head: plan.head,
-        objects: plan.objects(),
-        files: assembly.state.files.len(),
-        bytes: assembly.state.files.values().map(|file| file.len).sum(),
-        branches: Vec::new(),
-        damage: match &fetched {
-            Err(error) if error.kind() == Kind::Corrupt => vec![error.to_string()],
-            _ => Vec::new(),
-        },
-    };
-    if let Err(cause) = scratch.remove(&stage) {
-        tracing::warn!(%cause, %stage, "the scratch folder was not removed");
+struct Checker<'a> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    scratch: &'a dyn Folder,
+    stage: RelPath,
+}
+
+/// Files as a log says they are after an entry, and that entry's digest.
+type Point = (Digest, BTreeMap<RelPath, FileAt>);
+
+/// Assembles, and remembers how the log stood at some of its points.
+struct Witness<'a> {
+    assembly: Assembly<'a>,
+    wanted: Vec<Seq>,
+    points: BTreeMap<Seq, Point>,
+}
+
+impl Sink for Witness<'_> {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
+        self.assembly.take(entry)?;
+        if self.wanted.contains(&entry.header.seq) {
+            self.points.insert(entry.header.seq, (entry.digest, self.assembly.state.files.clone()));
+        }
+        Ok(())
     }
-    match fetched {
-        Err(error) if error.kind() != Kind::Corrupt => Err(error),
-        _ => Ok(verdict),
+}
+
+impl Checker<'_> {
+    async fn verdict(&self, deep: bool) -> Result<Verdict> {
+        let read = self.read(Reading::default(), &[]).await?;
+        let state = &read.sink.assembly.state;
+        let mut verdict = Verdict {
+            session: self.id.name.to_string(),
+            sound_to: read.seq,
+            head: read.head.max(read.seq),
+            objects: read.objects,
+            files: state.files.len(),
+            bytes: state.files.values().map(|file| file.len).sum(),
+            branches: Vec::new(),
+            removed: state.removed.is_some(),
+            damage: Vec::new(),
+        };
+        verdict.note(&read);
+        if deep {
+            self.deep(&mut verdict).await?;
+        }
+        for writer in self.logs.branches(self.id).await? {
+            let branch = self.read(Reading { branch: Some(&writer), ..Reading::default() }, &[]).await;
+            let branch = branch.doing_with(|| format!("branch {writer}"))?;
+            verdict.note(&branch);
+            verdict.objects += branch.objects;
+            verdict.branches.push(writer.to_string());
+        }
+        Ok(verdict)
+    }
+
+    async fn read(&self, reading: Reading<'_>, wanted: &[Seq]) -> Result<Read<Witness<'_>>> {
+        let mut made = 0;
+        let fresh = || {
+            made += 1;
+            Witness { assembly: Assembly::new(self.scratch, self.stage.clone(), made), wanted: wanted.to_vec(), points: BTreeMap::new() }
+        };
+        let read = self.logs.read_log(self.id, reading, fresh).await;
+        self.scratch.remove(&self.stage).map_err(|cause| crate::error::Error::io(format!("remove {}", self.stage), cause))?;
+        read
+    }
+
+    /// Every entry by itself, then every merge and snapshot against the entries it stands for.
+    async fn deep(&self, verdict: &mut Verdict) -> Result<()> {
+        let pieces = self.logs.pieces(self.id).await?;
+        let composites: Vec<&Piece> = pieces.iter().filter(|piece| piece.kind != PieceKind::Entry).collect();
+        let wanted: Vec<Seq> = composites.iter().map(|piece| piece.to).collect();
+        let read = self.read(Reading { prefer: Prefer::Short, ..Reading::default() }, &wanted).await?;
+        verdict.note(&read);
+        verdict.objects = pieces.len();
+        for piece in pieces.iter() {
+            let key = piece.key(self.id);
+            let entry = match self.logs.read_piece(self.id, piece, None).await {
+                Ok(Some(entry)) => entry,
+                // Collected meanwhile.
+                Ok(None) => continue,
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    verdict.add(error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if piece.kind == PieceKind::Entry {
+                continue;
+            }
+            let Some((digest, files)) = read.sink.points.get(&piece.to) else { continue };
+            let agrees = entry
+                .header
+                .parts
+                .iter()
+                .all(|part| files.get(&part.path).is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256)));
+            let whole = piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
+            if entry.digest != *digest || !agrees || !whole {
+                verdict.add(format!("{key} does not say what the entries say that it stands for"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Verdict {
+    fn note(&mut self, read: &Read<Witness<'_>>) {
+        read.spared.iter().cloned().for_each(|told| self.add(told));
+        if let Some(error) = &read.damage {
+            self.add(error.to_string());
+        }
+    }
+
+    fn add(&mut self, told: String) {
+        if !self.damage.contains(&told) {
+            self.damage.push(told);
+        }
     }
 }

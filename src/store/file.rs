@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use jiff::Timestamp;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -255,7 +256,7 @@ impl Inner {
             }
             // What was deleted meanwhile, and what is neither file nor folder, is no object.
             match fs::metadata(self.root.join(&key)) {
-                Ok(found) if found.is_file() => page.objects.push(Object { key, size: found.len() }),
+                Ok(found) if found.is_file() => page.objects.push(Object { key, size: found.len(), modified: modified(&found) }),
                 Ok(_) => {}
                 Err(cause) if is_missing(&cause) => {}
                 Err(cause) => return Err(Error::io(format!("look at {key}"), cause)),
@@ -334,6 +335,11 @@ impl Inner {
 }
 
 /// Refuses keys that would leave the root, hit the store's own files, or that a filesystem cannot hold.
+/// When a file was written; one that cannot say counts as new.
+fn modified(found: &fs::Metadata) -> Timestamp {
+    found.modified().ok().and_then(|time| Timestamp::try_from(time).ok()).unwrap_or(Timestamp::MAX)
+}
+
 fn check(key: &str) -> Result<()> {
     let wrong = |part: &str| matches!(part, "" | "." | "..") || part.len() > LONGEST_NAME || part.contains('\0');
     if key.starts_with('.') || key.split('/').any(wrong) {

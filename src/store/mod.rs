@@ -10,6 +10,7 @@ pub mod s3;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use jiff::Timestamp;
 
 use crate::error::Result;
 
@@ -29,6 +30,8 @@ pub struct Object {
     pub key: String,
     /// Its size as stored.
     pub size: u64,
+    /// When it was written, by the store's own clock: ages are compared with one another, never with ours.
+    pub modified: Timestamp,
 }
 
 /// One page of a listing.

@@ -25,6 +25,7 @@ use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::ServerSideEncryption;
 use aws_smithy_http_client::tls::{self, TlsContext, TrustStore, rustls_provider::CryptoMode};
 use bytes::Bytes;
+use jiff::Timestamp;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -152,7 +153,10 @@ impl S3Store {
             let size = found.size().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
             // Consoles make "folders" as empty objects whose key ends in a slash; they are none of ours.
             let key = found.key().and_then(own).filter(|key| !key.ends_with('/') && behind(&key.as_str()));
-            page.objects.extend(key.map(|key| Object { key, size }));
+            let modified = found.last_modified().and_then(|time| Timestamp::from_nanosecond(time.as_nanos()).ok());
+            // Every server says when; one that does not gets no object of its collected.
+            let modified = modified.unwrap_or(Timestamp::MAX);
+            page.objects.extend(key.map(|key| Object { key, size, modified }));
         }
         let folders = answer.common_prefixes().iter().filter_map(|found| found.prefix());
         page.folders.extend(folders.filter_map(own).filter(|folder| behind(&folder.as_str())));

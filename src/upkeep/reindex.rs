@@ -5,7 +5,8 @@ use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{Index, Record, Recorded};
 use crate::log::Logs;
-use crate::log::chain::Chain;
+use crate::log::pieces::Prefer;
+use crate::log::walk::{Reading, Sink};
 use crate::model::{LogId, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
@@ -24,30 +25,47 @@ pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id:
 
 async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId, have: u64) -> Result<u64> {
     let mut recorded = 0;
-    // The digest of the entry before is not in the index's hands: the first link is not checked, all others are.
-    let mut chain = Chain::new(id.to_string(), have, None);
-    for found in logs.entries(id, have).await? {
-        if let Some(entry) = chain.push(found.seq, logs.read_listed(id, found.seq).await)? {
-            recorded += record(index, profile, id, None, entry).await?;
-        }
+    // What the index knows is not read again; the first link is then not checked, all others are.
+    let reading = Reading { prefer: Prefer::Short, after: have, ..Reading::default() };
+    let read = logs.read_log(id, reading, || Records { id, profile, records: Vec::new() }).await?;
+    let damage = read.damage;
+    for record in read.sink.records {
+        recorded += tell(index, &record).await?;
     }
-    while let Some(entry) = chain.pop()? {
-        recorded += record(index, profile, id, None, entry).await?;
+    if let Some(error) = damage {
+        return Err(error);
     }
     for writer in logs.branches(id).await? {
-        for found in logs.branch_entries(id, &writer).await? {
-            if let Some(entry) = logs.read_branch(id, &writer, found.seq).await? {
-                recorded += record(index, profile, id, Some(writer.clone()), entry).await?;
+        for piece in logs.branch_pieces(id, &writer).await? {
+            if let Some(entry) = logs.read_piece(id, &piece, Some(&writer)).await? {
+                recorded += tell(index, &record(profile, id, Some(writer.clone()), &entry)).await?;
             }
         }
     }
     Ok(recorded)
 }
 
-async fn record(index: &dyn Index, profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: Entry) -> Result<u64> {
+/// Gathers what the index takes in; the bytes of the files are not kept.
+struct Records<'a> {
+    id: &'a LogId,
+    profile: &'a dyn Profile,
+    records: Vec<Record>,
+}
+
+impl Sink for Records<'_> {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
+        self.records.push(record(self.profile, self.id, None, entry));
+        Ok(())
+    }
+}
+
+fn record(profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: &Entry) -> Record {
     let facts = agent::facts(profile, entry.parts().map(|(part, bytes)| (&part.path, bytes)));
-    let record = Record { log: id.clone(), branch, header: entry.header, stored: entry.stored, digest: entry.digest, facts };
-    match index.record(&record).await? {
+    Record { log: id.clone(), branch, header: entry.header.clone(), stored: entry.stored, digest: entry.digest, facts }
+}
+
+async fn tell(index: &dyn Index, record: &Record) -> Result<u64> {
+    match index.record(record).await? {
         Recorded::New => Ok(1),
         Recorded::Already => Ok(0),
         Recorded::Gap { have } => Err(Error::conflict(format!("the index knows entry {have} and the bucket gives {}", record.header.seq))),

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use jiff::{SignedDuration, Timestamp};
 use sessiond::codec::entry;
-use sessiond::codec::snapshot::{self, Manifest};
 use sessiond::index::sql::SqlIndex;
 use sessiond::log::fence::{Fencing, Wanted};
 use sessiond::log::pen::{Appended, GRACE, Pen};
@@ -13,6 +12,7 @@ use sessiond::model::{EntryKind, LogId, keys};
 use sessiond::store::Store;
 use sessiond::store::file::FileStore;
 use sessiond::sys::{Clock, SystemChance};
+use sessiond::upkeep::compact::squeeze;
 
 use crate::support::TempHome;
 
@@ -25,7 +25,7 @@ impl Clock for Watch {
 }
 
 fn next(logs: &Logs, id: &LogId, pen: &Pen) -> entry::Encoded {
-    entry::encode(pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]), &[]).unwrap()
+    entry::encode(pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]), &[] as &[Vec<u8>]).unwrap()
 }
 
 #[tokio::test]
@@ -55,16 +55,8 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
         let entry = next(&logs, &id, &other);
         assert!(matches!(logs.append(&id, &mut other, &entry).await.unwrap(), Appended::Done));
     }
-    let manifest = Manifest {
-        v: 1,
-        agent: id.agent.clone(),
-        session: id.name.clone(),
-        seq: other.seq,
-        digest: other.digest.unwrap(),
-        at: watch.now(),
-        files: vec![],
-    };
-    store.put(&keys::snapshot(&id, other.seq), snapshot::build(&manifest, |_| Ok(&b""[..])).unwrap()).await.unwrap();
+    squeeze(&logs, &id, other.seq, u64::MAX).await.unwrap();
+    assert!(store.get(&keys::snapshot(&id, other.seq)).await.unwrap().is_some());
     for seq in 1..=other.seq {
         store.delete(&keys::entry(&id, seq)).await.unwrap();
     }

@@ -257,14 +257,21 @@ fn a_gap_a_later_format_and_a_part_beyond_the_end_are_told_apart() {
 }
 
 #[test]
-fn a_snapshot_of_garbage_is_refused_and_what_is_before_it_can_be_had() {
+fn a_snapshot_of_garbage_is_named_and_the_entries_it_stands_for_are_read_instead() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
         let key = keys::snapshot(&bucket.place.id(SESSION), SPOILED);
         bucket.place.store.put(&key, Bytes::from_static(b"not a tar")).await.unwrap();
         bucket
     });
-    bucket.assert_refused("a snapshot of garbage", "000000000004.tar.gz", 0);
+    let root = bucket.home.home().join("whole");
+    let restored = bucket.run(&root, &["restore", SESSION]);
+    assert_eq!(restored.status.code(), Some(0), "{}", String::from_utf8_lossy(&restored.stderr));
+    assert_eq!(&files_in(&root), bucket.files_at(LAST));
+    let verified = bucket.run(&root, &["verify", SESSION]);
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert_eq!(verified.status.code(), Some(6), "{said}");
+    assert!(said.contains("000000000004.tar.gz") && said.contains("can be restored in full"), "{said}");
     bucket.assert_goes_back_to("a snapshot of garbage", SPOILED - 1);
 }
 

@@ -390,7 +390,7 @@ impl Case {
     /// Mode and time of what is stored to its end.
     fn check_meta(&self, local: &Files, stored: &Files) -> Result<(), TestCaseError> {
         let ledger = self.shipment.ledger.as_ref().unwrap();
-        let state = self.runtime.block_on(sessiond::capture::adopt::read_state(&self.world.logs(), &ledger.id)).unwrap();
+        let state = self.runtime.block_on(self.world.logs().read_state(&ledger.id)).unwrap();
         for (path, bytes) in local.iter().filter(|(path, bytes)| stored.get(*path) == Some(bytes)) {
             let here = std::fs::metadata(self.world.root().join(path)).unwrap();
             let there = &state.files[&path.parse().unwrap()];

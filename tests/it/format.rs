@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
-use sessiond::codec::snapshot::{self, Manifest};
-use sessiond::model::{Digest, FileAt, FileKind, NamedFile};
+use sessiond::capture::ship::Shipment;
+use sessiond::model::At;
+use sessiond::restore::{self, verify::verify};
+use sessiond::sys::Disk;
+use sessiond::upkeep::compact::compact;
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, append, transcript};
 use crate::support::fetch;
+use crate::support::world::World;
 
 fn recipe() -> String {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FORMAT.md")).unwrap();
@@ -80,48 +85,56 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     assert_eq!(all(&other.home().join(".claude")), expected);
 }
 
-#[test]
-fn a_snapshot_stands_for_the_entries_before_it() {
-    let backend = Backend::file();
-    let home = TempHome::new();
-    append(&transcript(&home, "s1"), "{\"n\":1}\n");
-    backend.run(&home, &["run", "--", "true"]).ok();
-    let folder = backend.path().join("bucket/v1/default/claude-code/s1");
-    let entry = std::fs::read(folder.join("log/000000000002.gz")).unwrap();
-    let bytes = std::fs::read(transcript(&home, "s1")).unwrap();
-    let manifest = Manifest {
-        v: 1,
-        agent: "claude-code".parse().unwrap(),
-        session: "s1".parse().unwrap(),
-        seq: 2,
-        digest: Digest::of(&entry),
-        at: "2026-05-01T12:00:00Z".parse().unwrap(),
-        files: vec![NamedFile {
-            path: "projects/-work-app/s1.jsonl".parse().unwrap(),
-            at: FileAt {
-                kind: FileKind::Append,
-                len: bytes.len() as u64,
-                sha256: Digest::of(&bytes),
-                mode: 0o600,
-                mtime_ns: 1_700_000_000_000_000_000,
-                seq: 2,
-            },
-        }],
-    };
-    std::fs::create_dir(folder.join("snap")).unwrap();
-    std::fs::write(folder.join("snap/000000000002.tar.gz"), snapshot::build(&manifest, |_| Ok(&bytes[..])).unwrap()).unwrap();
-    append(&transcript(&home, "s1"), "{\"n\":2}\n");
-    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
-    for collected in ["000000000001.gz", "000000000002.gz"] {
-        std::fs::remove_file(folder.join("log").join(collected)).unwrap();
+#[tokio::test]
+async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
+    let world = World::new();
+    let (logs, id) = (world.logs(), world.id("s1"));
+    let mut shipment = Shipment::new(id.clone());
+    let mut path = "projects/-work-app/s1.jsonl";
+    for number in 0..64 {
+        match number {
+            // Within the merge: rewritten, moved, then appended to; and a file that a snapshot holds is replaced.
+            40 => world.write(path, "{\"n\":\"anew\"}\n"),
+            45 => {
+                std::fs::create_dir_all(world.root().join("projects/-other")).unwrap();
+                std::fs::rename(world.root().join(path), world.root().join("projects/-other/s1.jsonl")).unwrap();
+                path = "projects/-other/s1.jsonl";
+            }
+            _ => {}
+        }
+        world.append(path, format!("{{\"n\":{number}}}\n"));
+        if number % 9 == 0 {
+            world.write("tasks/s1/1.json", format!("{number}"));
+        }
+        shipment.hints.extend([path.parse().unwrap(), "tasks/s1/1.json".parse().unwrap()]);
+        shipment.flush(&world.context(), false).await.unwrap();
     }
-    let to = home.path().join("recovered");
+    let expected = all(&world.root());
+    let made = compact(&logs, &id, 64).await.unwrap();
+    assert_eq!(made.pieces, 2);
+    assert_eq!(compact(&logs, &id, 64).await.unwrap().pieces, 0, "nothing is made twice");
+    let folder = world.folder("bucket").join("v1/test/claude-code/s1");
+    for seq in 1..=61 {
+        // The first half through what stands for it alone; the second also through the entries.
+        let earlier = world.stored_at("s1", seq).await;
+        assert!(earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 45 || seq == 1, "entry {seq}: {:?}", earlier.keys());
+    }
+    for collected in 1..=61 {
+        std::fs::remove_file(folder.join(format!("log/{collected:012}.gz"))).unwrap();
+    }
+    let to = world.folder("recovered");
     recover(&folder, &to);
-    assert_eq!(all(&to), all(&home.home().join(".claude")));
-    let other = TempHome::new();
-    backend.run(&other, &["restore", "s1"]).ok();
-    assert_eq!(std::fs::read(transcript(&other, "s1")).unwrap(), b"{\"n\":1}\n{\"n\":2}\n");
-    backend.run(&other, &["verify", "s1"]).ok();
+    assert_eq!(all(&to), expected);
+    assert_eq!(world.stored("s1").await.unwrap(), expected);
+    let verdict = verify(&logs, &id, &Disk::new(world.folder("scratch")), true).await.unwrap();
+    assert_eq!((verdict.damage, verdict.sound_to, verdict.objects), (vec![], 65, 6));
+    // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
+    let target = Disk::new(world.folder("target"));
+    let context = restore::Context { folder: Arc::new(target), profile: world.profile.clone(), logs };
+    let options = restore::Options { at: At::Seq(40), ..restore::Options::default() };
+    let error = restore::restore(&context, &id, &options).await.unwrap_err();
+    assert_eq!(error.kind(), sessiond::error::Kind::NotFound);
+    assert!(error.hint_text().unwrap().contains("seq:31 and seq:61"), "{error} {:?}", error.hint_text());
 }
 
 #[test]

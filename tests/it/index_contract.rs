@@ -85,7 +85,16 @@ fn at(second: i64) -> Timestamp {
 
 fn part(path: &str, start: u64, len: u64) -> Part {
     let file_sha256 = Digest::of(format!("{path} {start} {len}").as_bytes());
-    Part { path: path.parse().unwrap(), kind: FileKind::Append, start, len, file_sha256, mode: 0o600, mtime_ns: 1_700_000_000_123_456_789 }
+    Part {
+        path: path.parse().unwrap(),
+        kind: FileKind::Append,
+        start,
+        len,
+        file_sha256,
+        mode: 0o600,
+        mtime_ns: 1_700_000_000_123_456_789,
+        seq: None,
+    }
 }
 
 pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
@@ -99,6 +108,7 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         at: at(seq as i64),
         prev: None,
         after: None,
+        covers: None,
         moves: Vec::new(),
         parts,
     };

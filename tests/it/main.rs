@@ -11,6 +11,7 @@
 mod asleep;
 mod bad_bucket;
 mod bad_input;
+mod compaction;
 mod cutter_model;
 mod fencing;
 mod format;
@@ -20,6 +21,7 @@ mod index_faults;
 mod layers;
 mod outage;
 mod program;
+mod retention;
 mod store_contract;
 mod streaming;
 mod support;

@@ -550,6 +550,6 @@ async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
         let parts = logs.read(&id, entry.seq).await.unwrap().unwrap().header.parts.len();
         assert!(parts <= 4096, "{parts} parts in one entry");
     }
-    let state = sessiond::capture::adopt::read_state(&logs, &id).await.unwrap();
+    let state = logs.read_state(&id).await.unwrap();
     assert_eq!(state.files.len(), 6001);
 }

@@ -75,9 +75,10 @@ fn query(filter: &Filter, prefix: &str, cursor: Option<Cursor>, limit: usize) ->
     if let Some(project) = &filter.project {
         statement.say(" AND project = ").value(clip(project, LONGEST_PROJECT));
     }
-    if let Some(status) = &filter.status {
-        statement.say(" AND status = ").value(clip(status, LONGEST_PROJECT));
-    }
+    match &filter.status {
+        Some(status) => statement.say(" AND status = ").value(clip(status, LONGEST_PROJECT)),
+        None => statement.say(" AND status <> 'removed'"),
+    };
     if !prefix.is_empty() {
         // '~' comes behind every character of an id.
         statement.say(" AND id >= ").value(prefix).say(" AND id < ").value(format!("{prefix}~"));

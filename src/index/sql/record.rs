@@ -6,17 +6,17 @@ use sqlx::AnyConnection;
 use sqlx::any::AnyRow;
 
 use super::fault::Fault;
-use super::rows::{LONGEST, LONGEST_PROJECT, clip_some, count, entry_kind, file_kind, log_columns, stamp, text, whole};
+use super::rows::{LONGEST, LONGEST_PROJECT, clip_some, count, file_kind, log_columns, stamp, text, whole};
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
-use crate::model::{Digest, Move, Part};
+use crate::model::{Digest, EntryKind, Move, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
 /// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
 const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING status, created, updated, head, raw_bytes, stored_bytes";
+     RETURNING created, updated, head, raw_bytes, stored_bytes";
 
 /// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
 /// stays as it is.
@@ -49,6 +49,18 @@ const FILE: &str = "INSERT INTO files (namespace, agent, session, path_sha256, p
      ON CONFLICT (namespace, agent, session, path_sha256) DO UPDATE SET kind = excluded.kind, len = excluded.len, \
      sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq";
 
+const CLEAR: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3";
+
+/// Bytes before compression that a record stands for.
+fn raw_of(record: &Record) -> u64 {
+    record.header.covers.as_ref().map_or_else(|| record.header.body_len(), |covers| covers.raw)
+}
+
+/// Bytes that the entries had, of which a record is one or for which it stands.
+fn stored_of(record: &Record) -> u64 {
+    record.header.covers.as_ref().map_or(record.stored, |covers| covers.stored)
+}
+
 /// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
 pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> Result<Recorded, Fault> {
     let header = &record.header;
@@ -74,11 +86,11 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> 
         .bind(&id)
         .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
         .bind(whole("entry number", header.seq)?)
-        .bind(entry_kind(header.kind))
+        .bind(header.kind.word())
         .bind(header.writer.as_str())
         .bind(&at)
-        .bind(whole("length", header.body_len())?)
-        .bind(whole("stored length", record.stored)?)
+        .bind(whole("length", raw_of(record))?)
+        .bind(whole("stored length", stored_of(record))?)
         .bind(record.digest.to_string())
         .execute(&mut *transaction)
         .await?;
@@ -92,6 +104,9 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> 
         return Ok(Recorded::Gap { have: known.head });
     }
     update_session(transaction, record, &at, known).await?;
+    if header.begins_anew() || header.kind == EntryKind::Snapshot {
+        sqlx::query(CLEAR).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+    }
     for rename in &header.moves {
         apply_move(transaction, record, rename).await?;
     }
@@ -103,7 +118,6 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> 
 
 /// What the session's row says before this entry.
 struct Known {
-    status: String,
     created: String,
     updated: String,
     head: u64,
@@ -114,7 +128,6 @@ struct Known {
 impl Known {
     fn read(row: &AnyRow) -> Result<Known, Fault> {
         Ok(Known {
-            status: text(row, "status")?,
             created: text(row, "created")?,
             updated: text(row, "updated")?,
             head: count(row, "head")?,
@@ -127,20 +140,26 @@ impl Known {
 async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &str, known: Known) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     let (header, facts) = (&record.header, &record.facts);
-    let raw = known.raw.saturating_add(header.body_len());
+    let raw = known.raw.saturating_add(raw_of(record));
+    let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
+    let status = match header.kind {
+        kind if kind.is_removal() => "removed",
+        _ if raw > 0 => "active",
+        _ => "created",
+    };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
     let first = known.head == 0;
     sqlx::query(SESSION)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
-        .bind(if known.status == "created" && raw > 0 { "active" } else { known.status.as_str() })
-        .bind(if first { at } else { known.created.as_str() })
+        .bind(status)
+        .bind(if first { began.as_str() } else { known.created.as_str() })
         .bind(if first { at } else { at.max(known.updated.as_str()) })
         .bind(whole("entry number", header.seq)?)
         .bind(header.writer.as_str())
         .bind(whole("length", raw)?)
-        .bind(whole("stored length", known.stored.saturating_add(record.stored))?)
+        .bind(whole("stored length", known.stored.saturating_add(stored_of(record)))?)
         .bind(clip_some(facts.project.as_deref(), LONGEST_PROJECT))
         .bind(clip_some(facts.cwd.as_deref(), LONGEST))
         .bind(clip_some(facts.title.as_deref(), LONGEST))
@@ -177,7 +196,7 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
         .bind(part.file_sha256.to_string())
         .bind(i64::from(part.mode))
         .bind(part.mtime_ns)
-        .bind(whole("entry number", record.header.seq)?)
+        .bind(whole("entry number", part.seq.unwrap_or(record.header.seq))?)
         .execute(transaction)
         .await?;
     Ok(())

@@ -9,7 +9,7 @@ use sqlx::any::AnyRow;
 use super::fault::Fault;
 use crate::error::{Error, Result};
 use crate::index::{EntryRow, Failure, FenceRow, SessionRow};
-use crate::model::{EntryKind, FileAt, FileKind, LogId, NamedFile};
+use crate::model::{FileAt, FileKind, LogId, NamedFile};
 
 /// Longest text of a fact or message, in bytes; titles and errors are a line.
 pub(super) const LONGEST: usize = 4096;
@@ -55,14 +55,6 @@ pub(super) fn file_kind(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Append => "append",
         FileKind::Whole => "whole",
-    }
-}
-
-/// The word for a kind of entry.
-pub(super) fn entry_kind(kind: EntryKind) -> &'static str {
-    match kind {
-        EntryKind::Claim => "claim",
-        EntryKind::Delta => "delta",
     }
 }
 

@@ -7,6 +7,7 @@ pub mod fetch;
 pub mod proxy;
 pub mod reaper;
 pub mod servers;
+pub mod transcripts;
 pub mod world;
 pub mod writers;
 

@@ -18,7 +18,7 @@ use sessiond::index::Index;
 use sessiond::index::sql::SqlIndex;
 use sessiond::log::fence::Wanted;
 use sessiond::log::{Fencing, Logs};
-use sessiond::model::{LogId, RelPath, Stat, WriterId};
+use sessiond::model::{At, LogId, RelPath, Seq, Stat, WriterId};
 use sessiond::restore;
 use sessiond::store::file::FileStore;
 use sessiond::store::{Created, Page, Store};
@@ -39,7 +39,17 @@ pub struct World {
 
 impl World {
     pub fn new() -> World {
-        let temp = tempfile::Builder::new().prefix("sessiond-it-").tempdir().unwrap();
+        World::at(&std::env::temp_dir())
+    }
+
+    /// The same in memory, where the machine has such a folder: thousands of flushes need no disk.
+    pub fn in_memory() -> World {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { World::at(memory) } else { World::new() }
+    }
+
+    fn at(place: &Path) -> World {
+        let temp = tempfile::Builder::new().prefix("sessiond-it-").tempdir_in(place).unwrap();
         std::fs::create_dir(temp.path().join("root")).unwrap();
         let store = Arc::new(FaultyStore::new(Arc::new(FileStore::open(temp.path().join("bucket")).unwrap())));
         let index = SqlIndex::open(&format!("sqlite://{}", temp.path().join("index.db").display())).unwrap();
@@ -123,9 +133,17 @@ impl World {
     }
 
     pub async fn stored_on(&self, name: &str, branch: Option<WriterId>) -> Option<Files> {
+        self.stored_as(name, restore::Options { branch, ..restore::Options::default() }).await
+    }
+
+    /// What a restore of an earlier point brings back.
+    pub async fn stored_at(&self, name: &str, seq: Seq) -> Files {
+        self.stored_as(name, restore::Options { at: At::Seq(seq), ..restore::Options::default() }).await.unwrap()
+    }
+
+    async fn stored_as(&self, name: &str, options: restore::Options) -> Option<Files> {
         let target = tempfile::tempdir_in(self.temp.path()).unwrap();
         let context = restore::Context { folder: Arc::new(Disk::new(target.path())), profile: self.profile.clone(), logs: self.logs() };
-        let options = restore::Options { branch, ..restore::Options::default() };
         match restore::restore(&context, &self.id(name), &options).await {
             Ok(_) => Some(files_below(target.path())),
             Err(error) if error.kind() == sessiond::error::Kind::NotFound => None,
@@ -219,6 +237,7 @@ pub struct FaultyStore {
     inner: Arc<dyn Store>,
     requests: AtomicU64,
     writes: AtomicU64,
+    uploaded: AtomicU64,
     refuse: Mutex<Option<Refuse>>,
     /// Writes wait while this is true.
     hold: watch::Sender<bool>,
@@ -230,6 +249,7 @@ impl FaultyStore {
             inner,
             requests: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            uploaded: AtomicU64::new(0),
             refuse: Mutex::default(),
             hold: watch::Sender::new(false),
         }
@@ -243,6 +263,11 @@ impl FaultyStore {
     /// Writes so far, also those that failed.
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of all writes so far.
+    pub fn uploaded(&self) -> u64 {
+        self.uploaded.load(Ordering::SeqCst)
     }
 
     /// Requests for keys that hold this text fail from now on.
@@ -281,11 +306,13 @@ impl FaultyStore {
 impl Store for FaultyStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         self.admit(key, true).await?;
+        self.uploaded.fetch_add(body.len() as u64, Ordering::SeqCst);
         self.inner.create(key, body).await
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
         self.admit(key, true).await?;
+        self.uploaded.fetch_add(body.len() as u64, Ordering::SeqCst);
         self.inner.put(key, body).await
     }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::codec::entry::Entry;
-use crate::codec::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::log::ledger::FileCursor;
 use crate::log::state::State;
+use crate::log::walk::Sink;
 use crate::model::{FileAt, RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
@@ -14,15 +14,13 @@ use crate::sys::Folder;
 pub struct Assembly<'a> {
     folder: &'a dyn Folder,
     stage: RelPath,
+    attempt: u32,
     /// What the log amounts to so far.
     pub state: State,
-    /// The last entry whose files were all found to be what it says.
-    pub sound: Seq,
     staged: BTreeMap<RelPath, Staged>,
     made: usize,
-    /// The last entry of each writer; none is known of what a snapshot stands for.
+    /// The last entry of each writer.
     writers: BTreeMap<WriterId, Seq>,
-    snapshot: Seq,
 }
 
 /// A file in the temporary folder. It has a number for a name: paths from a bucket are not used before they are checked
@@ -37,43 +35,25 @@ pub struct Staged {
 }
 
 impl<'a> Assembly<'a> {
-    /// Begins in `stage`, a folder that nobody else uses.
-    pub fn new(folder: &'a dyn Folder, stage: RelPath) -> Self {
-        Assembly {
-            folder,
-            stage,
-            state: State::default(),
-            sound: 0,
-            staged: BTreeMap::new(),
-            made: 0,
-            writers: BTreeMap::new(),
-            snapshot: 0,
-        }
+    /// Begins in `stage`, a folder that nobody else uses but earlier attempts.
+    pub fn new(folder: &'a dyn Folder, stage: RelPath, attempt: u32) -> Self {
+        Assembly { folder, stage, attempt, state: State::default(), staged: BTreeMap::new(), made: 0, writers: BTreeMap::new() }
     }
+}
 
-    /// Begins with a snapshot.
-    pub fn begin_with(&mut self, snapshot: &Snapshot) -> Result<()> {
-        snapshot.unpack(|file, offset, bytes| {
-            if offset == 0 {
-                self.new_file(&file.path)?;
-            }
-            self.write(&file.path, offset, bytes)
-        })?;
-        let manifest = &snapshot.manifest;
-        for file in &manifest.files {
-            self.check(&file.path, file.at.sha256, &format!("snapshot {}", manifest.seq))?;
-        }
-        self.state = State::of_snapshot(manifest.seq, manifest.digest, &manifest.files);
-        self.snapshot = manifest.seq;
-        self.sound = manifest.seq;
-        Ok(())
-    }
-
-    /// Takes one more entry in.
-    pub fn apply(&mut self, entry: &Entry) -> Result<()> {
+impl Sink for Assembly<'_> {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
         // The rules first: an entry that breaks them changes no file.
         self.state.apply(&entry.header, entry.digest)?;
-        self.writers.insert(entry.header.writer.clone(), entry.header.seq);
+        match &entry.header.covers {
+            Some(covers) => self.writers.extend(covers.writers.clone()),
+            None => {
+                self.writers.insert(entry.header.writer.clone(), entry.header.seq);
+            }
+        }
+        if self.state.files.is_empty() {
+            self.staged.clear();
+        }
         for moved in &entry.header.moves {
             if let Some(staged) = self.staged.remove(&moved.from) {
                 self.staged.insert(moved.to.clone(), staged);
@@ -86,13 +66,14 @@ impl<'a> Assembly<'a> {
             self.write(&part.path, part.start, bytes)?;
             self.check(&part.path, part.file_sha256, &format!("entry {}", entry.header.seq))?;
         }
-        self.sound = entry.header.seq;
         Ok(())
     }
+}
 
+impl Assembly<'_> {
     fn new_file(&mut self, path: &RelPath) -> Result<()> {
         self.made += 1;
-        let at = self.stage.join(&format!("{:08}", self.made))?;
+        let at = self.stage.join(&format!("{}-{:08}", self.attempt, self.made))?;
         self.staged.insert(path.clone(), Staged { at, hash: RunningHash::default(), len: 0 });
         Ok(())
     }
@@ -126,7 +107,7 @@ impl<'a> Assembly<'a> {
 
     /// Whether all that was written behind entry `seq` was written by `writer`.
     pub fn only_by(&self, writer: &WriterId, seq: Seq) -> bool {
-        self.snapshot <= seq && self.writers.iter().all(|(other, last)| other == writer || *last <= seq)
+        self.writers.iter().all(|(other, last)| other == writer || *last <= seq)
     }
 
     /// Each file: its path, what the log says of it, and where its bytes are.

@@ -1,0 +1,307 @@
+//! Reading a log from its beginning to a point, whatever it is made of: pieces come in parallel and go out in order, each
+//! checked to follow the one before.
+//!
+//! Owns what is read instead when a piece is damaged. Does not own what is made of the entries (a `Sink`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::stream::{self, StreamExt};
+
+use super::Logs;
+use super::chain::Chain;
+use super::pieces::{self, Name, Piece, PieceKind, Prefer, cover};
+use super::state::State;
+use crate::codec::entry::Entry;
+use crate::error::{Error, Kind, Result};
+use crate::model::{At, Digest, Header, LogId, Seq, WriterId};
+
+/// So many objects are on their way or being inflated at a time; with their size it bounds the memory of a reader.
+const AT_ONCE: usize = 8;
+
+/// So often a log is listed again because something of it was collected in between.
+const MOST_RELISTED: u32 = 5;
+
+/// What takes a log in, entry by entry.
+pub trait Sink {
+    /// Takes the next entry, merge or snapshot.
+    fn take(&mut self, entry: &Entry) -> Result<()>;
+}
+
+impl Sink for State {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
+        self.apply(&entry.header, entry.digest)
+    }
+}
+
+/// How to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'a> {
+    /// Up to which point.
+    pub at: At,
+    /// Go on with this writer's branch.
+    pub branch: Option<&'a WriterId>,
+    /// Only what comes behind this entry; the first link is then not checked.
+    pub after: Seq,
+    /// Few large pieces, or every entry there is.
+    pub prefer: Prefer,
+    /// So many objects at a time.
+    pub parallel: usize,
+    /// As if these were not there.
+    pub without: Option<&'a BTreeSet<Name>>,
+}
+
+impl Default for Reading<'_> {
+    fn default() -> Self {
+        Reading { at: At::Latest, branch: None, after: 0, prefer: Prefer::Long, parallel: AT_ONCE, without: None }
+    }
+}
+
+/// What was read.
+pub struct Read<S> {
+    /// What took it in. After damage it may hold part of the entry that was refused.
+    pub sink: S,
+    /// The last entry that was taken in.
+    pub seq: Seq,
+    /// Its digest.
+    pub digest: Option<Digest>,
+    /// The last number of the log as listed, read or not; 0 if there is no log.
+    pub head: Seq,
+    /// Objects read.
+    pub objects: usize,
+    /// What was found damaged and did not matter, because other objects stand for it too.
+    pub spared: Vec<String>,
+    /// What ended the reading before the point was reached.
+    pub damage: Option<Error>,
+}
+
+impl<S> Read<S> {
+    /// The sink, if all of it was read.
+    pub fn sound(self) -> Result<S> {
+        self.damage.map_or(Ok(self.sink), Err)
+    }
+}
+
+/// Where reading stopped.
+struct Stop {
+    /// The piece that was refused; none if something is missing that nothing passes over.
+    piece: Option<Name>,
+    error: Error,
+    /// It was listed and is gone: collected meanwhile.
+    gone: bool,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop { piece: None, error, gone: false }
+    }
+}
+
+/// What earlier attempts found out.
+#[derive(Default)]
+struct Doubts {
+    without: BTreeSet<Name>,
+    bad: BTreeMap<Seq, Error>,
+}
+
+impl Doubts {
+    /// Whether there is another way to try.
+    fn learn(&mut self, stop: &Stop) -> bool {
+        match stop.piece {
+            // What it stands for may still be there.
+            Some(piece) if piece.0 != PieceKind::Entry => self.without.insert(piece),
+            // Somebody may have gone back to before it and gone on.
+            Some((_, _, seq)) => self.bad.insert(seq, Error::corrupt(stop.error.to_string())).is_none(),
+            None => false,
+        }
+    }
+}
+
+impl Logs {
+    /// Reads a log up to a point. `fresh` makes a sink: another one is begun where a damaged piece can be done without. An
+    /// error means that the log could not be read; damage is in the answer.
+    pub async fn read_log<S: Sink>(&self, id: &LogId, reading: Reading<'_>, mut fresh: impl FnMut() -> S) -> Result<Read<S>> {
+        let newest = matches!((reading.at, reading.prefer, reading.branch), (At::Latest, Prefer::Long, None));
+        let mut all = !newest || reading.after > 0 || reading.without.is_some();
+        let mut listed = self.list(id, all).await?;
+        let mut relisted = 0;
+        let mut doubts = Doubts { without: reading.without.cloned().unwrap_or_default(), ..Doubts::default() };
+        let mut spared: Vec<String> = Vec::new();
+        loop {
+            let mut walk = Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0 };
+            let error = match walk.all(&listed, &doubts).await {
+                Ok(()) => None,
+                Err(stop) if stop.gone && relisted < MOST_RELISTED => {
+                    relisted += 1;
+                    listed = self.list(id, all).await?;
+                    continue;
+                }
+                Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(stop.error),
+                Err(stop) => {
+                    let again = doubts.learn(&stop);
+                    if again && !spared.contains(&stop.error.to_string()) {
+                        spared.push(stop.error.to_string());
+                    }
+                    if again {
+                        if !all {
+                            all = true;
+                            listed = self.list(id, all).await?;
+                        }
+                        continue;
+                    }
+                    Some(stop.error)
+                }
+            };
+            let Walk { sink, seq, digest, objects, .. } = walk;
+            if let Some(error) = &error {
+                spared.retain(|told| *told != error.to_string());
+            }
+            if let (At::Seq(wanted), None, None) = (reading.at, reading.branch, &error)
+                && let Some(piece) = listed.iter().find(|piece| seq < piece.from && piece.from <= wanted && wanted < piece.to)
+            {
+                return Err(Error::not_found(format!("{id} cannot go back to entry {wanted} any more: its history was collected"))
+                    .hint(format!("the points next to it are seq:{seq} and seq:{}", piece.to)));
+            }
+            return Ok(Read { sink, seq, digest, head: pieces::head(&listed), objects, spared, damage: error });
+        }
+    }
+
+    async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Piece>> {
+        if all { self.pieces(id).await } else { self.newest_pieces(id).await }
+    }
+
+    /// What a log amounts to at its end, removed or not.
+    pub async fn read_state(&self, id: &LogId) -> Result<State> {
+        self.read_log(id, Reading::default(), State::default).await?.sound()
+    }
+}
+
+struct Walk<'a, S> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    reading: Reading<'a>,
+    sink: S,
+    seq: Seq,
+    digest: Option<Digest>,
+    objects: usize,
+}
+
+/// What became of a piece.
+enum Taken {
+    Whole,
+    /// The point lies before it.
+    Behind,
+}
+
+impl<S: Sink> Walk<'_, S> {
+    async fn all(&mut self, listed: &[Piece], doubts: &Doubts) -> std::result::Result<(), Stop> {
+        let branch = match self.reading.branch {
+            None => None,
+            Some(writer) => Some((writer.clone(), self.logs.branch_pieces(self.id, writer).await?)),
+        };
+        let most = match (&branch, self.reading.at) {
+            (Some((writer, pieces)), _) => self.base(writer, pieces).await?,
+            (None, At::Seq(seq)) => seq,
+            (None, At::Latest | At::Time(_)) => Seq::MAX,
+        };
+        let mut chain = Chain::new(self.id.to_string(), self.seq, None);
+        let mut without = doubts.without.clone();
+        loop {
+            let picked = cover(listed, self.seq, most, self.reading.prefer, &without);
+            match self.run(&picked, None, &mut chain, doubts).await? {
+                None => break,
+                // The point lies within it: read what it stands for instead, as far as that is there.
+                Some(piece) => {
+                    let finer = listed.iter().any(|other| piece.contains(other) && other.from > self.seq);
+                    if !finer {
+                        break;
+                    }
+                    without.insert(piece.name());
+                    chain = Chain::new(self.id.to_string(), self.seq, self.digest);
+                }
+            }
+        }
+        if let Some((writer, pieces)) = branch {
+            let mut chain = Chain::new(format!("branch {writer} of {}", self.id), self.seq, self.digest);
+            self.run(&pieces, Some(&writer), &mut chain, doubts).await?;
+        }
+        Ok(())
+    }
+
+    /// The entry of the log that a branch goes on from.
+    async fn base(&self, writer: &WriterId, pieces: &[Piece]) -> Result<Seq> {
+        let Some(first) = pieces.first() else { return Ok(0) };
+        let entry = self.logs.read_branch(self.id, writer, first.to).await?;
+        Ok(entry.map_or(0, |entry| entry.header.follows()))
+    }
+
+    /// Reads these pieces; answers the one that the point lies in, if it is reached.
+    async fn run(
+        &mut self,
+        picked: &[Piece],
+        branch: Option<&WriterId>,
+        chain: &mut Chain,
+        doubts: &Doubts,
+    ) -> std::result::Result<Option<Piece>, Stop> {
+        let by_number: BTreeMap<Seq, Piece> = picked.iter().map(|piece| (piece.to, *piece)).collect();
+        let (logs, id) = (self.logs.clone(), self.id.clone());
+        let mut reads = stream::iter(picked.to_vec())
+            .map(|piece| {
+                let (logs, id, branch) = (logs.clone(), id.clone(), branch.cloned());
+                // A task of its own, so that inflating uses every core.
+                let read = tokio::spawn(async move { logs.read_piece(&id, &piece, branch.as_ref()).await });
+                async move { (piece, read.await) }
+            })
+            .buffered(self.reading.parallel);
+        while let Some((piece, read)) = reads.next().await {
+            let mut read = read.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))?;
+            self.objects += 1;
+            if let Some(doubt) = doubts.bad.get(&piece.to).filter(|_| piece.kind == PieceKind::Entry && branch.is_none()) {
+                read = Err(Error::corrupt(doubt.to_string()));
+            }
+            let read = match read {
+                Ok(Some(entry)) => Ok(entry),
+                Ok(None) => {
+                    let error = Error::unavailable(format!("read {}: it was listed and is gone", piece.key(&id)));
+                    return Err(Stop { piece: None, error: error.hint("try again: it was collected meanwhile"), gone: true });
+                }
+                Err(error) => Err(error),
+            };
+            match read {
+                Err(error) if piece.kind != PieceKind::Entry && error.kind() == Kind::Corrupt => {
+                    return Err(Stop { piece: Some(piece.name()), error, gone: false });
+                }
+                read => {
+                    if let Some(entry) = chain.push(piece.to, read).map_err(|error| self.refused(chain, &by_number, error))?
+                        && let Taken::Behind = self.take(&entry, &by_number)?
+                    {
+                        return Ok(by_number.get(&entry.header.seq).copied());
+                    }
+                }
+            }
+        }
+        while let Some(entry) = chain.pop().map_err(|error| self.refused(chain, &by_number, error))? {
+            if let Taken::Behind = self.take(&entry, &by_number)? {
+                return Ok(by_number.get(&entry.header.seq).copied());
+            }
+        }
+        Ok(None)
+    }
+
+    fn refused(&self, chain: &Chain, by_number: &BTreeMap<Seq, Piece>, error: Error) -> Stop {
+        Stop { piece: chain.refused().and_then(|seq| by_number.get(&seq)).map(Piece::name), error, gone: false }
+    }
+
+    fn take(&mut self, entry: &Entry, by_number: &BTreeMap<Seq, Piece>) -> std::result::Result<Taken, Stop> {
+        let header = &entry.header;
+        if !includes(self.reading, header) {
+            return Ok(Taken::Behind);
+        }
+        self.sink.take(entry).map_err(|error| Stop { piece: by_number.get(&header.seq).map(Piece::name), error, gone: false })?;
+        (self.seq, self.digest) = (header.seq, Some(entry.digest));
+        Ok(Taken::Whole)
+    }
+}
+
+fn includes(reading: Reading<'_>, header: &Header) -> bool {
+    reading.branch.is_some() || reading.at.includes(header)
+}

@@ -1,0 +1,208 @@
+//! What may go: pure. Ages are told by the store's clock alone, so no machine's clock can make anything go too soon.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::log::pieces::{Piece, PieceKind, Prefer, cover, head};
+use crate::model::{EntryKind, Seq, WriterId};
+
+/// How long things are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// So far back one can go to any entry.
+    pub history: Duration,
+    /// A session that has not changed for this long is removed; none: never.
+    pub ttl: Option<Duration>,
+    /// What stands twice, and what was removed, stays at least this long.
+    pub grace: Duration,
+}
+
+/// What is left of a session that was deleted for good goes after so many times the grace: its number keeps a writer that
+/// sleeps from beginning again at 1 beside another.
+const REMAINS: u32 = 7;
+
+/// A log as listed.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// What it is made of.
+    pub pieces: Vec<Piece>,
+    /// The writers that lost it, and their entries.
+    pub branches: Vec<(WriterId, Vec<Piece>)>,
+}
+
+/// What to do with a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing changed for long: make one piece of the small ones.
+    Squeeze,
+    /// Delete these: others stand for them.
+    Collect(Vec<Piece>),
+    /// Written by one that had slept, at a number that was collected: keep it as a branch.
+    Rescue(Vec<Piece>),
+    /// Its time has passed: remove it, as a person would.
+    Expire,
+    /// It was removed long enough ago: delete it for good.
+    Purge,
+    /// It was deleted for good: delete what is left but the mark.
+    Sweep,
+    /// Delete the mark too.
+    Forget,
+}
+
+impl Listed {
+    /// When it last changed: an entry was written, to it or to a branch.
+    pub fn changed(&self) -> Option<Timestamp> {
+        let entries = self.pieces.iter().filter(|piece| piece.kind == PieceKind::Entry);
+        let branches = self.branches.iter().flat_map(|(_, pieces)| pieces);
+        // What is left when all entries are collected was made no sooner.
+        entries.chain(branches).map(|piece| piece.modified).max().or_else(|| self.pieces.iter().map(|piece| piece.modified).max())
+    }
+
+    /// Whether anything could be due, whatever the log ends with.
+    pub fn may_be_due(&self, rules: &Rules, now: Timestamp) -> bool {
+        let oldest = self.pieces.iter().chain(self.branches.iter().flat_map(|(_, pieces)| pieces)).map(|piece| piece.modified).min();
+        oldest.is_some_and(|oldest| age(now, oldest) >= rules.grace.min(rules.history).min(rules.ttl.unwrap_or(Duration::MAX)))
+    }
+}
+
+fn age(now: Timestamp, then: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or(Duration::ZERO)
+}
+
+/// What to do with a log that ends with an entry of the kind `last`.
+pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &Rules, now: Timestamp) -> Vec<Step> {
+    let Some(changed) = listed.changed() else { return Vec::new() };
+    let idle = age(now, changed);
+    match last {
+        EntryKind::Purge if listed.pieces.len() > 1 || !listed.branches.is_empty() => return vec![Step::Sweep],
+        EntryKind::Purge if idle >= rules.grace * REMAINS => return vec![Step::Forget],
+        EntryKind::Tombstone if idle >= rules.grace => return vec![Step::Purge],
+        EntryKind::Purge | EntryKind::Tombstone => return Vec::new(),
+        _ => {}
+    }
+    if ttl.is_some_and(|ttl| idle >= ttl) {
+        return vec![Step::Expire];
+    }
+    let mut steps = Vec::new();
+    let strays: Vec<Piece> = listed.pieces.iter().filter(|piece| is_stray(listed, rules, piece)).copied().collect();
+    if !strays.is_empty() {
+        steps.push(Step::Rescue(strays));
+    }
+    let surplus = surplus(listed, rules, now);
+    if !surplus.is_empty() {
+        steps.push(Step::Collect(surplus));
+    }
+    if idle >= rules.history {
+        steps.push(Step::Squeeze);
+    }
+    steps
+}
+
+/// An entry that was written long after what stands for its number: not the one it stands for.
+fn is_stray(listed: &Listed, rules: &Rules, entry: &Piece) -> bool {
+    let late = |piece: &Piece| piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2);
+    entry.kind == PieceKind::Entry && listed.pieces.iter().any(late)
+}
+
+fn later(time: Timestamp, by: Duration) -> Timestamp {
+    time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// What others stand for, and is older than the history that one can go back in.
+fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
+    let pieces = &listed.pieces;
+    let young = pieces.iter().filter(|piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history);
+    let past: Seq = young.map(|piece| piece.from).min().map_or(head(pieces), |first| first - 1);
+    // Who lost the session goes on from the entry before its first: that point must stay.
+    let mut kept: BTreeSet<Piece> = BTreeSet::new();
+    for base in listed.branches.iter().filter_map(|(_, branch)| branch.first()).map(|first| first.from - 1).filter(|base| *base > 0) {
+        kept.extend(cover(pieces, 0, base, Prefer::Long, &BTreeSet::new()));
+    }
+    let stands = |piece: &Piece, other: &Piece| {
+        piece.contains(other) && piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray(listed, rules, other)
+    };
+    let mut surplus: Vec<Piece> =
+        pieces.iter().filter(|other| !kept.contains(other) && pieces.iter().any(|piece| stands(piece, other))).copied().collect();
+    // The oldest first: whoever finds an entry finds all that follow it.
+    surplus.sort_by_key(|piece| (piece.to, piece.from));
+    surplus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const RULES: Rules =
+        Rules { history: Duration::from_secs(7 * 24 * 60 * 60), ttl: Some(Duration::from_secs(30 * 24 * 60 * 60)), grace: DAY };
+
+    fn day(day: i64) -> Timestamp {
+        Timestamp::from_second(day * 24 * 60 * 60).unwrap()
+    }
+
+    fn piece(kind: PieceKind, from: Seq, to: Seq, written: i64) -> Piece {
+        Piece { from, to, kind, size: 1, modified: day(written) }
+    }
+
+    fn entry(seq: Seq, written: i64) -> Piece {
+        piece(PieceKind::Entry, seq, seq, written)
+    }
+
+    fn steps(listed: &Listed, now: i64) -> Vec<Step> {
+        decide(listed, EntryKind::Delta, RULES.ttl, &RULES, day(now))
+    }
+
+    #[test]
+    fn what_others_stand_for_goes_when_it_is_history() {
+        let snapshot = piece(PieceKind::Snapshot, 1, 2, 2);
+        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot], branches: Vec::new() };
+        assert_eq!(steps(&listed, 8), []);
+        assert_eq!(steps(&listed, 9), [Step::Collect(vec![entry(1, 1), entry(2, 2)])]);
+        // One can still go back to entry 2, which was the newest for longer than that.
+        let young = Listed { pieces: vec![entry(1, 1), entry(2, 8), entry(3, 9), piece(PieceKind::Snapshot, 1, 2, 8)], ..listed.clone() };
+        assert_eq!(steps(&young, 14), []);
+        // What was made just now may be unknown to somebody who is reading.
+        let fresh = Listed { pieces: vec![entry(1, 1), entry(2, 2), piece(PieceKind::Snapshot, 1, 2, 9), entry(3, 9)], ..listed };
+        assert_eq!(steps(&fresh, 9), []);
+        assert_eq!(steps(&fresh, 10), [Step::Collect(vec![entry(1, 1), entry(2, 2)])]);
+    }
+
+    #[test]
+    fn a_smaller_merge_goes_with_what_a_larger_one_stands_for() {
+        let merges = [piece(PieceKind::Snapshot, 1, 2, 2), piece(PieceKind::Merge, 3, 4, 2), piece(PieceKind::Snapshot, 1, 4, 3)];
+        let listed = Listed { pieces: merges.iter().copied().chain([entry(5, 3)]).collect(), branches: Vec::new() };
+        assert_eq!(steps(&listed, 20), [Step::Collect(vec![merges[0], merges[1]]), Step::Squeeze]);
+    }
+
+    #[test]
+    fn the_point_that_a_branch_left_from_stays() {
+        let writer: WriterId = "w".parse().unwrap();
+        let pieces = vec![entry(1, 1), entry(2, 1), entry(3, 1), piece(PieceKind::Snapshot, 1, 3, 1)];
+        let listed = Listed { pieces, branches: vec![(writer, vec![entry(3, 1)])] };
+        assert_eq!(steps(&listed, 10), [Step::Collect(vec![entry(3, 1)]), Step::Squeeze]);
+    }
+
+    #[test]
+    fn a_late_write_at_a_collected_number_is_rescued_and_never_collected() {
+        let listed = Listed { pieces: vec![piece(PieceKind::Snapshot, 1, 5, 1), entry(6, 1), entry(3, 19)], branches: Vec::new() };
+        assert_eq!(steps(&listed, 40), [Step::Rescue(vec![entry(3, 19)]), Step::Squeeze]);
+    }
+
+    #[test]
+    fn removal_has_three_steps_and_a_change_stops_it() {
+        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 1)], branches: Vec::new() };
+        let at = |last: EntryKind, now: i64| decide(&listed, last, RULES.ttl, &RULES, day(now));
+        assert_eq!(at(EntryKind::Delta, 30), [Step::Squeeze]);
+        assert_eq!(at(EntryKind::Delta, 31), [Step::Expire]);
+        assert_eq!(decide(&listed, EntryKind::Delta, None, &RULES, day(1000)), [Step::Squeeze]);
+        assert_eq!(at(EntryKind::Tombstone, 1), []);
+        assert_eq!(at(EntryKind::Tombstone, 2), [Step::Purge]);
+        assert_eq!(at(EntryKind::Purge, 2), [Step::Sweep]);
+        let mark = Listed { pieces: vec![entry(3, 2)], branches: Vec::new() };
+        assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)), []);
+        assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)), [Step::Forget]);
+        assert_eq!(decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)), [Step::Squeeze]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Merges runs of entries, so that a restore reads few objects however many flushes there were.
+//!
+//! Owns which pieces are made of which. Nothing is deleted here (`collect`), and nothing that others need is touched: a
+//! merge only stands beside what it stands for, so it can be made at any time, by anybody, twice, or not at all.
+
+use std::collections::BTreeSet;
+
+use futures_util::stream::{self, StreamExt};
+
+use crate::error::{Doing, Error, Result};
+use crate::log::Logs;
+use crate::log::chain::Chain;
+use crate::log::merge::Merger;
+use crate::log::pieces::{Piece, PieceKind, Prefer, cover};
+use crate::log::schedule;
+use crate::log::walk::Sink;
+use crate::model::{EntryKind, LogId, Seq, keys};
+
+/// The most raw bytes that become one piece: bounds the memory of whoever makes or reads it. 32 of them hold 1 GiB.
+pub const MOST_MERGED: u64 = 32 << 20;
+
+/// Objects read at a time: a flush needs the store more.
+const AT_ONCE: usize = 2;
+
+/// What was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Merges and snapshots.
+    pub pieces: u32,
+    /// Their bytes as stored.
+    pub bytes: u64,
+}
+
+/// Makes what the schedule wants of the entries up to `upto`, all of which must be acknowledged, and is not there yet.
+pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
+    let mut made = Made::default();
+    let pieces = logs.newest_pieces(id).await?;
+    for (from, to) in schedule::runs(upto).into_iter().filter(|(from, to)| from < to) {
+        let wanted = Piece { from, to, ..Piece::entry(to) };
+        if !pieces.iter().any(|piece| piece.kind != PieceKind::Entry && piece.contains(&wanted)) {
+            made.add(run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}"))?);
+        }
+    }
+    Ok(made)
+}
+
+/// Makes one piece of each run of pieces that are smaller than `small` as stored, up to entry `upto`.
+pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<Made> {
+    let mut made = Made::default();
+    let pieces = logs.newest_pieces(id).await?;
+    let picked = cover(&pieces, 0, upto, Prefer::Long, &BTreeSet::new());
+    for run_of_small in picked.split(|piece| piece.size >= small) {
+        if let [first, .., last] = run_of_small {
+            made.add(run(logs, id, &pieces, first.from, last.to).await.doing_with(|| format!("merge the small pieces of {id}"))?);
+        }
+    }
+    Ok(made)
+}
+
+async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> Result<Made> {
+    let picked = cover(pieces, from - 1, to, Prefer::Long, &BTreeSet::new());
+    if picked.len() < 2 {
+        return Ok(Made::default());
+    }
+    let mut maker = Maker { logs, id, from, merger: Merger::default(), taken: 0, to: 0, made: Made::default() };
+    let mut chain = Chain::anywhere(id.to_string());
+    let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_piece(id, &piece, None).await) }).buffered(AT_ONCE);
+    while let Some((piece, read)) = reads.next().await {
+        let gone = || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
+        let read = read.and_then(|entry| entry.ok_or_else(gone));
+        if let Some(entry) = chain.push(piece.to, read)? {
+            maker.take(&entry).await?;
+        }
+    }
+    while let Some(entry) = chain.pop()? {
+        maker.take(&entry).await?;
+    }
+    maker.write().await?;
+    Ok(maker.made)
+}
+
+/// Gathers pieces, and writes what they make whenever more would be too much.
+struct Maker<'a> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    from: Seq,
+    merger: Merger,
+    taken: u32,
+    to: Seq,
+    made: Made,
+}
+
+impl Maker<'_> {
+    async fn take(&mut self, entry: &crate::codec::entry::Entry) -> Result<()> {
+        if self.taken > 0 && self.merger.size() + entry.header.body_len() > MOST_MERGED {
+            self.write().await?;
+        }
+        self.merger.take(entry)?;
+        self.taken += 1;
+        self.to = entry.header.seq;
+        Ok(())
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        let (merger, taken, from) = (std::mem::take(&mut self.merger), std::mem::take(&mut self.taken), self.from);
+        self.from = self.to + 1;
+        // One alone is there already.
+        let Some(encoded) = (if taken > 1 { merger.finish(from)? } else { None }) else { return Ok(()) };
+        let seq = encoded.header.seq;
+        let key = if encoded.header.kind == EntryKind::Snapshot { keys::snapshot(self.id, seq) } else { keys::merge(self.id, from, seq) };
+        self.made.add(Made { pieces: 1, bytes: encoded.bytes.len() as u64 });
+        // Somebody else may have made it just now; one is as good as the other.
+        self.logs.store.create(&key, encoded.bytes).await?;
+        Ok(())
+    }
+}
+
+impl Made {
+    fn add(&mut self, more: Made) {
+        self.pieces += more.pieces;
+        self.bytes += more.bytes;
+    }
+}

@@ -1,0 +1,247 @@
+//! Deletes what is not needed any more, one log after the other. Safe beside writers, restores and other collectors, and
+//! when it is killed at any step: what others stand for can go at any time, and a session only goes behind a mark in its
+//! own log that fences whoever writes to it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::collect::{Listed, Rules, Step, decide};
+use super::compact::squeeze;
+use super::remove;
+use super::wishes;
+use crate::error::{Doing, Error, Result};
+use crate::log::Logs;
+use crate::log::assemble::Assembly;
+use crate::log::pen::Pen;
+use crate::log::pieces::{Piece, PieceKind, head};
+use crate::log::walk::Reading;
+use crate::model::{EntryKind, LogId, Seq, keys};
+use crate::store::list_objects;
+use crate::sys::Folder;
+use crate::sys::clock::new_writer;
+
+/// Pieces smaller than this are worth making one of, once nobody writes any more.
+const SMALL: u64 = 16 << 10;
+
+/// What was done to one log, or would be.
+#[derive(Debug, Clone, Default, Serialize, PartialEq, Eq)]
+pub struct Outcome {
+    /// The session, or `@` and the project.
+    pub session: String,
+    /// What, in words: `collect`, `squeeze`, `rescue`, `expire`, `purge`, `sweep`, `forget`.
+    pub steps: Vec<&'static str>,
+    /// Objects deleted.
+    pub objects: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The store's own time: what it says of an object written just now.
+pub async fn store_time(logs: &Logs) -> Result<Timestamp> {
+    let key = keys::gc_mark(&format!("{:016x}", logs.chance.next()));
+    logs.store.put(&key, Bytes::from_static(b"what time is it?\n")).await.doing("ask the store for the time")?;
+    let marks = list_objects(&*logs.store, &keys::gc_folder(), None).await?;
+    logs.store.delete(&key).await?;
+    let ours = marks.iter().find(|object| object.key == key);
+    let now = ours.ok_or_else(|| Error::unavailable("ask the store for the time: it does not list what it has taken"))?.modified;
+    if now == Timestamp::MAX {
+        return Err(Error::usage("ask the store for the time: it does not say when an object was written"));
+    }
+    Ok(now)
+}
+
+/// Deletes the scratch keys that killed processes left; answers how many.
+pub async fn sweep_scratch(logs: &Logs, rules: &Rules, now: Timestamp, dry_run: bool) -> Result<usize> {
+    let mut swept = 0;
+    for folder in [keys::gc_folder(), keys::probe_folder()] {
+        for object in list_objects(&*logs.store, &folder, None).await? {
+            if Duration::try_from(now.duration_since(object.modified)).is_ok_and(|age| age >= rules.grace) {
+                swept += 1;
+                if !dry_run {
+                    logs.store.delete(&object.key).await?;
+                }
+            }
+        }
+    }
+    Ok(swept)
+}
+
+/// Does what is due of one log. `scratch` is a folder where what stays is put together before anything goes.
+pub async fn collect(logs: &Logs, id: &LogId, rules: &Rules, now: Timestamp, scratch: &dyn Folder, dry_run: bool) -> Result<Outcome> {
+    let job = Job { logs, id, rules, scratch };
+    job.run(now, dry_run).await.doing_with(|| format!("collect {id}"))
+}
+
+struct Job<'a> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    rules: &'a Rules,
+    scratch: &'a dyn Folder,
+}
+
+impl Job<'_> {
+    async fn run(&self, now: Timestamp, dry_run: bool) -> Result<Outcome> {
+        let mut outcome = Outcome { session: self.id.name.to_string(), ..Outcome::default() };
+        let (listed, has_wishes) = self.list().await?;
+        if !listed.may_be_due(self.rules, now) {
+            return Ok(outcome);
+        }
+        let last = self.last(&listed).await?;
+        let wish = if has_wishes { wishes::read(self.logs, self.id).await?.ttl } else { None };
+        // A project's memory has no time of its own.
+        let ttl = if self.id.name.is_project() { None } else { wish.map_or(self.rules.ttl, wishes::Ttl::duration) };
+        for step in decide(&listed, last, ttl, self.rules, now) {
+            outcome.steps.push(word(&step));
+            let deleted = match &step {
+                Step::Collect(pieces) if dry_run => sizes(pieces),
+                _ if dry_run => Deleted::default(),
+                _ => self.step(&listed, step).await?,
+            };
+            outcome.objects += deleted.objects;
+            outcome.bytes += deleted.bytes;
+        }
+        Ok(outcome)
+    }
+
+    async fn list(&self) -> Result<(Listed, bool)> {
+        let root = keys::log_root(self.id);
+        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, branches: Vec::new() };
+        for writer in self.logs.branches(self.id).await? {
+            let pieces = self.logs.branch_pieces(self.id, &writer).await?;
+            listed.branches.push((writer, pieces));
+        }
+        let wishes = keys::wishes(self.id);
+        Ok((listed, list_objects(&*self.logs.store, &root, None).await?.iter().any(|object| object.key == wishes)))
+    }
+
+    /// What the log ends with.
+    async fn last(&self, listed: &Listed) -> Result<EntryKind> {
+        let newest = listed.pieces.iter().max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry));
+        let Some(newest) = newest else { return Ok(EntryKind::Delta) };
+        match self.logs.read_piece(self.id, newest, None).await {
+            Ok(entry) => Ok(entry.map_or(EntryKind::Delta, |entry| entry.header.kind)),
+            // A damaged log is no removed one.
+            Err(error) if error.kind() == crate::error::Kind::Corrupt => Ok(EntryKind::Delta),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn step(&self, listed: &Listed, step: Step) -> Result<Deleted> {
+        match step {
+            Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL).await.map(|_| Deleted::default()),
+            Step::Collect(pieces) => {
+                self.rehearse(listed, &pieces).await?;
+                self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await
+            }
+            Step::Rescue(strays) => self.rescue(&strays).await,
+            Step::Expire => {
+                remove::remove_at(self.logs, self.id, Some(head(&listed.pieces))).await?;
+                Ok(Deleted::default())
+            }
+            Step::Purge => self.purge(listed).await,
+            Step::Sweep => self.sweep(listed, Some(head(&listed.pieces))).await,
+            Step::Forget => self.delete(listed.pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await,
+        }
+    }
+
+    /// Restores from what would be left, as a whole, before anything goes.
+    async fn rehearse(&self, listed: &Listed, surplus: &[Piece]) -> Result<()> {
+        let without: BTreeSet<_> = surplus.iter().map(Piece::name).collect();
+        let stage: crate::model::RelPath = format!("gc-{:016x}", self.logs.chance.next()).parse()?;
+        let mut made = 0;
+        let fresh = || {
+            made += 1;
+            Assembly::new(self.scratch, stage.clone(), made)
+        };
+        let read = self.logs.read_log(self.id, Reading { without: Some(&without), ..Reading::default() }, fresh).await;
+        self.scratch.remove(&stage).map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
+        let read = read?;
+        let told = read.damage.as_ref().map(ToString::to_string).or_else(|| read.spared.first().cloned());
+        if let Some(told) = told {
+            return Err(Error::corrupt(format!("nothing is deleted, for what would be left is damaged: {told}"))
+                .hint("sessiond verify --deep tells more"));
+        }
+        if read.seq < head(&listed.pieces) {
+            return Err(Error::corrupt(format!("nothing is deleted, for what would be left ends with entry {}", read.seq)));
+        }
+        Ok(())
+    }
+
+    /// Gives late writes a branch, where `ls` shows them and `pull` gets them.
+    async fn rescue(&self, strays: &[Piece]) -> Result<Deleted> {
+        let mut moved = Vec::new();
+        for stray in strays {
+            let key = stray.key(self.id);
+            let Some(bytes) = self.logs.store.get(&key).await? else { continue };
+            let writer = match self.logs.read_piece(self.id, stray, None).await {
+                Ok(Some(entry)) => entry.header.writer,
+                Ok(None) => continue,
+                Err(error) if error.kind() == crate::error::Kind::Corrupt => new_writer(&self.logs.chance),
+                Err(error) => return Err(error),
+            };
+            tracing::warn!(%key, %writer, "a late write at a number that was collected; it gets a branch");
+            self.logs.store.create(&keys::branch_entry(self.id, &writer, stray.to), bytes).await?;
+            moved.push((key, 0));
+        }
+        self.delete(moved.into_iter()).await
+    }
+
+    async fn purge(&self, listed: &Listed) -> Result<Deleted> {
+        let seq = head(&listed.pieces);
+        let Some(entry) = self.logs.read(self.id, seq).await? else { return Ok(Deleted::default()) };
+        let mut pen = Pen::unclaimed(new_writer(&self.logs.chance), seq, Some(entry.digest), self.logs.clock.now());
+        // Somebody may have brought it back just now; then nothing is deleted.
+        match self.logs.mark(self.id, &mut pen, seq, EntryKind::Purge).await? {
+            Some(_) => self.sweep(listed, None).await,
+            None => Ok(Deleted::default()),
+        }
+    }
+
+    /// Deletes all that was listed but the mark, oldest first.
+    async fn sweep(&self, listed: &Listed, mark: Option<Seq>) -> Result<Deleted> {
+        let mut pieces: Vec<&Piece> = listed.pieces.iter().filter(|piece| Some(piece.to) != mark).collect();
+        pieces.sort_by_key(|piece| (piece.to, piece.from));
+        let own = pieces.into_iter().map(|piece| (piece.key(self.id), piece.size));
+        let branches = listed
+            .branches
+            .iter()
+            .flat_map(|(writer, pieces)| pieces.iter().map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size)));
+        self.delete(own.chain(branches).chain([(keys::wishes(self.id), 0)])).await
+    }
+
+    async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {
+        let mut deleted = Deleted::default();
+        for (key, size) in keys {
+            self.logs.store.delete(&key).await?;
+            deleted.objects += 1;
+            deleted.bytes += size;
+        }
+        Ok(deleted)
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Deleted {
+    objects: usize,
+    bytes: u64,
+}
+
+fn sizes(pieces: &[Piece]) -> Deleted {
+    Deleted { objects: pieces.len(), bytes: pieces.iter().map(|piece| piece.size).sum() }
+}
+
+fn word(step: &Step) -> &'static str {
+    match step {
+        Step::Squeeze => "squeeze",
+        Step::Collect(_) => "collect",
+        Step::Rescue(_) => "rescue",
+        Step::Expire => "expire",
+        Step::Purge => "purge",
+        Step::Sweep => "sweep",
+        Step::Forget => "forget",
+    }
+}

@@ -1,0 +1,67 @@
+//! The log stays small: what a restore reads, what is uploaded in all, and what is left once the history has passed.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sessiond::capture::ship::Shipment;
+use sessiond::log::pieces::{Piece, PieceKind, Prefer, cover};
+use sessiond::upkeep::compact::compact;
+
+use crate::support::transcripts::Transcript;
+use crate::support::world::World;
+
+const FLUSHES: usize = 5000;
+
+fn gzip(bytes: &[u8]) -> u64 {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::new(6));
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap().len() as u64
+}
+
+fn read(pieces: &[Piece]) -> Vec<Piece> {
+    cover(pieces, 0, u64::MAX, Prefer::Long, &BTreeSet::new())
+}
+
+#[tokio::test]
+async fn five_thousand_flushes_are_read_from_32_objects_uploaded_four_times_at_most_and_kept_once() {
+    let world = World::in_memory();
+    let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
+    let mut transcript = Transcript::new(1);
+    let mut shipment = Shipment::new(id.clone());
+    shipment.hints.insert(path.parse().unwrap());
+    let (mut whole, mut most) = (Vec::new(), 0);
+    for _ in 0..FLUSHES {
+        let lines = transcript.flush(2048);
+        world.append(path, &lines);
+        whole.extend_from_slice(lines.as_bytes());
+        shipment.flush(&world.context(), false).await.unwrap();
+        // Before a merge that has just become due is made.
+        let head = shipment.ledger.as_ref().unwrap().pen.seq;
+        if sessiond::log::schedule::is_due(head) {
+            most = most.max(read(&logs.newest_pieces(&id).await.unwrap()).len());
+        }
+        if sessiond::log::schedule::is_due(head) {
+            compact(&logs, &id, head).await.unwrap();
+        }
+    }
+    let ideal = gzip(&whole);
+    let ratio = whole.len() as f64 / ideal as f64;
+    assert!((4.0..5.0).contains(&ratio), "gzip makes this {ratio:.2} times smaller: not like a real transcript");
+    let pieces = logs.pieces(&id).await.unwrap();
+    let left: u64 = read(&pieces).iter().map(|piece| piece.size).sum();
+    let uploaded = world.store.uploaded() as f64 / ideal as f64;
+    let entries: u64 = pieces.iter().filter(|piece| piece.kind == PieceKind::Entry).map(|piece| piece.size).sum();
+    println!(
+        "{FLUSHES} flushes of {} bytes, {ratio:.2} times smaller by gzip -6; at most {most} objects to read; uploaded {uploaded:.3} times that \
+         (entries {:.3}), left {:.3} times",
+        whole.len() / FLUSHES,
+        entries as f64 / ideal as f64,
+        left as f64 / ideal as f64
+    );
+    assert!(most <= 32, "a restore reads {most} objects");
+    assert!(uploaded <= 4.0, "{uploaded:.3} times the data was uploaded");
+    assert!(left as f64 <= 1.15 * ideal as f64, "{:.3} times the data is left", left as f64 / ideal as f64);
+    assert_eq!(world.stored_file("s1", path).await.unwrap(), whole);
+}
