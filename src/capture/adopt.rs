@@ -34,6 +34,8 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         Some(files) => ledger.files = files,
         // Any writer may append to a project's log, whatever it had before.
         None if id.name.is_project() => {}
+        // What was removed is in nobody's way: this is another conversation under the same id.
+        None if state.removed.is_some() => ledger.pen.digest = None,
         None => {
             tracing::warn!(%id, head = state.seq, writer = %ledger.pen.writer, "the local files do not go on from the log; they go to a branch");
             ledger.pen = Pen { ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen };

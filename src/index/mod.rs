@@ -166,7 +166,8 @@ pub struct FenceRow {
 ///
 /// For those who implement:
 /// - `record` is one transaction. A main-log record whose `header.follows()` is not the head that the index knows
-///   answers `Gap` (or `Already`, if its number is there) and changes nothing. A branch record needs no order.
+///   answers `Gap` (or `Already`, if its number is there) and changes nothing, unless it begins anew. A branch record needs
+///   no order.
 /// - Wrong password, unknown database and the like are `Usage` with a hint; what may pass is `Unavailable`.
 /// - No error and no `address` holds a secret.
 #[async_trait]

@@ -169,3 +169,22 @@ fn rm_asks_and_a_writer_brings_the_session_back() {
     assert_eq!((&row["status"], &row["branches"]), (&"active".into(), &serde_json::json!([])), "{row}");
     drop(daemon);
 }
+
+#[test]
+fn a_removed_id_can_be_used_again_and_the_old_session_is_history() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let old = stream(&backend, &home, 3);
+    backend.run(&home, &["rm", "s1", "--yes"]).ok();
+    let other = TempHome::new();
+    let daemon = backend.daemon(&other, &[]);
+    append(&transcript(&other, "s1"), "{\"n\":\"another\"}\n");
+    backend.run(&other, &["flush", "--wait"]).ok();
+    drop(daemon);
+    assert_eq!(restored(&backend, &[]), b"{\"n\":\"another\"}\n");
+    assert_eq!(restored(&backend, &["--at", "seq:4"]), old);
+    backend.run(&home, &["verify", "--all", "--deep"]).ok();
+    backend.run(&home, &["reindex"]).ok();
+    let row = backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
+    assert_eq!((&row["status"], &row["branches"]), (&"active".into(), &serde_json::json!([])), "{row}");
+}

@@ -100,7 +100,7 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> 
     let Some(known) = known else {
         return Ok(Recorded::New);
     };
-    if known.head != header.follows() {
+    if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
         return Ok(Recorded::Gap { have: known.head });
     }
     update_session(transaction, record, &at, known).await?;
