@@ -11,9 +11,9 @@ pub struct Dice(u64);
 impl Dice {
     /// The sequence of a seed for one purpose.
     pub fn new(seed: u64, purpose: u64) -> Dice {
-        let mut dice = Dice(seed ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        dice.next();
-        dice
+        // Stirred twice: two purposes of one seed must not give the same numbers, only later.
+        let seed = Dice(seed).next();
+        Dice(Dice(seed ^ purpose).next())
     }
 
     pub fn next(&mut self) -> u64 {

@@ -10,6 +10,7 @@ use sessiond::model::{RelPath, Stat};
 use sessiond::sys::{Folder, Item, ItemKind, Meta, OpenFile, Owner, STATE_FOLDER};
 
 use super::dice::Dice;
+use super::history::Files;
 use super::life::Life;
 use super::world::{HostClock, World};
 
@@ -116,6 +117,10 @@ impl Disk {
                 (path.clone(), (node.bytes.clone(), node.mtime_ns, node.mode))
             })
             .collect()
+    }
+
+    pub fn files(&self) -> Files {
+        self.agents_files().into_iter().map(|(path, (bytes, _, _))| (path, bytes)).collect()
     }
 
     pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {

@@ -24,6 +24,11 @@ impl FileThen {
         FileThen { bytes, cut, lines, with_tail: AtomicBool::new(false) }
     }
 
+    /// It has no whole line yet: what stood there before stays in the log.
+    fn waits(&self) -> bool {
+        self.lines && self.cut == 0
+    }
+
     pub fn whole(&self) -> &[u8] {
         &self.bytes[..self.cut]
     }
@@ -57,11 +62,6 @@ impl Version {
     pub fn allow_tails(&self) {
         self.files.values().for_each(|file| file.with_tail.store(true, Ordering::Relaxed));
     }
-
-    /// The files as a restore puts them in place.
-    pub fn whole(&self) -> Files {
-        self.files.iter().map(|(path, file)| (path.clone(), file.whole().to_vec())).collect()
-    }
 }
 
 /// The newest version that `held` (the files that a log amounts to) is a cut of. What vanished stays in a log, and so
@@ -70,12 +70,22 @@ pub fn newest_match(held: &Files, chain: &[&Version]) -> Option<usize> {
     (0..chain.len()).rev().find(|at| matches(held, chain, *at))
 }
 
+/// Whether `held` holds each file of a version, that one or a newer.
+pub fn holds_each_file_of(held: &Files, chain: &[&Version], at: usize) -> bool {
+    chain[at].files.iter().filter(|(_, file)| file.cut > 0).all(|(path, _)| {
+        let later = || (at..chain.len()).map(|later| (later, chain[later].files.get(path)));
+        // It was moved, and may be under its new name or, vanished, under its old one.
+        later().any(|(_, file)| file.is_none())
+            || held.get(path).is_some_and(|bytes| later().any(|(later, file)| file.is_some_and(|file| is_cut(bytes, path, file, &chain[..=later]) || file.waits())))
+    })
+}
+
 fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
     let version = chain[at];
-    let present = version.files.iter().all(|(path, file)| {
-        let found = held.get(path);
-        let is = found.is_some_and(|bytes| is_cut(bytes, path, file, &chain[..=at]));
-        is || (file.lines && file.cut == 0 && found.is_none_or(|bytes| bytes.is_empty() || was(bytes, path, &chain[..at])))
+    let present = version.files.iter().all(|(path, file)| match held.get(path) {
+        // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
+        None => true,
+        Some(bytes) => is_cut(bytes, path, file, &chain[..=at]) || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at]))),
     });
     present && held.iter().filter(|(path, _)| !version.files.contains_key(*path)).all(|(path, bytes)| was(bytes, path, &chain[..at]))
 }

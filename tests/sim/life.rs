@@ -61,10 +61,6 @@ impl Life {
         self.state().dead
     }
 
-    pub fn is_paused(&self) -> bool {
-        self.state().paused
-    }
-
     pub fn steps(&self) -> u64 {
         self.state().steps
     }

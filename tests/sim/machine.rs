@@ -25,6 +25,7 @@ use super::agent::{Agent, SESSION};
 use super::bucket::{Bucket, Way};
 use super::dice::{Coins, Dice};
 use super::disk::{Disk, Mount, SimWatch};
+use super::history::Files;
 use super::life::Life;
 use super::tables::{Session, Tables};
 use super::world::{HostClock, World};
@@ -71,7 +72,7 @@ impl Cloud {
 /// What runs on a machine.
 pub enum Process {
     Daemon { life: Arc<Life>, handle: Handle, tasks: Vec<JoinHandle<()>> },
-    Restore { life: Arc<Life>, task: JoinHandle<Result<Report>> },
+    Restore { life: Arc<Life>, task: JoinHandle<Result<Report>>, before: Files },
     /// The final flush. The handle stays until it has ended: a streamer that nobody can ask any more spins.
     Ending { life: Arc<Life>, task: JoinHandle<()>, tasks: Vec<JoinHandle<()>> },
 }
@@ -171,12 +172,13 @@ impl Machine {
 
     /// Takes the session over.
     pub fn restore(&mut self, cloud: &Cloud, number: u64) {
+        let before = self.disk.files();
         let life = self.new_life(number);
         let (logs, _) = cloud.logs(&life, self.disk.clock.clone());
         let context = restore::Context { folder: self.mount(cloud, &life), profile: cloud.profile.clone(), logs };
         let id = cloud.id();
         let task = tokio::task::spawn_local(async move { restore::restore(&context, &id, &Options { claim: true, ..Options::default() }).await });
-        self.process = Some(Process::Restore { life, task });
+        self.process = Some(Process::Restore { life, task, before });
     }
 
     /// The agent is gone: the final flush, which gives up after ten seconds.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sessiond::model::{Digest, LogId, Seq, WriterId};
 
 use super::bucket::Objects;
-use super::history::{Files, Version, newest_match};
+use super::history::{Files, Version, holds_each_file_of, newest_match};
 use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
 
 /// A version that `flush` called durable.
@@ -39,7 +39,14 @@ pub struct Oracle {
 
 impl Oracle {
     pub fn new(id: LogId, no_number_is_passed_over: bool) -> Oracle {
-        Oracle { id, no_number_is_passed_over, histories: BTreeMap::new(), versions: 0, acks: Vec::new(), reader: Reader::default() }
+        Oracle {
+            id,
+            no_number_is_passed_over,
+            histories: BTreeMap::new(),
+            versions: 0,
+            acks: Vec::new(),
+            reader: Reader::default(),
+        }
     }
 
     /// The volume looks like this now; answers the number of the version.
@@ -59,11 +66,6 @@ impl Oracle {
 
     pub fn last(&self, volume: u64) -> Option<&Version> {
         self.histories.get(&volume)?.last()
-    }
-
-    /// How many versions a volume had.
-    pub fn versions_of(&self, volume: u64) -> usize {
-        self.histories.get(&volume).map_or(0, Vec::len)
     }
 
     pub fn acknowledged(&mut self, ack: Ack) {
@@ -143,15 +145,18 @@ impl Oracle {
             }
             apply(&mut held, &written.entry)?;
         }
+        names_only_what_is_there(what, &held)?;
         let at = newest_match(&held, &chain);
         if at.is_none() && !held.is_empty() {
             return Err(format!("{what} is no cut of its writers' history: {}", describe(&held, &chain)));
         }
-        let kept: Vec<u64> = at.map_or_else(Vec::new, |at| chain[..=at].iter().map(|version| version.number).collect());
-        if let Some(lost) = promised.iter().find(|version| !kept.contains(version)) {
-            return Err(format!("{what} lost version {lost}, which was acknowledged; it is at {:?}", kept.last()));
+        let kept = &chain[..at.map_or(0, |at| at + 1)];
+        for version in promised {
+            let found = kept.iter().position(|known| known.number == *version);
+            if !found.is_some_and(|at| holds_each_file_of(&held, kept, at)) {
+                return Err(format!("{what} lost version {version}, which was acknowledged; it is at {:?}", kept.last().map(|last| last.number)));
+            }
         }
-        names_only_what_is_there(what, &held)?;
         Ok(held)
     }
 }

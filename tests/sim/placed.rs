@@ -13,7 +13,7 @@ fn cut(path: &str, bytes: &[u8]) -> usize {
 }
 
 /// The files in place are what the log holds at the restored entry, up to the last whole line.
-pub fn is_the_log(report: &Report, held: &Files, placed: &Files) -> Result<(), String> {
+pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files) -> Result<(), String> {
     for (path, bytes) in held {
         let Some(plan) = report.files.iter().find(|plan| plan.path.as_str() == path) else {
             // Our own volume, of which nothing needed to be read.
@@ -26,8 +26,9 @@ pub fn is_the_log(report: &Report, held: &Files, placed: &Files) -> Result<(), S
         let there = placed.get(path);
         let right = match plan.action {
             Action::Write | Action::Replace => there.is_some_and(|there| there == whole),
-            Action::Keep if path.ends_with(".jsonl") && report.objects > 0 => there.is_some_and(|there| there.starts_with(whole)),
-            Action::Keep | Action::Superseded => true,
+            // An earlier attempt of the same restore may have put it there.
+            Action::Keep => there.is_some_and(|there| there == whole || Some(there) == before.get(path)),
+            Action::Superseded => true,
             Action::Conflict => false,
         };
         if !right {

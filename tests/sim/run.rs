@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use sessiond::capture::streamer::FlushReport;
 use sessiond::error::Kind;
-use sessiond::model::{At, WriterId};
+use sessiond::model::{At, LogId, WriterId};
 use sessiond::restore::{self, Options, Report};
 use sessiond::sys::Chance;
+use sessiond::upkeep::reindex::rebuild;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bucket::{Bucket, Objects, Plain};
@@ -19,6 +20,7 @@ use super::life::Life;
 use super::machine::{Cloud, Machine, Process};
 use super::oracle::{Ack, Oracle};
 use super::schedule::{Action, Schedule};
+use super::tables::Tables;
 use super::world::{HostClock, Weather, World};
 
 /// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
@@ -122,7 +124,7 @@ impl Run {
 
     fn saw(&mut self, on: usize) -> u64 {
         let machine = &self.machines[on];
-        self.oracle.saw(machine.volume(), files_of(&machine.disk))
+        self.oracle.saw(machine.volume(), machine.disk.files())
     }
 
     fn act(&mut self, action: &Action) {
@@ -287,16 +289,16 @@ impl Run {
                 self.machines[on].disk.watched_by(None);
             }
             Process::Restore { task, .. } if task.is_finished() => {
-                let Some(Process::Restore { task, .. }) = self.machines[on].process.take() else { return Ok(()) };
+                let Some(Process::Restore { task, before, .. }) = self.machines[on].process.take() else { return Ok(()) };
                 let done = task.await.map_err(|error| format!("a restore panicked: {error}"))?;
-                self.restored(on, done)?;
+                self.restored(on, done, &before)?;
             }
             Process::Ending { .. } | Process::Restore { .. } => {}
         }
         Ok(())
     }
 
-    fn restored(&mut self, on: usize, done: sessiond::error::Result<Report>) -> Result<(), String> {
+    fn restored(&mut self, on: usize, done: sessiond::error::Result<Report>, before: &Files) -> Result<(), String> {
         self.saw(on);
         let report = match done {
             Err(error) if matches!(error.kind(), Kind::Unavailable | Kind::NotFound | Kind::Conflict) => {
@@ -309,8 +311,8 @@ impl Run {
         self.outcome.restores += 1;
         self.cloud.world.note(|| format!("restored entry {} on volume {}", report.seq, self.machines[on].volume()));
         let held = self.oracle.at(&self.cloud.bucket.objects(), report.seq)?;
-        let placed = files_of(&self.machines[on].disk);
-        super::placed::is_the_log(&report, &held, &placed)
+        let placed = self.machines[on].disk.files();
+        super::placed::is_the_log(&report, &held, before, &placed)
     }
 
     /// Checks the bucket, and that a restore makes of it what the rules say.
@@ -342,7 +344,7 @@ impl Run {
         let options = Options { at: At::Latest, branch: branch.cloned(), ..Options::default() };
         let report = restore::restore(&context, &self.cloud.id(), &options).await;
         report.map_err(|error| format!("the log cannot be restored: {error}"))?;
-        Ok(files_of(&disk))
+        Ok(disk.files())
     }
 
     /// The faults stop: everything that is on a volume becomes durable, the index follows, and then nobody asks anything.
@@ -371,7 +373,6 @@ impl Run {
             self.is_durable_soon(on).await?;
         }
         self.pass(Duration::from_secs(40)).await?;
-        self.index_follows()?;
         let before = self.cloud.bucket.traffic();
         self.pass(Duration::from_secs(600)).await?;
         if self.cloud.bucket.traffic() != before {
@@ -404,11 +405,23 @@ impl Run {
         Ok(())
     }
 
-    fn index_follows(&mut self) -> Result<(), String> {
+    /// The index knows the log; of a branch whose writer died it may not, until somebody rebuilds it from the bucket.
+    async fn index_follows(&mut self) -> Result<(), String> {
         let expected = self.oracle.entries(&self.cloud.bucket.objects())?;
-        let rows = self.cloud.tables.entries(&self.cloud.id());
-        let rows: Vec<_> = rows.into_iter().map(|row| (row.branch, row.seq, row.digest)).collect();
-        if rows == expected { Ok(()) } else { Err(format!("the index knows {rows:?} and the bucket holds {expected:?}")) }
+        let known = |tables: &Tables, id: &LogId| -> Vec<_> {
+            tables.entries(id).into_iter().map(|row| (row.branch, row.seq, row.digest)).collect()
+        };
+        let id = self.cloud.id();
+        let rows = known(&self.cloud.tables, &id);
+        let (main, branches): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(branch, _, _)| branch.is_none());
+        let all = expected.iter().filter(|(branch, _, _)| branch.is_none());
+        if !all.eq(&main) || branches.iter().any(|row| !expected.contains(row)) {
+            return Err(format!("the index knows {main:?} and {branches:?}, and the bucket holds {expected:?}"));
+        }
+        let (logs, index) = self.cloud.logs(&Arc::new(Life::new(0, 0)), HostClock::new(self.cloud.world.clone()));
+        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {}).await.map_err(|error| format!("reindex: {error}"))?;
+        let rows = known(&self.cloud.tables, &id);
+        if rows == expected { Ok(()) } else { Err(format!("a rebuilt index knows {rows:?} and the bucket holds {expected:?}")) }
     }
 
     /// A new machine takes the session over: what it gets is the log, and its agent goes on as if nothing had been.
@@ -432,12 +445,10 @@ impl Run {
         self.is_durable_soon(on).await?;
         super::placed::cost_of_a_line(self.cloud.bucket.traffic().bytes - uploaded)?;
         let now = self.oracle.check(&self.cloud.bucket.objects())?.main.unwrap_or_default();
-        super::placed::goes_on(&held, &now)
+        super::placed::goes_on(&held, &now)?;
+        self.pass(Duration::from_secs(40)).await?;
+        self.index_follows().await
     }
-}
-
-fn files_of(disk: &Disk) -> Files {
-    disk.agents_files().into_iter().map(|(path, (bytes, _, _))| (path, bytes)).collect()
 }
 
 fn same(what: &str, got: &Files, held: &Files) -> Result<(), String> {
