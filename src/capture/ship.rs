@@ -162,7 +162,10 @@ impl Shipment {
                 let parts = encoded.header.parts.iter().zip(&cut.bodies).map(|(part, body)| (&part.path, body.as_slice()));
                 let facts = agent::facts(&*context.profile, parts);
                 let more = cut.more;
+                // The look behind an entry that is tried again knows nothing of the files that were named since.
+                let named_since = if tried_before { std::mem::take(&mut self.hints) } else { BTreeSet::new() };
                 let settled = self.settle(ledger, cut, shipped);
+                self.hints.extend(named_since);
                 self.save(context, ledger, false);
                 feed(context, &self.id, ledger, &encoded, facts);
                 // What was appended since the look is the next flush's; but an entry that is tried again is of an

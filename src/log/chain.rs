@@ -2,19 +2,17 @@
 //! not count, what is missing is noticed.
 //!
 //! A number can hold an entry that nobody links to: where the database fences, a writer may die between reserving a
-//! number and writing it, the next one passes over the number, and the dead one's write may still arrive. So an entry
-//! is only certain once its successors are known. In the same way a claim passes over what is missing or cannot be read,
+//! number and writing it, the next one passes over the number, and the dead one's write may still arrive; it may itself
+//! have passed over others. So an entry is only certain once its writer has written behind it: it was told then that the
+//! entry stands, and whoever takes the session over later sees it. What comes before a certain entry is certain too.
+//! Behind the last one the newest entry decides. In the same way a claim passes over what is missing or cannot be read,
 //! once somebody has gone back to the point before it.
 
 use std::collections::VecDeque;
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, Kind, Result};
-use crate::model::{Digest, Seq};
-
-/// So many entries are looked at before one is certain: more writers than this do not die one after the other between
-/// two steps of the same take-over.
-const HOLD: usize = 4;
+use crate::model::{Digest, EntryKind, Seq};
 
 /// Puts entries, given in the order of their numbers, into a chain.
 #[derive(Debug)]
@@ -52,16 +50,11 @@ impl Chain {
             }
             Err(error) => return Err(error),
         };
-        // Whatever stands between the entry before and this one was passed over.
-        let follows = if entry.header.begins_anew() { 0 } else { entry.header.follows() };
-        while self.held.back().is_some_and(|held| held.header.seq > follows) {
-            self.held.pop_back();
-        }
+        // What cannot be read between the entry before and this one was passed over.
+        let follows = link(&entry);
         self.damaged.take_if(|(seq, _)| *seq > follows);
-        if self.open && self.held.is_empty() {
-            self.last = follows;
-        }
-        if follows > self.held.back().map_or(self.last, |held| held.header.seq) {
+        let is_first = self.open && self.held.iter().all(|held| held.header.seq > follows);
+        if follows > self.last && !is_first && !self.held.iter().any(|held| held.header.seq == follows) {
             let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
             self.damaged.get_or_insert((follows, missing.hint("sessiond verify says from which point the session can be restored")));
         }
@@ -69,16 +62,48 @@ impl Chain {
             return Ok(None);
         }
         self.held.push_back(entry);
-        if self.held.len() > HOLD { self.pop() } else { Ok(None) }
+        match self.newest_certain() {
+            Some(certain) => self.release(certain),
+            None => Ok(None),
+        }
     }
 
     /// Nothing more comes: answers the rest, one after the other.
     pub fn pop(&mut self) -> Result<Option<Entry>> {
-        self.open = false;
+        let newest = self.held.back().map_or(0, |newest| newest.header.seq);
+        // What is certain first: nothing that comes can pass over it.
+        self.release(self.newest_certain().unwrap_or(newest))
+    }
+
+    /// The newest held entry behind which its own writer has written. What stands for many entries was made when all of
+    /// them were certain.
+    fn newest_certain(&self) -> Option<Seq> {
+        let is_certain = |held: &&Entry| {
+            let goes_on = |next: &Entry| {
+                next.header.kind == EntryKind::Delta && next.header.follows() == held.header.seq && next.header.writer == held.header.writer
+            };
+            held.header.kind.is_composite() || self.held.iter().any(goes_on)
+        };
+        self.held.iter().rev().find(is_certain).map(|held| held.header.seq)
+    }
+
+    /// The first of the held entries that `on` builds on; what stands before it was passed over.
+    fn release(&mut self, on: Seq) -> Result<Option<Entry>> {
+        let (mut first, mut at) = (on, on);
+        while let Some(linked) = self.held.iter().find(|held| held.header.seq == at) {
+            first = at;
+            at = link(linked);
+        }
+        while self.held.front().is_some_and(|front| front.header.seq < first) {
+            self.held.pop_front();
+        }
         let Some(entry) = self.held.pop_front() else {
             return self.damaged.take().map_or(Ok(None), |(_, error)| Err(error));
         };
         let header = &entry.header;
+        if std::mem::take(&mut self.open) {
+            self.last = header.follows();
+        }
         if header.begins_anew() {
             self.last = header.seq;
             self.digest = Some(entry.digest);
@@ -101,6 +126,11 @@ impl Chain {
     pub fn refused(&self) -> Option<Seq> {
         self.refused
     }
+}
+
+/// The number of the entry that this one builds on; 0 for none.
+fn link(entry: &Entry) -> Seq {
+    if entry.header.begins_anew() { 0 } else { entry.header.follows() }
 }
 
 #[cfg(test)]
@@ -160,6 +190,38 @@ mod tests {
         let claim = entry(3, Some(one.digest), Some(1), "v");
         assert_eq!(run(&[&one, &claim]).unwrap(), [1, 3]);
         assert_eq!(run(&[&one, &two, &claim]).unwrap(), [1, 3]);
+    }
+
+    #[test]
+    fn a_late_stranger_that_passed_over_an_entry_takes_nothing_away() {
+        // Both claims were written after entry 1; number 3 arrived when 4 had gone on from 2.
+        let one = entry(1, None, None, "w");
+        let two = entry(2, Some(one.digest), None, "v");
+        let late = entry(3, Some(one.digest), Some(1), "v");
+        let four = entry(4, Some(two.digest), Some(2), "u");
+        let five = entry(5, Some(four.digest), None, "u");
+        assert_eq!(run(&[&one, &two, &four]).unwrap(), [1, 2, 4]);
+        assert_eq!(run(&[&one, &two, &late, &four]).unwrap(), [1, 2, 4]);
+        assert_eq!(run(&[&one, &two, &late, &four, &five]).unwrap(), [1, 2, 4, 5]);
+        assert_eq!(run(&[&one, &two, &late]).unwrap(), [1, 3]);
+        // However many of them there are.
+        let many: Vec<Entry> = (3..30).map(|seq| entry(seq, Some(one.digest), Some(1), "v")).collect();
+        let last = entry(30, Some(two.digest), Some(2), "u");
+        let all: Vec<&Entry> = [&one, &two].into_iter().chain(&many).chain([&last]).collect();
+        assert_eq!(run(&all).unwrap(), [1, 2, 30]);
+    }
+
+    #[test]
+    fn an_entry_is_certain_once_its_writer_has_written_behind_it() {
+        let mut chain = Chain::new("session s", 0, None);
+        let mut before = entry(1, None, None, "w");
+        assert!(chain.push(1, Ok(before.clone())).unwrap().is_none());
+        for seq in 2..20 {
+            let mut next = entry(seq, Some(before.digest), None, "w");
+            next.header.kind = EntryKind::Delta;
+            assert_eq!(chain.push(seq, Ok(next.clone())).unwrap().map(|entry| entry.header.seq), Some(seq - 1));
+            before = next;
+        }
     }
 
     #[test]

@@ -1,0 +1,240 @@
+//! The object store: a map, and each process's way to it, on which requests fail, arrive late, or lose their answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use sessiond::error::{Error, Result};
+use sessiond::store::{Created, Object, Page, Store};
+
+use super::life::Life;
+use super::world::{Fate, World};
+
+/// An object and who wrote it.
+#[derive(Clone)]
+pub struct Stored {
+    pub bytes: Bytes,
+    /// The volume whose process wrote it.
+    pub author: u64,
+    /// When it was written, by the store's clock.
+    pub modified: Timestamp,
+}
+
+pub type Objects = BTreeMap<String, Stored>;
+
+/// What is asked of the bucket, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub requests: u64,
+    pub writes: u64,
+    pub bytes: u64,
+}
+
+#[derive(Default)]
+struct Inner {
+    objects: Objects,
+    /// Counts changes.
+    generation: u64,
+    traffic: Traffic,
+}
+
+/// The bucket.
+pub struct Bucket {
+    /// Whether a create of what exists is refused; some stores ignore the condition.
+    honours: bool,
+    inner: Mutex<Inner>,
+}
+
+impl Bucket {
+    pub fn new(honours: bool) -> Arc<Bucket> {
+        Arc::new(Bucket { honours, inner: Mutex::default() })
+    }
+
+    /// A bucket that holds this and lives by itself.
+    pub fn of(objects: Objects) -> Arc<Bucket> {
+        let inner = Inner { objects, ..Inner::default() };
+        Arc::new(Bucket { honours: true, inner: Mutex::new(inner) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn objects(&self) -> Objects {
+        self.inner().objects.clone()
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.inner().generation
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        self.inner().traffic
+    }
+
+    fn write(&self, key: &str, body: &Bytes, author: u64, now: Timestamp, only_new: bool) -> Created {
+        let mut inner = self.inner();
+        if only_new && self.honours && inner.objects.contains_key(key) {
+            return Created::Exists;
+        }
+        inner.objects.insert(key.to_owned(), Stored { bytes: body.clone(), author, modified: now });
+        inner.generation += 1;
+        Created::New
+    }
+
+    fn delete(&self, key: &str) {
+        let mut inner = self.inner();
+        inner.objects.remove(key);
+        inner.generation += 1;
+    }
+
+    fn list(&self, prefix: &str, after: Option<&str>) -> Page {
+        let inner = self.inner();
+        let (mut objects, mut folders) = (Vec::new(), BTreeSet::new());
+        let from = after.filter(|after| *after > prefix).map_or(Bound::Included(prefix), Bound::Excluded);
+        for (key, stored) in inner.objects.range::<str, _>((from, Bound::Unbounded)).take_while(|(key, _)| key.starts_with(prefix)) {
+            let name = &key[prefix.len()..];
+            match name.find('/') {
+                Some(end) => {
+                    folders.insert(key[..prefix.len() + end + 1].to_owned());
+                }
+                None => objects.push(Object { key: key.clone(), size: stored.bytes.len() as u64, modified: stored.modified }),
+            }
+        }
+        Page { objects, folders: folders.into_iter().collect(), next: None }
+    }
+}
+
+/// One process's way to the bucket.
+pub struct Way {
+    pub bucket: Arc<Bucket>,
+    pub world: Arc<World>,
+    pub life: Arc<Life>,
+}
+
+impl Way {
+    async fn write(&self, what: &str, key: &str, body: Bytes, only_new: bool) -> Result<Created> {
+        let step = self.life.enter().await;
+        {
+            let mut inner = self.bucket.inner();
+            inner.traffic.requests += 1;
+            inner.traffic.writes += 1;
+            inner.traffic.bytes += body.len() as u64;
+        }
+        self.world.delay().await;
+        let fate = self.world.fate_of_write();
+        let author = self.life.volume;
+        let answer = match fate {
+            Fate::Well => Ok(self.bucket.write(key, &body, author, self.world.now(), only_new)),
+            Fate::Before => Err(unavailable(what, key)),
+            Fate::After => {
+                self.bucket.write(key, &body, author, self.world.now(), only_new);
+                Err(unavailable(what, key))
+            }
+            Fate::Late(wait) => {
+                let (bucket, world, name, life) = (self.bucket.clone(), self.world.clone(), key.to_owned(), self.life.number);
+                // On its way, whatever becomes of the process.
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(wait)).await;
+                    let did = bucket.write(&name, &body, author, world.now(), only_new);
+                    world.note(|| format!("life {life}: late {name}: {did:?}"));
+                });
+                Err(unavailable(what, key))
+            }
+        };
+        self.world.note(|| format!("life {}: step {step} {what} {key}: {fate:?} {}", self.life.number, say(&answer)));
+        self.world.delay().await;
+        self.life.leave(step).await;
+        answer
+    }
+
+    async fn read<T>(&self, what: &str, key: &str, read: impl FnOnce(&Bucket) -> T + Send) -> Result<T> {
+        let step = self.life.enter().await;
+        self.bucket.inner().traffic.requests += 1;
+        self.world.delay().await;
+        let answer = if self.world.read_fails() { Err(unavailable(what, key)) } else { Ok(read(&self.bucket)) };
+        self.world.note(|| format!("life {}: step {step} {what} {key}: {}", self.life.number, if answer.is_ok() { "ok" } else { "fails" }));
+        self.world.delay().await;
+        self.life.leave(step).await;
+        answer
+    }
+}
+
+fn say(answer: &Result<Created>) -> String {
+    answer.as_ref().map_or_else(|_| "fails".to_owned(), |created| format!("{created:?}"))
+}
+
+fn unavailable(what: &str, key: &str) -> Error {
+    Error::unavailable(format!("{what} {key}: the store did not answer"))
+}
+
+#[async_trait]
+impl Store for Way {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+        self.write("create", key, body, true).await
+    }
+
+    async fn put(&self, key: &str, body: Bytes) -> Result<()> {
+        self.write("put", key, body, false).await.map(|_| ())
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Bytes>> {
+        self.read("get", key, |bucket| bucket.inner().objects.get(key).map(|stored| stored.bytes.clone())).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        self.read("list", prefix, |bucket| bucket.list(prefix, after)).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.read("delete", key, |bucket| bucket.delete(key)).await
+    }
+
+    fn fences_by_itself(&self) -> Option<bool> {
+        None
+    }
+
+    fn address(&self) -> String {
+        "sim://bucket".to_owned()
+    }
+}
+
+/// The bucket as it is at a moment, without a fault on the way: what a restore elsewhere would see.
+pub struct Plain(pub Arc<Bucket>);
+
+#[async_trait]
+impl Store for Plain {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+        Ok(self.0.write(key, &body, 0, Timestamp::UNIX_EPOCH, true))
+    }
+
+    async fn put(&self, key: &str, body: Bytes) -> Result<()> {
+        self.0.write(key, &body, 0, Timestamp::UNIX_EPOCH, false);
+        Ok(())
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Bytes>> {
+        Ok(self.0.inner().objects.get(key).map(|stored| stored.bytes.clone()))
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        Ok(self.0.list(prefix, after))
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.0.delete(key);
+        Ok(())
+    }
+
+    fn fences_by_itself(&self) -> Option<bool> {
+        Some(true)
+    }
+
+    fn address(&self) -> String {
+        "sim://bucket".to_owned()
+    }
+}

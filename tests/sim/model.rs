@@ -1,0 +1,119 @@
+//! What a log amounts to, read from the bucket's objects by the rules of docs/FORMAT.md and nothing else: the entries
+//! from the last one back along their links, and their parts from the first one on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sessiond::codec::entry::{Entry, decode};
+use sessiond::model::{EntryKind, LogId, Seq, WriterId, keys};
+
+use super::bucket::{Objects, Stored};
+use super::history::Files;
+
+/// An entry and the volume whose process wrote it.
+#[derive(Clone)]
+pub struct Written {
+    pub entry: Arc<Entry>,
+    pub author: u64,
+}
+
+/// Entries that were decoded before, by key.
+#[derive(Default)]
+pub struct Reader(BTreeMap<String, (bytes::Bytes, Arc<Entry>)>);
+
+impl Reader {
+    fn entry(&mut self, key: &str, stored: &Stored) -> Result<Written, String> {
+        if let Some((bytes, entry)) = self.0.get(key)
+            && *bytes == stored.bytes
+        {
+            return Ok(Written { entry: entry.clone(), author: stored.author });
+        }
+        let entry = Arc::new(decode(key, &stored.bytes).map_err(|error| format!("{key} cannot be read: {error}"))?);
+        self.0.insert(key.to_owned(), (stored.bytes.clone(), entry.clone()));
+        Ok(Written { entry, author: stored.author })
+    }
+
+    fn folder(&mut self, objects: &Objects, folder: &str) -> Result<BTreeMap<Seq, Written>, String> {
+        let below = objects.range(folder.to_owned()..).take_while(|(key, _)| key.starts_with(folder));
+        let mut found = BTreeMap::new();
+        for (key, stored) in below {
+            let seq = keys::entry_number(key).ok_or_else(|| format!("{key} is no entry"))?;
+            found.insert(seq, self.entry(key, stored)?);
+        }
+        Ok(found)
+    }
+
+    /// Every entry of the log, by number.
+    pub fn main(&mut self, objects: &Objects, id: &LogId) -> Result<BTreeMap<Seq, Written>, String> {
+        self.folder(objects, &keys::entries_folder(id))
+    }
+
+    /// Every branch, by writer.
+    pub fn branches(&mut self, objects: &Objects, id: &LogId) -> Result<BTreeMap<WriterId, BTreeMap<Seq, Written>>, String> {
+        let folder = keys::branches_folder(id);
+        let keys: Vec<&String> = objects.range(folder.clone()..).map(|(key, _)| key).take_while(|key| key.starts_with(&folder)).collect();
+        let mut writers: Vec<WriterId> = keys.iter().filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok()).collect();
+        writers.dedup();
+        let read = |writer: WriterId| Ok((writer.clone(), self.folder(objects, &keys::branch_folder(id, &writer))?));
+        writers.into_iter().map(read).collect()
+    }
+}
+
+/// The entries that make the log up to `last`, in order.
+pub fn path_to(all: &BTreeMap<Seq, Written>, last: Seq) -> Result<Vec<Written>, String> {
+    let mut path: Vec<Written> = Vec::new();
+    let mut at = last;
+    while at > 0 {
+        let written = all.get(&at).ok_or_else(|| format!("entry {at} is missing and nothing passes over it"))?;
+        if let Some(next) = path.last()
+            && next.entry.header.prev != Some(written.entry.digest)
+        {
+            return Err(format!("entry {} does not name entry {at} by its digest", next.entry.header.seq));
+        }
+        at = written.entry.header.follows();
+        path.push(written.clone());
+    }
+    path.reverse();
+    Ok(path)
+}
+
+/// One writer at a time: a claim begins a writer's entries, and behind a foreign claim it never writes again.
+pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
+    let mut holder: Option<&WriterId> = None;
+    let mut past: Vec<&WriterId> = Vec::new();
+    for written in path {
+        let header = &written.entry.header;
+        match header.kind {
+            EntryKind::Claim => {
+                past.extend(holder.replace(&header.writer));
+                if past.contains(&&header.writer) {
+                    return Err(format!("entry {}: writer {} claims again after it was fenced", header.seq, header.writer));
+                }
+            }
+            EntryKind::Delta if holder != Some(&header.writer) => {
+                return Err(format!("entry {}: writer {} writes while {holder:?} holds the session", header.seq, header.writer));
+            }
+            EntryKind::Delta | EntryKind::Tombstone | EntryKind::Purge => {}
+            EntryKind::Merge | EntryKind::Snapshot => return Err(format!("entry {} is a {}", header.seq, header.kind.word())),
+        }
+    }
+    Ok(())
+}
+
+/// Takes one more entry in.
+pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
+    for moved in &entry.header.moves {
+        if let Some(bytes) = files.remove(moved.from.as_str()) {
+            files.insert(moved.to.to_string(), bytes);
+        }
+    }
+    for (part, bytes) in entry.parts() {
+        let file = files.entry(part.path.to_string()).or_default();
+        if part.start > file.len() as u64 {
+            return Err(format!("entry {}: {} has {} bytes and goes on at {}", entry.header.seq, part.path, file.len(), part.start));
+        }
+        file.truncate(part.start as usize);
+        file.extend_from_slice(bytes);
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! What must hold at every moment, whatever went wrong: the invariants.
+//!
+//! The history of a log is the concatenation of its writers' histories, each cut where the next one took over. What the
+//! log amounts to must be a version of it, and no older than any version that was acknowledged.
+
+use std::collections::BTreeMap;
+
+use sessiond::model::{Digest, LogId, Seq, WriterId};
+
+use super::bucket::Objects;
+use super::history::{Files, Version, holds_each_file_of, newest_match};
+use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
+
+/// A version that `flush` called durable.
+#[derive(Debug, Clone)]
+pub struct Ack {
+    pub version: u64,
+    /// The branch it is on; none on the log itself.
+    pub branch: Option<WriterId>,
+}
+
+/// What the bucket amounts to by the rules: compared with what a restore makes of it.
+#[derive(Default)]
+pub struct Expected {
+    pub main: Option<Files>,
+    pub branches: BTreeMap<WriterId, Files>,
+}
+
+/// Knows what was written and what was promised.
+pub struct Oracle {
+    id: LogId,
+    /// Whether every number must be there: where the database fences, a reserved one may be passed over.
+    no_number_is_passed_over: bool,
+    histories: BTreeMap<u64, Vec<Version>>,
+    versions: u64,
+    acks: Vec<Ack>,
+    reader: Reader,
+}
+
+impl Oracle {
+    pub fn new(id: LogId, no_number_is_passed_over: bool) -> Oracle {
+        Oracle { id, no_number_is_passed_over, histories: BTreeMap::new(), versions: 0, acks: Vec::new(), reader: Reader::default() }
+    }
+
+    /// The volume looks like this now; answers the number of the version.
+    pub fn saw(&mut self, volume: u64, files: Files) -> u64 {
+        let history = self.histories.entry(volume).or_default();
+        let version = Version::following(history.last(), self.versions + 1, files);
+        if let Some(last) = history.last()
+            && last.files.len() == version.files.len()
+            && last.files.iter().zip(&version.files).all(|(a, b)| a.0 == b.0 && std::sync::Arc::ptr_eq(a.1, b.1))
+        {
+            return last.number;
+        }
+        self.versions += 1;
+        history.push(version);
+        self.versions
+    }
+
+    pub fn last(&self, volume: u64) -> Option<&Version> {
+        self.histories.get(&volume)?.last()
+    }
+
+    pub fn acknowledged(&mut self, ack: Ack) {
+        self.acks.push(ack);
+    }
+
+    /// Whether there is anything in a version that can be in a log.
+    fn has_whole_lines(&self, version: u64) -> bool {
+        let found = self.histories.values().flatten().find(|known| known.number == version);
+        found.is_some_and(|version| version.files.values().any(|file| file.cut > 0))
+    }
+
+    /// Checks the bucket as it is now.
+    pub fn check(&mut self, objects: &Objects) -> Result<Expected, String> {
+        let main = self.reader.main(objects, &self.id)?;
+        let branches = self.reader.branches(objects, &self.id)?;
+        let mut expected = Expected::default();
+        let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
+        let path = path_to(&main, last)?;
+        if self.no_number_is_passed_over && path.len() != main.len() {
+            return Err(format!("the log has {} entries and only {} are linked", main.len(), path.len()));
+        }
+        one_writer_at_a_time(&path)?;
+        let promised: Vec<u64> = self.acks.iter().filter(|ack| ack.branch.is_none()).map(|ack| ack.version).collect();
+        let held = self.is_sound("the log", &path, &promised)?;
+        expected.main = (!path.is_empty()).then_some(held);
+        for (writer, entries) in branches {
+            let path = branch_path(&main, &entries)?;
+            let promised = self.acks.iter().filter(|ack| ack.branch.as_ref() == Some(&writer)).map(|ack| ack.version);
+            let held = self.is_sound(&format!("branch {writer}"), &path, &promised.collect::<Vec<_>>())?;
+            expected.branches.insert(writer, held);
+        }
+        let gone = |ack: &&Ack| ack.branch.as_ref().is_some_and(|writer| !expected.branches.contains_key(writer));
+        let lost = self.acks.iter().filter(gone).find(|ack| self.has_whole_lines(ack.version));
+        match lost {
+            Some(ack) => Err(format!("version {} was acknowledged on a branch that is not there", ack.version)),
+            None => Ok(expected),
+        }
+    }
+
+    /// What the log amounts to at an entry.
+    pub fn at(&mut self, objects: &Objects, seq: Seq) -> Result<Files, String> {
+        let main = self.reader.main(objects, &self.id)?;
+        let mut files = Files::new();
+        for written in path_to(&main, seq)? {
+            apply(&mut files, &written.entry)?;
+        }
+        Ok(files)
+    }
+
+    /// Every entry that the index should know: the log's, then the branches' by writer.
+    pub fn entries(&mut self, objects: &Objects) -> Result<Vec<(Option<String>, Seq, Digest)>, String> {
+        let main = self.reader.main(objects, &self.id)?;
+        let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
+        let mut all: Vec<_> = path_to(&main, last)?.iter().map(|written| (None, written.entry.header.seq, written.entry.digest)).collect();
+        for (writer, entries) in self.reader.branches(objects, &self.id)? {
+            all.extend(entries.iter().map(|(seq, written)| (Some(writer.to_string()), *seq, written.entry.digest)));
+        }
+        Ok(all)
+    }
+
+    /// Whether what these entries amount to is a version of their writers' history that holds all that was promised.
+    fn is_sound(&self, what: &str, path: &[Written], promised: &[u64]) -> Result<Files, String> {
+        let mut chain: Vec<&Version> = Vec::new();
+        let mut held = Files::new();
+        let mut author = None;
+        for written in path {
+            if author != Some(written.author) {
+                author = Some(written.author);
+                match newest_match(&held, &chain) {
+                    Some(at) => chain.truncate(at + 1),
+                    None if held.is_empty() => chain.clear(),
+                    None => return Err(format!("{what} before entry {} is no cut of its writer's history", written.entry.header.seq)),
+                }
+                chain.extend(self.histories.get(&written.author).into_iter().flatten());
+            }
+            apply(&mut held, &written.entry)?;
+        }
+        names_only_what_is_there(what, &held)?;
+        let at = newest_match(&held, &chain);
+        if at.is_none() && !held.is_empty() {
+            return Err(format!("{what} is no cut of its writers' history: {}", describe(&held, &chain)));
+        }
+        let kept = &chain[..at.map_or(0, |at| at + 1)];
+        for version in promised {
+            let found = kept.iter().position(|known| known.number == *version);
+            if !found.is_some_and(|at| holds_each_file_of(&held, kept, at)) {
+                return Err(format!(
+                    "{what} lost version {version}, which was acknowledged; it is at {:?}",
+                    kept.last().map(|last| last.number)
+                ));
+            }
+        }
+        Ok(held)
+    }
+}
+
+fn branch_path(main: &BTreeMap<Seq, Written>, entries: &BTreeMap<Seq, Written>) -> Result<Vec<Written>, String> {
+    let Some((first, _)) = entries.first_key_value() else { return Ok(Vec::new()) };
+    let mut all: BTreeMap<Seq, Written> = main.range(..first).map(|(seq, written)| (*seq, written.clone())).collect();
+    all.extend(entries.iter().map(|(seq, written)| (*seq, written.clone())));
+    let last = entries.last_key_value().map_or(0, |(seq, _)| *seq);
+    let path = path_to(&all, last)?;
+    let linked = path.iter().filter(|written| written.entry.header.seq >= *first).count();
+    if linked == entries.len() { Ok(path) } else { Err(format!("a branch has {} entries and {linked} are linked", entries.len())) }
+}
+
+/// A tool result that a line of the transcript names was written before the line, so it is in the same cut.
+fn names_only_what_is_there(what: &str, held: &Files) -> Result<(), String> {
+    const NAMES: &[u8] = b"\"ref\":\"";
+    for bytes in held.iter().filter(|(path, _)| path.ends_with(".jsonl")).map(|(_, bytes)| bytes) {
+        for line in bytes.split(|byte| *byte == b'\n') {
+            let Some(at) = line.windows(NAMES.len()).position(|window| window == NAMES) else { continue };
+            let name = line[at + NAMES.len()..].split(|byte| *byte == b'"').next().unwrap_or_default();
+            let name = format!("/tool-results/{}", String::from_utf8_lossy(name));
+            if line.ends_with(b"}") && !held.keys().any(|path| path.ends_with(&name)) {
+                return Err(format!("{what} names {name} and does not hold it"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn describe(held: &Files, chain: &[&Version]) -> String {
+    let held: Vec<String> = held.iter().map(|(path, bytes)| format!("{path} {} bytes", bytes.len())).collect();
+    let last = chain.last().map(|version| {
+        let files = version.files.iter().map(|(path, file)| format!("{path} {} of {} bytes", file.cut, file.bytes.len()));
+        format!("version {}: {}", version.number, files.collect::<Vec<_>>().join(", "))
+    });
+    format!("it holds {}; the last is {}", held.join(", "), last.unwrap_or_default())
+}

@@ -1,0 +1,229 @@
+//! What happens in a run, made from the seed before it begins, so that a failing run can be made shorter by leaving
+//! actions out. Every kind of fault has seeds in which it is alone, and there are seeds with all of them.
+
+use super::agent::Which;
+use super::dice::Dice;
+use super::disk::Events;
+use super::world::Weather;
+
+/// One thing that happens. `on` is one of the machines; what makes no sense there is passed over.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    // The agent.
+    Append { on: usize, which: Which, lines: u64 },
+    BeginLine { on: usize, which: Which },
+    Rewrite { on: usize, which: Which, in_place: bool },
+    CutBack { on: usize, which: Which, anywhere: bool },
+    Move { on: usize },
+    Tool { on: usize },
+    Side { on: usize, in_place: bool },
+    // sessiond.
+    Start { on: usize },
+    Flush { on: usize },
+    Finish { on: usize },
+    Restore { on: usize, wipe: bool },
+    // What befalls it.
+    Kill { on: usize },
+    CutPower { on: usize },
+    CrashIn { on: usize, steps: u64, after: bool },
+    Pause { on: usize },
+    Wake { on: usize },
+    LoseState { on: usize },
+    FullDisk { on: usize, full: bool },
+    ClockJump { on: usize, minutes: i64 },
+    Watching { on: usize, events: Events },
+    Weather(Weather),
+    Advance { millis: u64 },
+}
+
+/// A family of faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    Before,
+    LostReply,
+    Late,
+    TwentyPercent,
+    Reads,
+    Slow,
+    Rewrites,
+    Events,
+    IndexDown,
+    IndexOld,
+    FullDisk,
+    Crash,
+    PowerCut,
+    Pause,
+    Clock,
+    LostLedger,
+    TakeOver,
+}
+
+/// A mix of faults. A seed has the mix that its number says.
+pub struct Mix {
+    pub name: &'static str,
+    /// The store ignores conditions, and the database fences.
+    pub lax: bool,
+    pub machines: usize,
+    pub faults: &'static [Fault],
+}
+
+const ALL: &[Fault] = &[
+    Fault::Before,
+    Fault::LostReply,
+    Fault::Late,
+    Fault::TwentyPercent,
+    Fault::Reads,
+    Fault::Slow,
+    Fault::Rewrites,
+    Fault::Events,
+    Fault::IndexDown,
+    Fault::IndexOld,
+    Fault::FullDisk,
+    Fault::Crash,
+    Fault::PowerCut,
+    Fault::Pause,
+    Fault::Clock,
+    Fault::LostLedger,
+    Fault::TakeOver,
+];
+
+const fn mix(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
+    Mix { name, lax: false, machines, faults }
+}
+
+const fn lax(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
+    Mix { name, lax: true, machines, faults }
+}
+
+pub const MIXES: &[Mix] = &[
+    mix("calm", 1, &[]),
+    mix("fails before", 1, &[Fault::Before]),
+    mix("lost replies", 1, &[Fault::LostReply]),
+    mix("late effects", 1, &[Fault::Late]),
+    mix("twenty percent", 1, &[Fault::TwentyPercent]),
+    mix("reads fail", 2, &[Fault::Reads]),
+    mix("slow and reordered", 2, &[Fault::Slow]),
+    mix("rewrites", 1, &[Fault::Rewrites]),
+    mix("events", 1, &[Fault::Events]),
+    mix("index", 1, &[Fault::IndexDown, Fault::IndexOld]),
+    mix("full disk", 1, &[Fault::FullDisk]),
+    mix("crashes", 1, &[Fault::Crash]),
+    mix("power cuts", 1, &[Fault::PowerCut]),
+    mix("pauses", 2, &[Fault::Pause, Fault::TakeOver]),
+    mix("clocks", 2, &[Fault::Clock, Fault::TakeOver]),
+    mix("lost ledgers", 2, &[Fault::LostLedger]),
+    mix("two writers", 2, &[Fault::TakeOver]),
+    mix("three writers", 3, &[Fault::TakeOver, Fault::Slow]),
+    mix("crashing writers", 2, &[Fault::TakeOver, Fault::Crash, Fault::Late, Fault::LostReply]),
+    lax("database", 1, &[Fault::LostReply, Fault::IndexDown]),
+    lax("database, writers", 3, &[Fault::TakeOver, Fault::Slow]),
+    lax("database, crashes", 2, &[Fault::TakeOver, Fault::Crash, Fault::LostReply]),
+    lax("database, late effects", 2, &[Fault::TakeOver, Fault::Late, Fault::Pause]),
+    mix("everything", 3, ALL),
+    lax("everything, database", 3, ALL),
+];
+
+/// A run, before it begins.
+pub struct Schedule {
+    pub seed: u64,
+    pub mix: &'static Mix,
+    pub actions: Vec<Action>,
+}
+
+impl Schedule {
+    /// The run of a seed.
+    pub fn of(seed: u64) -> Schedule {
+        let mix = &MIXES[(seed % MIXES.len() as u64) as usize];
+        let mut dice = Dice::new(seed, 1);
+        let mut actions = vec![Action::Start { on: 0 }];
+        let length = 6 + dice.below(22);
+        while (actions.len() as u64) < length {
+            if !mix.faults.is_empty() && dice.percent(35) {
+                let fault = mix.faults[dice.below(mix.faults.len() as u64) as usize];
+                befall(fault, mix, &mut actions, &mut dice);
+            } else {
+                let action = plain(mix, &mut dice);
+                actions.push(action);
+            }
+        }
+        Schedule { seed, mix, actions }
+    }
+
+    /// The same run with only these of its actions.
+    pub fn keeping(&self, kept: &[usize]) -> Schedule {
+        let actions = kept.iter().filter_map(|at| self.actions.get(*at).cloned()).collect();
+        Schedule { seed: self.seed, mix: self.mix, actions }
+    }
+}
+
+fn which(dice: &mut Dice) -> Which {
+    if dice.percent(75) { Which::Transcript } else { Which::SubAgent }
+}
+
+fn machine(mix: &Mix, dice: &mut Dice) -> usize {
+    dice.below(mix.machines as u64) as usize
+}
+
+/// What happens on a good day.
+fn plain(mix: &Mix, dice: &mut Dice) -> Action {
+    let on = machine(mix, dice);
+    match dice.below(100) {
+        0..30 => Action::Append { on, which: which(dice), lines: 1 + dice.below(3) },
+        30..38 => Action::BeginLine { on, which: which(dice) },
+        38..44 => Action::Tool { on },
+        44..50 => Action::Side { on, in_place: dice.coin() },
+        50..68 => Action::Flush { on },
+        68..84 => Action::Advance { millis: [5, 40, 300, 1_000, 20_000, 90_000][dice.below(6) as usize] },
+        84..87 => Action::Move { on },
+        87..90 => Action::Finish { on },
+        90..93 => Action::Restore { on, wipe: dice.coin() },
+        _ => Action::Start { on },
+    }
+}
+
+fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
+    let on = machine(mix, dice);
+    let share = [10, 30, 60, 100][dice.below(4) as usize];
+    let calm = Weather::default();
+    let weather = |weather: Weather, dice: &mut Dice| Action::Weather(if dice.percent(25) { Weather::default() } else { weather });
+    let last = match fault {
+        Fault::Before => weather(Weather { before: share, ..calm }, dice),
+        Fault::LostReply => weather(Weather { after: share, index: share / 3, ..calm }, dice),
+        Fault::Late => weather(Weather { late: share, delay: 20, ..calm }, dice),
+        Fault::TwentyPercent => Action::Weather(Weather { before: 8, after: 7, late: 5, index: 10, ..calm }),
+        Fault::Reads => weather(Weather { reads: share, ..calm }, dice),
+        Fault::Slow => weather(Weather { delay: [10, 200, 3_000, 40_000][dice.below(4) as usize], ..calm }, dice),
+        Fault::Rewrites if dice.coin() => Action::Rewrite { on, which: which(dice), in_place: dice.coin() },
+        Fault::Rewrites => Action::CutBack { on, which: which(dice), anywhere: dice.coin() },
+        Fault::Events => {
+            Action::Watching { on, events: [Events::All, Events::Missed, Events::Overflow, Events::Off][dice.below(4) as usize] }
+        }
+        Fault::IndexDown => weather(Weather { index_down: dice.coin(), index: 30, ..calm }, dice),
+        Fault::IndexOld => weather(Weather { index_old: true, ..calm }, dice),
+        Fault::FullDisk => Action::FullDisk { on, full: dice.percent(70) },
+        Fault::Crash => match dice.below(3) {
+            0 => Action::Kill { on },
+            _ => Action::CrashIn { on, steps: 1 + dice.below(12), after: dice.coin() },
+        },
+        Fault::PowerCut => Action::CutPower { on },
+        Fault::Pause if dice.coin() => Action::Pause { on },
+        Fault::Pause => {
+            actions.push(Action::Advance { millis: 3_600_000 });
+            Action::Wake { on }
+        }
+        Fault::Clock => Action::ClockJump { on, minutes: dice.below(720) as i64 - 360 },
+        Fault::LostLedger => {
+            actions.push(Action::Kill { on });
+            Action::LoseState { on }
+        }
+        Fault::TakeOver => {
+            actions.push(Action::Restore { on, wipe: dice.percent(70) });
+            Action::Start { on }
+        }
+    };
+    actions.push(last);
+    // What ended is mostly started again.
+    if matches!(fault, Fault::Crash | Fault::PowerCut | Fault::LostLedger) && dice.percent(70) {
+        actions.push(Action::Start { on });
+    }
+}
