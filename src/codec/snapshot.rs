@@ -19,6 +19,9 @@ pub const MANIFEST: &str = ".sessiond-manifest.json";
 /// The longest manifest.
 const LONGEST_MANIFEST: u64 = 64 << 20;
 
+/// The most that may follow the last file: tar programs fill up with zeroes to a block of theirs, which can be chosen.
+const LONGEST_END: u64 = 1 << 20;
+
 /// What a snapshot says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -151,6 +154,16 @@ impl Snapshot {
                 sink(file, offset, &buffer[..got])?;
                 offset += got as u64;
             }
+        }
+        let more = || refuse("there is more in it than its manifest says".to_owned());
+        if members.next().is_some() {
+            return Err(more());
+        }
+        // The checksum of the stream stands at its end, and nothing else covers the manifest.
+        let mut end = Vec::new();
+        tar.into_inner().take(LONGEST_END).read_to_end(&mut end).map_err(|cause| refuse(cause.to_string()))?;
+        if end.len() as u64 == LONGEST_END || end.iter().any(|byte| *byte != 0) {
+            return Err(more());
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ mod index_faults;
 mod layers;
 mod outage;
 mod program;
+mod snapshot_props;
 mod store_contract;
 mod streaming;
 mod support;
