@@ -18,6 +18,7 @@ mod found;
 mod index_contract;
 mod index_faults;
 mod layers;
+mod log_props;
 mod outage;
 mod program;
 mod snapshot_props;
