@@ -11,6 +11,7 @@
 mod asleep;
 mod bad_bucket;
 mod bad_input;
+mod corpus;
 mod cutter_model;
 mod fencing;
 mod format;
