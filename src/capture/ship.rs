@@ -162,7 +162,12 @@ impl Shipment {
                 let parts = encoded.header.parts.iter().zip(&cut.bodies).map(|(part, body)| (&part.path, body.as_slice()));
                 let facts = agent::facts(&*context.profile, parts);
                 let more = cut.more;
+                let hints = std::mem::take(&mut self.hints);
                 let settled = self.settle(ledger, cut, shipped);
+                if tried_before {
+                    // An older flush's look does not know the files that appeared since.
+                    self.hints.extend(hints);
+                }
                 self.save(context, ledger, false);
                 feed(context, &self.id, ledger, &encoded, facts);
                 // What was appended since the look is the next flush's; but an entry that is tried again is of an
