@@ -16,4 +16,5 @@ pub mod error;
 pub mod memory;
 #[path = "../../src/model/mod.rs"]
 pub mod model;
+pub mod mutate;
 pub mod seeds;
