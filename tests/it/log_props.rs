@@ -26,17 +26,22 @@ fn entry(header: Header) -> Entry {
 #[derive(Debug, Clone)]
 struct Number {
     entry: Entry,
-    /// Of a writer that died between reserving the number and writing: nobody goes on from it.
+    /// Of a writer that died between reserving the number and writing: nobody goes on from it, except others that died.
     stranger: bool,
 }
 
-/// A log as its writers left it: `gaps` says how many numbers were passed over before each entry.
-fn history(gaps: &[usize]) -> Vec<Number> {
+/// A log as its writers left it: `gaps` says how many numbers were passed over before each entry, and whether what stands
+/// there goes on from one another.
+fn history(gaps: &[(usize, bool)]) -> Vec<Number> {
     let mut all: Vec<Number> = Vec::new();
     let (mut last, mut digest, mut seq) = (0, None, 0);
-    for gap in gaps {
-        for _ in 0..*gap {
+    for (gap, linked) in gaps {
+        for nth in 0..*gap {
             seq += 1;
+            let (last, digest) = match all.last() {
+                Some(before) if *linked && nth > 0 => (seq - 1, Some(before.entry.digest)),
+                _ => (last, digest),
+            };
             let after = (seq != last + 1).then_some(last);
             all.push(Number { entry: entry(header(seq, digest, after, "dead")), stranger: true });
         }
@@ -85,8 +90,8 @@ fn numbers(entries: &[Entry]) -> Vec<Seq> {
 }
 
 /// As many dead writers one after the other as the chain holds entries back for.
-fn gaps() -> impl Strategy<Value = Vec<usize>> {
-    proptest::collection::vec(prop_oneof![5 => Just(0usize), 1 => 1usize..=4], 1..14)
+fn gaps() -> impl Strategy<Value = Vec<(usize, bool)>> {
+    proptest::collection::vec((prop_oneof![5 => Just(0usize), 1 => 1usize..=4], any::<bool>()), 1..14)
 }
 
 fn config(cases: u32) -> ProptestConfig {
@@ -94,7 +99,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(config(400))]
+    #![proptest_config(config(600))]
 
     #[test]
     fn everything_sound_comes_out_up_to_the_first_damage_and_damage_is_told(
@@ -127,8 +132,11 @@ proptest! {
         prop_assert!(rest.iter().all(|entry| entry.header.seq < all[at].entry.header.seq && entry.header.writer.as_str() == "dead"));
         // A log that only ends sooner is a log.
         let goes_on = (at + 1..all.len()).any(|at| fate(at) != Fate::Missing);
-        let unread = (before.map_or(0, |before| before + 1)..all.len()).any(|at| fate(at) == Fate::Corrupt);
-        prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread).then_some(Kind::Corrupt));
+        let first = before.map_or(0, |before| before + 1);
+        let unread = (first..all.len()).any(|at| fate(at) == Fate::Corrupt);
+        let follows = |at: usize, before: usize| all[at].entry.header.prev == Some(all[before].entry.digest);
+        let torn = (first + 1..at).any(|at| fate(at) == Fate::Sound && fate(at - 1) == Fate::Missing && follows(at, at - 1));
+        prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(Kind::Corrupt));
     }
 
     #[test]

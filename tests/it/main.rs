@@ -19,6 +19,7 @@ mod found;
 mod index_contract;
 mod index_faults;
 mod layers;
+mod ledger_props;
 mod log_props;
 mod outage;
 mod program;
