@@ -106,10 +106,15 @@ proptest! {
         gaps in gaps(),
         fates in proptest::collection::vec(prop_oneof![12 => Just(Fate::Sound), 1 => Just(Fate::Missing), 1 => Just(Fate::Corrupt)], 70),
         late in proptest::collection::vec(any::<bool>(), 70),
+        all_is_there in any::<bool>(),
     ) {
         let all = history(&gaps);
-        // A stranger's write may or may not have arrived.
-        let fate = |at: usize| if all[at].stranger && !late[at] { Fate::Missing } else { fates[at] };
+        let fate = |at: usize| match all[at].stranger {
+            _ if all_is_there => Fate::Sound,
+            // A stranger's write may or may not have arrived.
+            true if !late[at] => Fate::Missing,
+            _ => fates[at],
+        };
         let given = all.iter().enumerate().filter(|(at, _)| fate(*at) != Fate::Missing).map(|(at, number)| {
             let seq = number.entry.header.seq;
             (seq, if fate(at) == Fate::Corrupt { Err(Error::corrupt("damaged")) } else { Ok(number.entry.clone()) })
