@@ -5,6 +5,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -20,6 +21,10 @@ use super::error::{Error, Kind};
 use super::model::{Digest, LogName, RelPath, keys};
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
+
+/// Made once: its patterns take longer to read than a path.
+static GENERIC: LazyLock<Generic> =
+    LazyLock::new(|| Generic::new(plain("generic"), &Patterns::default()).unwrap_or_else(|error| panic!("the default patterns: {error}")));
 
 /// A stored entry. What does not begin as gzip is compressed first, so that a fuzzer gets to the header.
 pub fn entry(input: &[u8]) -> bool {
@@ -116,8 +121,7 @@ pub fn path(input: &[u8]) -> bool {
     assert!(inside.components().all(|part| matches!(part, std::path::Component::Normal(_))), "{below:?} leaves the root");
     assert!(inside.components().count() == path.parts().count() && path.parts().next_back() == Some(path.name()));
     let claude_code = ClaudeCode::new(plain("claude-code"));
-    let generic = Generic::new(plain("generic"), &Patterns::default()).unwrap_or_else(|error| panic!("the default patterns: {error}"));
-    for profile in [&claude_code as &dyn Profile, &generic] {
+    for profile in [&claude_code as &dyn Profile, &*GENERIC] {
         let Place::Keep(name, _) = profile.place(&path) else { continue };
         survives(&name);
         assert!(!path.parts().any(|part| part == ".sessiond"), "{path}: our own state was kept");
