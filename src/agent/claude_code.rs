@@ -42,7 +42,7 @@ impl Profile for ClaudeCode {
     fn place(&self, path: &RelPath) -> Place {
         let name = path.name();
         // A key, a lock, a half-written file, or a cache that the client makes anew.
-        if is_passing(name) || name.ends_with(".key") || name == "resume-head.jsonl" || name.starts_with(".credentials") {
+        if path.parts().any(is_passing) || name.ends_with(".key") || name == "resume-head.jsonl" || name.starts_with(".credentials") {
             return Place::Ignore;
         }
         let kind = if name.ends_with(".jsonl") { FileKind::Append } else { FileKind::Whole };
@@ -213,6 +213,7 @@ mod tests {
             "tasks/3f2a/.lock",
             "tasks/3f2a/1.json.lock",
             "projects/-w/3f2a/id.key",
+            "projects/-w/3f2a/x.tmp/file",
             ".sessiond/ledger/x.json",
         ] {
             assert_eq!(place(path), Place::Ignore, "{path}");

@@ -96,6 +96,7 @@ impl TryFrom<String> for RunningHash {
     type Error = Error;
     fn try_from(text: String) -> Result<Self> {
         from_hex(&text)
+            .filter(|bytes| counts_a_file(bytes))
             .and_then(|bytes| bytes.as_slice().try_into().ok())
             .and_then(|state| Sha256::deserialize(&state).ok())
             .map(RunningHash)
@@ -107,6 +108,13 @@ impl From<RunningHash> for String {
     fn from(hash: RunningHash) -> String {
         to_hex(&hash.0.serialize())
     }
+}
+
+/// Whether the number of blocks in a state of SHA-256, which stands behind its eight words, is that of a file: the hash
+/// counts bits, and more of them than it has numbers for would stop it.
+fn counts_a_file(state: &[u8]) -> bool {
+    let blocks = state.get(32..40).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    blocks.is_some_and(|blocks| blocks < u64::MAX / 1024)
 }
 
 fn to_hex(bytes: &[u8]) -> String {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -241,6 +241,8 @@ pub struct FaultyStore {
     refuse: Mutex<Option<Refuse>>,
     /// Writes wait while this is true.
     hold: watch::Sender<bool>,
+    /// Writes arrive, and nobody hears of it.
+    mute: AtomicBool,
 }
 
 impl FaultyStore {
@@ -252,6 +254,7 @@ impl FaultyStore {
             uploaded: AtomicU64::new(0),
             refuse: Mutex::default(),
             hold: watch::Sender::new(false),
+            mute: AtomicBool::new(false),
         }
     }
 
@@ -276,8 +279,14 @@ impl FaultyStore {
         *self.refuse.lock().unwrap() = Some(Box::new(move |key| key.contains(&text)));
     }
 
+    /// Writes arrive from now on, and their answers are lost.
+    pub fn mute(&self) {
+        self.mute.store(true, Ordering::SeqCst);
+    }
+
     pub fn recover(&self) {
         *self.refuse.lock().unwrap() = None;
+        self.mute.store(false, Ordering::SeqCst);
     }
 
     /// Writes hang from now on, until `release`.
@@ -307,7 +316,9 @@ impl Store for FaultyStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         self.admit(key, true).await?;
         self.uploaded.fetch_add(body.len() as u64, Ordering::SeqCst);
-        self.inner.create(key, body).await
+        let created = self.inner.create(key, body).await;
+        let lost = self.mute.load(Ordering::SeqCst);
+        if lost { Err(Error::unavailable(format!("create {key}: the answer was lost"))) } else { created }
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {

@@ -1,0 +1,13 @@
+//! Writes the committed corpus. Run it from the repository: `cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seed`.
+
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for seed in sessiond_fuzz::seeds::all() {
+        let folder = corpus.join(seed.target);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(seed.name), seed.bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! A stored snapshot. What must hold of it is in `src/checks.rs`.
+
+#![no_main]
+
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use sessiond_fuzz::{checks, memory, mutate};
+
+fuzz_target!(|input: &[u8]| memory::bounded(checks::snapshot, input));
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    match mutate::change_a_value(&data[..size], 1, seed).filter(|new| seed % 2 == 0 && new.len() <= max_size) {
+        Some(new) => {
+            data[..new.len()].copy_from_slice(&new);
+            new.len()
+        }
+        None => fuzzer_mutate(data, size, max_size),
+    }
+});

@@ -1,0 +1,194 @@
+//! What must hold of every input, whoever made it: one function a fuzz target, which says whether the input was accepted.
+//!
+//! `tests/it/corpus.rs` runs the same functions over the committed corpus. `super` is where sessiond's modules are: mounted
+//! here, imported there.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::agent::claude_code::ClaudeCode;
+use super::agent::generic::Generic;
+use super::agent::{self, Place, Profile};
+use super::codec::entry;
+use super::codec::snapshot::{self, HEADER};
+use super::config::Patterns;
+use super::error::{Error, Kind};
+use super::model::{Digest, Header, LogName, RelPath, keys};
+
+const GZIP: &[u8] = &[0x1f, 0x8b];
+
+/// Made once: its patterns take longer to read than a path.
+static GENERIC: LazyLock<Generic> =
+    LazyLock::new(|| Generic::new(plain("generic"), &Patterns::default()).unwrap_or_else(|error| panic!("the default patterns: {error}")));
+
+/// A stored entry. What does not begin as gzip is compressed first, so that a fuzzer gets to the header.
+pub fn entry(input: &[u8]) -> bool {
+    let stored = if input.starts_with(GZIP) { input.to_vec() } else { gzip(input) };
+    let entry = match entry::decode("log/x.gz", &stored) {
+        Ok(entry) => entry,
+        Err(error) => return refused(&error),
+    };
+    check_digest(&entry, &stored);
+    let bodies: Vec<Vec<u8>> = entry.parts().map(|(_, bytes)| bytes.to_vec()).collect();
+    assert_eq!(bodies.concat(), entry.body, "the parts are not the whole body");
+    let again = entry::encode(entry.header.clone(), &bodies).unwrap_or_else(|error| panic!("encode what was decoded: {error}"));
+    let again = entry::decode("log/x.gz", &again.bytes).unwrap_or_else(|error| panic!("decode it again: {error}"));
+    assert_eq!((again.header, again.body), (entry.header, entry.body), "it did not survive a round trip");
+    true
+}
+
+/// A stored snapshot, accepted if every file has its digest. What begins with a brace is a header in one line and the
+/// bytes of its files; what is neither that nor gzip is a tar archive whose checksums are set right: a fuzzer does not
+/// guess those.
+pub fn snapshot(input: &[u8]) -> bool {
+    let stored = match input.first() {
+        _ if input.starts_with(GZIP) => input.to_vec(),
+        Some(b'{') => gzip(&archive(input)),
+        _ => gzip(&with_checksums(input.to_vec())),
+    };
+    let entry = match snapshot::decode("snap/x.tar.gz", &stored) {
+        Ok(entry) => entry,
+        Err(error) => return refused(&error),
+    };
+    check_digest(&entry, &stored);
+    let bodies: Vec<&[u8]> = entry.parts().map(|(_, bytes)| bytes).collect();
+    assert_eq!(bodies.concat(), entry.body, "the files are not the whole body");
+    let again = snapshot::encode(entry.header.clone(), &bodies).unwrap_or_else(|error| panic!("encode what was decoded: {error}"));
+    let again = snapshot::decode("snap/x.tar.gz", &again.bytes).unwrap_or_else(|error| panic!("decode it again: {error}"));
+    assert_eq!((&again.header, &again.body), (&entry.header, &entry.body), "it did not survive a round trip");
+    entry.parts().all(|(part, bytes)| Digest::of(bytes) == part.file_sha256)
+}
+
+/// What stands for many entries has the digest of the last of them: the next one names that.
+fn check_digest(entry: &entry::Entry, stored: &[u8]) {
+    let digest = entry.header.covers.as_ref().map_or_else(|| Digest::of(stored), |covers| covers.digest);
+    assert_eq!((entry.digest, entry.stored), (digest, stored.len() as u64));
+}
+
+/// A piece of a transcript, accepted if it told anything.
+pub fn transcript(input: &[u8]) -> bool {
+    let profile = ClaudeCode::new(plain("claude-code"));
+    let path: RelPath = plain("projects/-work-app/3f2a.jsonl");
+    let whole = profile.read(&path, input);
+    let told = [&whole.cwd, &whole.title, &whole.model, &whole.agent_version];
+    for text in told.into_iter().flatten() {
+        assert!(text.len() <= input.len(), "a fact is longer than all that was read");
+    }
+    // An entry is cut at line ends, anywhere: the facts are the same.
+    for lines in [1, 2, 7] {
+        let pieces = pieces(input, lines);
+        let facts = agent::facts(&profile, pieces.iter().map(|piece| (&path, *piece)));
+        assert_eq!(facts, if pieces.is_empty() { Default::default() } else { whole.clone() }, "{lines} lines at a time");
+    }
+    // Bytes that are no transcript's tell nothing.
+    assert_eq!(profile.read(&plain("projects/-work-app/3f2a/tool-results/t.txt"), input), Default::default());
+    told.iter().any(|fact| fact.is_some())
+}
+
+/// A path, as an entry or a folder names it; accepted if a file may have it.
+pub fn path(input: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(input);
+    // Listings hand over whatever stands in the bucket.
+    if let Some(seq) = keys::entry_number(&text).or_else(|| keys::snapshot_number(&text)) {
+        assert!(seq > 0);
+    }
+    if let Some(name) = keys::log_name(&text) {
+        survives(&name);
+    }
+    let Ok(path) = text.parse::<RelPath>() else { return false };
+    let root = Path::new("/root-of-all");
+    let below = path.below(root);
+    let inside = below.strip_prefix(root).unwrap_or_else(|_| panic!("{below:?} is not below the root"));
+    assert!(inside.components().all(|part| matches!(part, std::path::Component::Normal(_))), "{below:?} leaves the root");
+    assert!(inside.components().count() == path.parts().count() && path.parts().next_back() == Some(path.name()));
+    let claude_code = ClaudeCode::new(plain("claude-code"));
+    for profile in [&claude_code as &dyn Profile, &*GENERIC] {
+        let Place::Keep(name, _) = profile.place(&path) else { continue };
+        survives(&name);
+        assert!(!path.parts().any(|part| part == ".sessiond"), "{path}: our own state was kept");
+        // Every folder on the way is entered, or a scan would not find it.
+        let mut folder = path.parent();
+        while let Some(at) = folder {
+            assert!(profile.enter(&at), "{path} is kept, and {at} is not entered");
+            folder = at.parent();
+        }
+        for folder in profile.folders(&name, &[&path].into()) {
+            assert!(!folder.as_str().is_empty());
+        }
+        profile.project_log(&path).iter().for_each(survives);
+    }
+    true
+}
+
+/// A name that a key is made of must be read back from the key as the same.
+fn survives(name: &LogName) {
+    assert_eq!(keys::log_name(&format!("v1/n/a/{name}/")).as_ref(), Some(name));
+}
+
+fn refused(error: &Error) -> bool {
+    assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+    false
+}
+
+fn plain<T: std::str::FromStr<Err = Error>>(text: &str) -> T {
+    text.parse().unwrap_or_else(|error| panic!("{text} is plain: {error}"))
+}
+
+/// The input in pieces of some lines each; the last line may have no end.
+fn pieces(input: &[u8], lines: usize) -> Vec<&[u8]> {
+    let all: Vec<&[u8]> = input.split_inclusive(|byte| *byte == b'\n').collect();
+    let mut at = 0usize;
+    let length = |chunk: &[&[u8]]| chunk.iter().map(|line| line.len()).sum::<usize>();
+    let mut cut = |chunk: &[&[u8]]| {
+        let piece = &input[at..at + length(chunk)];
+        at += piece.len();
+        piece
+    };
+    all.chunks(lines).map(&mut cut).collect()
+}
+
+/// Stored, not compressed: as fast as a copy, and a small input stays what it is.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::none());
+    gzip.write_all(bytes).and_then(|()| gzip.finish()).unwrap_or_else(|error| panic!("write to memory: {error}"))
+}
+
+/// A tar archive of a header, as it is, and of the files it names, as far as there are bytes for them.
+fn archive(input: &[u8]) -> Vec<u8> {
+    let end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
+    let (text, mut rest) = (&input[..end], input.get(end + 1..).unwrap_or_default());
+    let mut members = vec![(HEADER.to_owned(), text)];
+    for part in serde_json::from_slice::<Header>(text).into_iter().flat_map(|header| header.parts) {
+        let (bytes, behind) = rest.split_at(rest.len().min(usize::try_from(part.len).unwrap_or(usize::MAX)));
+        members.push((part.path.to_string(), bytes));
+        rest = behind;
+    }
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, bytes) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        // A name that tar cannot write is what the reader is to refuse: leave the member out.
+        let _ = tar.append_data(&mut header, path, bytes);
+    }
+    tar.into_inner().unwrap_or_else(|error| panic!("write to memory: {error}"))
+}
+
+/// Sets the checksum of every header of a tar archive right.
+pub fn with_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
+    let mut at = 0usize;
+    while let Some(block) = bytes.get_mut(at..at.saturating_add(512)) {
+        if block.iter().any(|byte| *byte != 0) {
+            block[148..156].fill(b' ');
+            let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+            block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        let digits = String::from_utf8_lossy(&block[124..136]).into_owned();
+        let size = usize::from_str_radix(digits.trim_matches(['\0', ' ']), 8).unwrap_or(0);
+        at = at.saturating_add(512).saturating_add(size.div_ceil(512).saturating_mul(512));
+    }
+    bytes
+}

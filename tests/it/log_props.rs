@@ -1,0 +1,277 @@
+//! The pure middle of the log, generated: chains with gaps, late strangers and damage; states against a model of bytes.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use sessiond::codec::entry::{Entry, decode, encode};
+use sessiond::error::{Error, Kind};
+use sessiond::log::chain::Chain;
+use sessiond::log::state::State;
+use sessiond::model::{Digest, EntryKind, FileKind, Header, Move, Part, RelPath, Seq};
+
+fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> Header {
+    let text = serde_json::json!({
+        "v": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
+        "prev": prev,
+    });
+    Header { after, ..serde_json::from_value(text).unwrap() }
+}
+
+fn read_back(header: Header) -> Result<Entry, Error> {
+    decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes)
+}
+
+fn entry(header: Header) -> Entry {
+    read_back(header).unwrap()
+}
+
+/// What stands at one number.
+#[derive(Debug, Clone)]
+struct Number {
+    entry: Entry,
+    /// Of a writer that died between reserving the number and writing: nobody goes on from it, except others that died.
+    stranger: bool,
+}
+
+/// A log as its writers left it: `gaps` says how many numbers were passed over before each entry, and whether what stands
+/// there goes on from one another.
+fn history(gaps: &[(usize, bool)]) -> Vec<Number> {
+    let mut all: Vec<Number> = Vec::new();
+    let (mut last, mut digest, mut seq) = (0, None, 0);
+    for (gap, linked) in gaps {
+        for nth in 0..*gap {
+            seq += 1;
+            let (last, digest) = match all.last() {
+                Some(before) if *linked && nth > 0 => (seq - 1, Some(before.entry.digest)),
+                _ => (last, digest),
+            };
+            let after = (seq != last + 1).then_some(last);
+            // Each a writer of its own: who died there wrote nothing behind it.
+            all.push(Number { entry: entry(header(seq, digest, after, &format!("dead{seq}"))), stranger: true });
+        }
+        seq += 1;
+        let after = (seq != last + 1).then_some(last);
+        let entry = entry(header(seq, digest, after, "w"));
+        (last, digest) = (seq, Some(entry.digest));
+        all.push(Number { entry, stranger: false });
+    }
+    all
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Sound,
+    Missing,
+    Corrupt,
+}
+
+/// Everything that comes out, and the error it ends with.
+fn read(numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>) -> (Vec<Entry>, Option<Error>) {
+    let mut chain = Chain::new("session s", 0, None);
+    let mut out = Vec::new();
+    for (seq, read) in numbers {
+        match chain.push(seq, read) {
+            Ok(certain) => out.extend(certain),
+            Err(error) => return (out, Some(error)),
+        }
+    }
+    loop {
+        match chain.pop() {
+            Ok(Some(entry)) => out.push(entry),
+            Ok(None) => return (out, None),
+            Err(error) => return (out, Some(error)),
+        }
+    }
+}
+
+fn is_linked(out: &[Entry]) -> bool {
+    let begins = out.first().is_none_or(|first| first.header.follows() == 0);
+    begins && out.windows(2).all(|two| two[1].header.follows() == two[0].header.seq && two[1].header.prev == Some(two[0].digest))
+}
+
+fn numbers(entries: &[Entry]) -> Vec<Seq> {
+    entries.iter().map(|entry| entry.header.seq).collect()
+}
+
+/// As many dead writers one after the other as the chain holds entries back for.
+fn gaps() -> impl Strategy<Value = Vec<(usize, bool)>> {
+    proptest::collection::vec((prop_oneof![5 => Just(0usize), 1 => 1usize..=4], any::<bool>()), 1..14)
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config(600))]
+
+    #[test]
+    fn everything_sound_comes_out_up_to_the_first_damage_and_damage_is_told(
+        gaps in gaps(),
+        fates in proptest::collection::vec(prop_oneof![12 => Just(Fate::Sound), 1 => Just(Fate::Missing), 1 => Just(Fate::Corrupt)], 70),
+        late in proptest::collection::vec(any::<bool>(), 70),
+        all_is_there in any::<bool>(),
+    ) {
+        let all = history(&gaps);
+        let fate = |at: usize| match all[at].stranger {
+            _ if all_is_there => Fate::Sound,
+            // A stranger's write may or may not have arrived.
+            true if !late[at] => Fate::Missing,
+            _ => fates[at],
+        };
+        let given = all.iter().enumerate().filter(|(at, _)| fate(*at) != Fate::Missing).map(|(at, number)| {
+            let seq = number.entry.header.seq;
+            (seq, if fate(at) == Fate::Corrupt { Err(Error::corrupt("damaged")) } else { Ok(number.entry.clone()) })
+        });
+        let (out, error) = read(given);
+        prop_assert!(is_linked(&out), "{:?}", numbers(&out));
+
+        let ours: Vec<usize> = (0..all.len()).filter(|at| !all[*at].stranger).collect();
+        let damage = ours.iter().position(|at| fate(*at) != Fate::Sound);
+        let sound: Vec<Entry> = ours[..damage.unwrap_or(ours.len())].iter().map(|at| all[*at].entry.clone()).collect();
+        prop_assert!(numbers(&out).starts_with(&numbers(&sound)), "{:?} of {:?}", numbers(&out), numbers(&sound));
+        let Some(damage) = damage else {
+            prop_assert_eq!(numbers(&out), numbers(&sound));
+            prop_assert!(error.is_none());
+            return Ok(());
+        };
+        // Of what follows only a stranger can come out, which nobody can be seen to have passed over.
+        let (before, at) = (damage.checked_sub(1).map(|before| ours[before]), ours[damage]);
+        let rest = &out[sound.len()..];
+        prop_assert!(rest.iter().all(|entry| entry.header.seq < all[at].entry.header.seq && entry.header.writer.as_str().starts_with("dead")));
+        // A log that only ends sooner is a log.
+        let goes_on = (at + 1..all.len()).any(|at| fate(at) != Fate::Missing);
+        let first = before.map_or(0, |before| before + 1);
+        let unread = (first..all.len()).any(|at| fate(at) == Fate::Corrupt);
+        let follows = |at: usize, before: usize| all[at].entry.header.prev == Some(all[before].entry.digest);
+        let torn = (first + 1..at).any(|at| fate(at) == Fate::Sound && fate(at - 1) == Fate::Missing && follows(at, at - 1));
+        prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(Kind::Corrupt));
+    }
+
+    #[test]
+    fn whatever_stands_in_the_bucket_only_a_linked_chain_comes_out(
+        numbers in proptest::collection::vec((1u64..4, after(), any::<Index>(), link()), 0..14),
+    ) {
+        let mut seq = 0;
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut given = Vec::new();
+        for (step, after, any, link) in numbers {
+            seq += step;
+            let prev = match link {
+                Link::Nothing => None,
+                Link::Any if !entries.is_empty() => Some(&entries[any.index(entries.len())]),
+                _ => entries.last(),
+            };
+            let after = match after {
+                After::Back(back) => Some(seq.saturating_sub(back)),
+                After::Anything(number) => Some(number),
+                After::Right => prev.map(|prev| prev.header.seq),
+            };
+            // Numbers that make no sense are refused by the codec, and stand in the bucket all the same.
+            let entry = read_back(header(seq, prev.map(|prev| prev.digest), after, "w"));
+            entries.extend(entry.as_ref().ok().cloned());
+            given.push((seq, if link == Link::Damaged { Err(Error::corrupt("damaged")) } else { entry }));
+        }
+        let (out, error) = read(given);
+        prop_assert!(is_linked(&out), "{:?}", self::numbers(&out));
+        prop_assert!(error.as_ref().is_none_or(|error| error.kind() == Kind::Corrupt));
+        // A log that is one chain comes out as it is.
+        prop_assert!(!is_linked(&entries) || error.is_some() || out.len() == entries.len());
+    }
+}
+
+/// How an entry names the number before it.
+#[derive(Debug, Clone)]
+enum After {
+    Right,
+    Back(u64),
+    Anything(u64),
+}
+
+fn after() -> impl Strategy<Value = After> {
+    prop_oneof![4 => Just(After::Right), 2 => (0u64..6).prop_map(After::Back), 1 => any::<u64>().prop_map(After::Anything)]
+}
+
+/// What an entry is linked to by its digest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Link {
+    Last,
+    Any,
+    Nothing,
+    /// The entry cannot be read.
+    Damaged,
+}
+
+fn link() -> impl Strategy<Value = Link> {
+    prop_oneof![6 => Just(Link::Last), 2 => Just(Link::Any), 1 => Just(Link::Nothing), 1 => Just(Link::Damaged)]
+}
+
+const PATHS: [&str; 4] = ["projects/a/s.jsonl", "projects/b/s.jsonl", "tasks/s/1", "tasks/s/2"];
+
+/// One entry: moves from one file to another, and parts that cut a file at a place and go on with some bytes.
+type Change = (Vec<(usize, usize)>, Vec<(usize, u8, Vec<u8>)>);
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let file = || 0..PATHS.len();
+    let moves = prop_oneof![3 => Just(vec![]), 1 => proptest::collection::vec((file(), file()), 1..3)];
+    let parts = proptest::collection::vec((file(), any::<u8>(), proptest::collection::vec(any::<u8>(), 0..6)), 0..4);
+    proptest::collection::vec((moves, parts), 1..12)
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    #[test]
+    fn a_state_is_what_the_bytes_amount_to(changes in changes(), beyond in any::<bool>()) {
+        let path = |file: usize| PATHS[file].parse::<RelPath>().unwrap();
+        let mut model: BTreeMap<RelPath, Vec<u8>> = BTreeMap::new();
+        let mut state = State::default();
+        for (at, (moves, parts)) in changes.into_iter().enumerate() {
+            let mut header = header(at as Seq + 1, None, None, "w");
+            for (from, to) in moves {
+                if let Some(bytes) = model.remove(&path(from)) {
+                    model.insert(path(to), bytes);
+                }
+                header.moves.push(Move { from: path(from), to: path(to) });
+            }
+            for (file, cut, more) in parts {
+                let bytes = model.entry(path(file)).or_default();
+                // Most appends are at the end.
+                let start = if cut < 128 { bytes.len() } else { bytes.len() * usize::from(cut - 128) / 127 };
+                bytes.truncate(start);
+                bytes.extend_from_slice(&more);
+                let (start, len, file_sha256) = (start as u64, more.len() as u64, Digest::of(bytes));
+                header.parts.push(Part { path: path(file), kind: FileKind::Whole, start, len, file_sha256, mode: 0o600, mtime_ns: 7, seq: None });
+            }
+            let digest = Digest::of(&[at as u8]);
+            state.apply(&header, digest).unwrap();
+            prop_assert_eq!((state.seq, state.digest), (header.seq, Some(digest)));
+            let found: BTreeMap<_, _> = state.files.iter().map(|(path, file)| (path.clone(), (file.len, file.sha256))).collect();
+            prop_assert_eq!(found, model.iter().map(|(path, bytes)| (path.clone(), (bytes.len() as u64, Digest::of(bytes)))).collect());
+        }
+        // A snapshot of it gives the same state, whatever was there before.
+        let parts = state.files.iter().map(|(path, file)| Part {
+            path: path.clone(),
+            kind: file.kind,
+            start: 0,
+            len: file.len,
+            file_sha256: file.sha256,
+            mode: file.mode,
+            mtime_ns: file.mtime_ns,
+            seq: Some(file.seq),
+        });
+        let snapshot = Header { kind: EntryKind::Snapshot, parts: parts.collect(), ..header(state.seq, None, Some(0), "w") };
+        let mut again = State::default();
+        let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };
+        again.apply(&Header { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();
+        again.apply(&snapshot, state.digest.unwrap()).unwrap();
+        prop_assert_eq!(&again, &state);
+        // Bytes behind the end of a file leave a hole that nobody wrote.
+        let last = path(0);
+        let start = model.get(&last).map_or(0, Vec::len) as u64 + u64::from(beyond);
+        let part = Part { path: last, kind: FileKind::Whole, start, len: 1, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None };
+        let gap = Header { parts: vec![part], ..header(state.seq + 1, None, None, "w") };
+        prop_assert_eq!(state.apply(&gap, Digest::of(b"")).err().map(|error| error.kind()), beyond.then_some(Kind::Corrupt));
+    }
+}
