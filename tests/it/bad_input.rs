@@ -77,24 +77,3 @@ fn a_wrong_password_is_named_and_never_shown() {
     backend.run(&home, &["reindex"]).ok();
     assert!(backend.run(&home, &["ls"]).ok().out().contains("s1"));
 }
-
-#[test]
-fn a_full_disk_stops_a_restore_without_leaving_anything_half_written() {
-    let place = TempHome::new();
-    let small = place.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mounted = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(&small).status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        return crate::support::skip("tmpfs cannot be mounted here");
-    }
-    let backend = Backend::file();
-    let home = TempHome::new();
-    append(&transcript(&home, "s1"), &format!("{{\"x\":\"{}\"}}\n", "y".repeat(1000)).repeat(1000));
-    backend.run(&home, &["run", "--", "true"]).ok();
-    let root = small.join("root").to_string_lossy().into_owned();
-    let ran = backend.run(&home, &["restore", "s1", "--to", &root]);
-    let left: Vec<_> = std::fs::read_dir(&root).unwrap().map(|item| item.unwrap().file_name()).filter(|name| name != ".sessiond").collect();
-    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
-    ran.fails(5, "No space left", "free some space");
-    assert!(left.is_empty(), "{left:?}");
-}

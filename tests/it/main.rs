@@ -31,3 +31,5 @@ mod streaming;
 mod support;
 mod support_test;
 mod torture;
+mod torture_disk;
+mod torture_net;

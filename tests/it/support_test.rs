@@ -1,5 +1,6 @@
 //! Proof that the ground the other tests stand on holds: servers, proxies, and that nothing stays behind.
 
+use crate::support::backend::eventually;
 use crate::support::proxy::{CountingProxy, Mode, TcpProxy};
 use crate::support::servers::{self, Postgres, S3};
 use crate::support::{TempHome, sessiond};
@@ -169,6 +170,25 @@ fn tcp_proxy_modes_do_what_they_say() {
     let addr = proxy.addr();
     drop(proxy);
     TcpStream::connect(addr).unwrap_err();
+}
+
+#[test]
+fn tcp_proxy_cuts_requests_and_closes_one_direction() {
+    let proxy = TcpProxy::start(echo_server());
+    proxy.set(Mode::CutRequestAfter(7));
+    let before = (proxy.bytes_up(), proxy.bytes_down());
+    assert_eq!(ask(&proxy, "half a request"), "(closed)");
+    assert_eq!((proxy.bytes_up(), proxy.bytes_down()), (before.0 + 7, before.1));
+    for (mode, seen) in [(Mode::Swallow, "(silence)"), (Mode::HalfClose, "(closed)")] {
+        proxy.set(mode);
+        let deaf = TcpStream::connect(proxy.addr()).unwrap();
+        assert_eq!(ask_on(&deaf, "done, unanswered"), seen, "{mode:?}");
+        // The way there is still open, and the way back is lost for good.
+        proxy.set(Mode::Pass);
+        let before = proxy.bytes_up();
+        assert_eq!(ask_on(&deaf, "more"), seen, "{mode:?}");
+        eventually("it has arrived", || proxy.bytes_up() == before + 5);
+    }
 }
 
 /// Not a test: the process that the next one kills.

@@ -2,12 +2,13 @@
 //! acknowledged is in every later restore, and every restore is a byte-exact prefix.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, transcript};
+use crate::support::load::{Load, Replay};
 use crate::support::writers::Dice;
 
 /// The agents of one backend, each with a session of its own, side by side.
@@ -15,7 +16,7 @@ const AGENTS: u64 = 5;
 /// How often each is killed: with five agents a hundred times, on each of two backends.
 const LIVES: u32 = 20;
 
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     let given = std::env::var("SESSIOND_TEST_SEED").ok().and_then(|text| text.parse().ok());
     given.unwrap_or_else(|| u64::from(std::process::id()) << 20)
 }
@@ -23,26 +24,38 @@ fn seed() -> u64 {
 /// The agent: a process of its own that appends until it is killed. On its own there is nothing to do.
 #[test]
 fn an_agent_writes_until_killed() {
-    let Some(path) = std::env::var_os("SESSIOND_TEST_AGENT").map(PathBuf::from) else { return };
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let Some(transcripts) = std::env::var_os("SESSIOND_TEST_AGENT") else { return };
+    let transcripts: Vec<PathBuf> = std::env::split_paths(&transcripts).collect();
+    let parent = rustix::process::getppid();
     let mut dice = Dice::new(seed());
     for number in 0..100_000 {
+        // Each of them first, then any of them.
+        let at = if number < transcripts.len() { number } else { usize::try_from(dice.below(transcripts.len() as u64)).unwrap() };
+        let path = &transcripts[at];
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let text = "x".repeat(usize::try_from(dice.below(3000)).unwrap());
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
         file.write_all(format!("{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{text}\"}}\n").as_bytes()).unwrap();
         if dice.below(8) == 0 {
             let side = path.with_extension("").join("tool-results");
             std::fs::create_dir_all(&side).unwrap();
-            std::fs::write(side.join(format!("{number}.txt")), &text).unwrap();
+            let name = format!("{}-{number}.txt", std::process::id());
+            std::fs::write(side.join(name), &text).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(1 + dice.below(20)));
+        std::thread::sleep(Duration::from_micros((1000 + dice.below(20_000)) / transcripts.len().min(4) as u64));
+        if rustix::process::getppid() != parent {
+            // Nobody is left to kill us.
+            return;
+        }
     }
 }
 
-fn start_agent(path: &Path, seed: u64) -> Running {
+/// An agent that writes to all these transcripts, one after the other.
+pub fn start_agent(transcripts: &[PathBuf], seed: u64) -> Running {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", "torture::an_agent_writes_until_killed"]);
-    agent.env_clear().env("SESSIOND_TEST_AGENT", path).env("SESSIOND_TEST_SEED", seed.to_string());
+    agent.env_clear().env("SESSIOND_TEST_AGENT", std::env::join_paths(transcripts).unwrap());
+    agent.env("SESSIOND_TEST_SEED", seed.to_string());
     Running(agent.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -56,7 +69,7 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
     for life in 0..LIVES {
         let mut daemon = backend.daemon(&home, &[]);
         let path = transcript(&home, &session);
-        let mut writer = start_agent(&path, dice.below(u64::MAX));
+        let mut writer = start_agent(std::slice::from_ref(&path), dice.below(u64::MAX));
         std::thread::sleep(Duration::from_millis(dice.below(300)));
         if dice.below(3) > 0 {
             let on_disk = std::fs::read(&path).unwrap_or_default();
@@ -129,4 +142,55 @@ fn a_hundred_kills_lose_nothing_on_a_folder_and_sqlite() {
 fn a_hundred_kills_lose_nothing_on_s3_and_postgres() {
     let Some(backend) = Backend::servers() else { return };
     torture(&backend);
+}
+
+/// So many sessions at once, in one home.
+const SESSIONS: usize = 300;
+
+/// As often as by default; faster would only make more entries to check.
+const UNHURRIED: [&str; 2] = ["--flush-interval", "1s"];
+
+/// One daemon, hundreds of sessions that grow, and kill -9 of daemon and agent in the middle of it.
+fn hundreds(backend: &Backend, test: &'static str) {
+    let seed = seed();
+    let _replay = Replay { seed, test };
+    let mut dice = Dice::new(seed);
+    let mut load = Load::new(TempHome::new());
+    let names: Vec<String> = (0..SESSIONS).map(|number| format!("session-{number}")).collect();
+    let transcripts: Vec<PathBuf> = names.iter().map(|name| transcript(&load.home, name)).collect();
+    let mut daemon = backend.daemon(&load.home, &UNHURRIED);
+    let mut agent = start_agent(&transcripts, dice.below(u64::MAX));
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500 + dice.below(1000)));
+        load.flush(backend, "30s").unwrap();
+        std::thread::sleep(Duration::from_millis(dice.below(1000)));
+        daemon.kill();
+        load.kills += 1;
+        if dice.below(2) == 0 {
+            agent.kill();
+            load.kills += 1;
+            agent = start_agent(&transcripts, dice.below(u64::MAX));
+        }
+        daemon = backend.daemon(&load.home, &UNHURRIED);
+        for _ in 0..4 {
+            let name = &names[usize::try_from(dice.below(SESSIONS as u64)).unwrap()];
+            assert!(load.check_copy(backend, name));
+        }
+    }
+    agent.kill();
+    load.check_all(backend);
+    assert_eq!(load.sessions().len(), SESSIONS);
+    load.sum_up(&format!("{SESSIONS} sessions at once on {}", backend.name));
+    drop(daemon);
+}
+
+#[test]
+fn hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite() {
+    hundreds(&Backend::file(), "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite");
+}
+
+#[test]
+fn hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres() {
+    let Some(backend) = Backend::servers() else { return };
+    hundreds(&backend, "torture::hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres");
 }

@@ -45,10 +45,18 @@ impl Fault {
             Fault::Slow => true,
             Fault::Sql(error) => {
                 matches!(error, E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed)
+                    || matches!(error, E::InvalidSavePointStatement | E::BeginFailed)
+                    || matches!(error, E::Database(error) if error.code().is_some_and(|code| ends_transactions(&code)))
             }
             Fault::Migrate(_) | Fault::Ours(_) => false,
         }
     }
+}
+
+/// NOMEM, INTERRUPT, IOERR, FULL: SQLite may roll back by itself then, and the driver, which still counts a transaction,
+/// never begins another on that connection. No code of PostgreSQL's is so short.
+fn ends_transactions(code: &str) -> bool {
+    code.len() < 5 && matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(7 | 9 | 10 | 13))
 }
 
 const DOWN: &str = "see that the database runs and can be reached; nothing is lost, sessiond tries again";
@@ -100,6 +108,8 @@ fn of_sql(error: &sqlx::Error) -> (Kind, Option<&'static str>) {
             None => (Kind::Internal, None),
         },
         E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => (Kind::Unavailable, Some(DOWN)),
+        // A transaction that ended without the driver's knowledge; the next connection knows of none.
+        E::InvalidSavePointStatement | E::BeginFailed => (Kind::Unavailable, Some(DOWN)),
         // Bytes that are no answer of a database: a proxy between, or a reply cut in the middle.
         E::Protocol(_) => (Kind::Unavailable, Some(DOWN)),
         E::Tls(_) => (Kind::Usage, Some("see sslmode and sslrootcert in the index URL: postgres://…?sslmode=verify-full&sslrootcert=FILE")),
@@ -174,6 +184,18 @@ mod tests {
         }
         assert_eq!(of_sqlite("26").0, Kind::Usage);
         assert_eq!(of_sqlite("nonsense").0, Kind::Internal);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_connection_with_a_transaction_that_is_none() {
+        for code in ["13", "778", "7", "9"] {
+            assert!(ends_transactions(code), "{code}");
+        }
+        // BUSY, CONSTRAINT_UNIQUE; PostgreSQL's connection_failure, numeric_value_out_of_range.
+        for code in ["5", "2067", "08006", "22003", "00013", ""] {
+            assert!(!ends_transactions(code), "{code}");
+        }
+        assert!(Fault::Sql(sqlx::Error::InvalidSavePointStatement).breaks_connections());
     }
 
     #[test]

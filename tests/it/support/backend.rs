@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::servers::{postgres, s3};
+use super::servers::{S3, postgres, s3};
 use super::{TempHome, sessiond};
 
 /// Where a test keeps its sessions.
@@ -34,7 +34,11 @@ impl Backend {
 
     /// A bucket behind an endpoint (a proxy, perhaps) and a database.
     pub fn on(endpoint: &str, bucket: &str, database: &str) -> Backend {
-        let s3 = s3().expect("the caller has a server");
+        Backend::of(s3().expect("the caller has a server"), endpoint, bucket, database)
+    }
+
+    /// The same, with the keys of a server of the test's own.
+    pub fn of(s3: &S3, endpoint: &str, bucket: &str, database: &str) -> Backend {
         let env = vec![
             ("SESSIOND_STORE", format!("s3://{bucket}/some/prefix?endpoint={endpoint}")),
             ("SESSIOND_INDEX", database.to_owned()),

@@ -4,9 +4,11 @@
 
 pub mod backend;
 pub mod fetch;
+pub mod load;
 pub mod proxy;
 pub mod reaper;
 pub mod servers;
+pub mod small_disk;
 pub mod transcripts;
 pub mod world;
 pub mod writers;

@@ -84,8 +84,14 @@ pub enum Mode {
     Hang,
     /// Close a connection after so many bytes to the client, counted from `set` or from the connection's start.
     CutAfter(usize),
+    /// Close a connection after so many bytes to the server, counted in the same way.
+    CutRequestAfter(usize),
     /// Carry requests; close without an answer when the server begins one. The server has then done what was asked.
     DropReplies,
+    /// Carry requests and throw the answers away; the connection stays open, and nothing comes on it ever again.
+    Swallow,
+    /// The same, and the client is told that there is no more to read; what it sends still goes through.
+    HalfClose,
     /// Hold back each piece of an answer.
     Delay(Duration),
     /// Bytes a second, in each direction of each connection.
@@ -188,9 +194,25 @@ impl Control {
                 match mode {
                     Mode::Refuse => return,
                     // An interim answer only asks for the rest of the request.
-                    Mode::DropReplies if to_client && !rest.starts_with(b"HTTP/1.1 100 ") => return,
+                    _ if to_client && rest.starts_with(b"HTTP/1.1 100 ") => {}
+                    Mode::DropReplies if to_client => return,
+                    Mode::Swallow | Mode::HalfClose if to_client => {
+                        if mode == Mode::HalfClose {
+                            to.shutdown(Shutdown::Write).ok();
+                        }
+                        // Bytes are missing from here on, so that nothing that follows could make sense.
+                        io::copy(&mut from, &mut io::sink()).ok();
+                        return;
+                    }
                     Mode::CutAfter(limit) if to_client && since_set.1 >= limit => return,
                     Mode::CutAfter(limit) if to_client => take = take.min(limit - since_set.1),
+                    Mode::CutRequestAfter(limit) if !to_client && since_set.1 >= limit => {
+                        for socket in [from, to] {
+                            socket.shutdown(Shutdown::Both).ok();
+                        }
+                        return;
+                    }
+                    Mode::CutRequestAfter(limit) if !to_client => take = take.min(limit - since_set.1),
                     Mode::Delay(delay) if to_client && rest.len() == read => thread::sleep(delay),
                     Mode::Throttle(rate) => {
                         take = take.min(rate.div_ceil(20));

@@ -3,6 +3,7 @@
 use super::reaper::Reaper;
 use super::{bare_command, block_on, fetch, run};
 use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig};
+use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::{fs::chown, process::CommandExt};
@@ -50,6 +51,7 @@ pub struct Postgres {
     port: u16,
     /// PostgreSQL refuses to run as root.
     account: Option<(u32, u32)>,
+    process: Mutex<Option<Child>>,
     reaper: Reaper,
 }
 
@@ -70,7 +72,8 @@ impl Postgres {
 
     fn with(bin: &Path) -> Result<Postgres, String> {
         let account = rustix::process::geteuid().is_root().then(unprivileged_account).transpose()?;
-        let server = Postgres { bin: bin.into(), port: free_port(), account, reaper: Reaper::new("postgres", &[])? };
+        let process = Mutex::new(None);
+        let server = Postgres { bin: bin.into(), port: free_port(), account, process, reaper: Reaper::new("postgres", &[])? };
         if let Some((uid, gid)) = server.account {
             chown(server.dir(), Some(uid), Some(gid)).map_err(|e| format!("chown {}: {e}", server.dir().display()))?;
         }
@@ -108,7 +111,31 @@ impl Postgres {
 
     /// Stops at once and cuts every connection, as a crash would; committed data stays.
     pub fn stop(&self) {
-        run(self.command("pg_ctl").args(["-m", "immediate", "-w", "stop"])).unwrap();
+        if let Some(mut process) = self.process.lock().unwrap().take() {
+            // PostgreSQL's immediate stop.
+            kill_process(Pid::from_child(&process), Signal::QUIT).unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// kill -9 of the server and of every process of it.
+    pub fn kill(&self) {
+        let Some(mut process) = self.process.lock().unwrap().take() else { return };
+        let server = Pid::from_child(&process);
+        // Stopped, it can neither start another process nor mend what happens to those it has.
+        kill_process(server, Signal::STOP).unwrap();
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id())).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        for pid in children.split_whitespace() {
+            // One that has ended by itself is what is wanted.
+            pid.parse().ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, Signal::KILL).ok());
+            // Until then it holds memory that the next server wants. Nobody may be there to reap it.
+            let gone = || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+            while !gone() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 
     /// Starts a stopped server on the same port and data, and waits until it answers.
@@ -117,13 +144,25 @@ impl Postgres {
     }
 
     fn try_start(&self) -> Result<(), String> {
-        let options = format!(
-            "-c listen_addresses=127.0.0.1 -p {} -c unix_socket_directories='' -c fsync=off -c shared_buffers=32MB -c max_connections=300",
-            self.port
-        );
-        let log = self.dir().join("log");
-        run(self.command("pg_ctl").args(["-w", "-t", "60", "-o", &options, "-l"]).arg(&log).arg("start"))
-            .map_err(|e| format!("{e}; {}", tail(&log)))
+        let path = self.dir().join("log");
+        let log = std::fs::File::options().create(true).append(true).open(&path).map_err(|e| format!("open {}: {e}", path.display()))?;
+        let mut command = self.command("postgres");
+        command.args(["-p", &self.port.to_string()]);
+        let settings =
+            ["listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "shared_buffers=32MB", "max_connections=300"];
+        command.args(settings.iter().flat_map(|setting| ["-c", setting])).process_group(0);
+        command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(|e| e.to_string())?).stderr(log);
+        let process = command.spawn().map_err(|e| format!("start PostgreSQL: {e}"))?;
+        *self.process.lock().unwrap() = Some(process);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = block_on(PgConnection::connect(&self.url("postgres"))) {
+            let ended = self.process.lock().unwrap().as_mut().and_then(|process| process.try_wait().ok()?);
+            if ended.is_some() || Instant::now() > deadline {
+                return Err(format!("start PostgreSQL: {error}; {}", tail(&path)));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     fn url(&self, database: &str) -> String {
@@ -149,6 +188,12 @@ impl Postgres {
             command.uid(uid).gid(gid);
         }
         command
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
