@@ -20,6 +20,7 @@ mod history;
 mod life;
 mod machine;
 mod model;
+mod mutations;
 mod oracle;
 mod placed;
 mod run;
