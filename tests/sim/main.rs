@@ -14,6 +14,7 @@
 
 mod agent;
 mod bucket;
+mod crashes;
 mod dice;
 mod disk;
 mod history;

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub acks: u64,
     pub restores: u64,
     pub entries: u64,
+    /// Processes that ended at a step.
+    pub crashes: u64,
 }
 
 /// Why a run failed.
@@ -277,6 +279,7 @@ impl Run {
     async fn reap(&mut self, on: usize) -> Result<(), String> {
         let Some(process) = &self.machines[on].process else { return Ok(()) };
         if process.life().is_dead() {
+            self.outcome.crashes += 1;
             self.machines[on].kill();
             self.saw(on);
             return Ok(());
