@@ -61,10 +61,6 @@ impl Life {
         self.state().dead
     }
 
-    pub fn steps(&self) -> u64 {
-        self.state().steps
-    }
-
     pub fn pause(&self) {
         self.state().paused = true;
     }

@@ -14,12 +14,14 @@
 
 mod agent;
 mod bucket;
+mod crashes;
 mod dice;
 mod disk;
 mod history;
 mod life;
 mod machine;
 mod model;
+mod mutations;
 mod oracle;
 mod placed;
 mod run;

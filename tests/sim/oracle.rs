@@ -120,6 +120,12 @@ impl Oracle {
         Ok(all)
     }
 
+    /// Bytes before compression that a volume's processes have written to the log.
+    pub fn raw_bytes_by(&mut self, objects: &Objects, volume: u64) -> Result<u64, String> {
+        let main = self.reader.main(objects, &self.id)?;
+        Ok(main.values().filter(|written| written.author == volume).map(|written| written.entry.header.body_len()).sum())
+    }
+
     /// Whether what these entries amount to is a version of their writers' history that holds all that was promised.
     fn is_sound(&self, what: &str, path: &[Written], promised: &[u64]) -> Result<Files, String> {
         let mut chain: Vec<&Version> = Vec::new();

@@ -1,12 +1,12 @@
 //! What a restore must have put in place, and what going on from there must look like.
 
+use sessiond::codec::entry::{decode, encode};
+use sessiond::model::{LogId, keys};
 use sessiond::restore::Report;
 use sessiond::restore::place::Action;
 
+use super::bucket::{Objects, Stored};
 use super::history::{Files, whole_lines};
-
-/// A line is a few hundred bytes at most once it is stored, unless it is a long one, which deflates well.
-const MOST_FOR_A_LINE: u64 = 2_000;
 
 fn cut(path: &str, bytes: &[u8]) -> usize {
     if path.ends_with(".jsonl") { whole_lines(bytes) } else { bytes.len() }
@@ -49,7 +49,22 @@ pub fn goes_on(before: &Files, now: &Files) -> Result<(), String> {
     Ok(())
 }
 
-/// One more line costs one small object, whatever the size of the session.
-pub fn cost_of_a_line(bytes: u64) -> Result<(), String> {
-    if bytes > MOST_FOR_A_LINE { Err(format!("one more line took {bytes} bytes of upload")) } else { Ok(()) }
+/// After a restore only what is new is shipped, whatever the size of the session.
+pub fn only_what_is_new(placed: &Files, now: &Files, shipped: u64) -> Result<(), String> {
+    let size = |files: &Files| files.values().map(|bytes| bytes.len() as u64).sum::<u64>();
+    let new = size(now) - size(placed);
+    if shipped == new { Ok(()) } else { Err(format!("{new} bytes are new after a restore, and {shipped} were shipped")) }
+}
+
+/// The bucket with one byte of the last entry changed, and everything but the file's digest in order.
+pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
+    let folder = keys::entries_folder(id);
+    let (key, stored) = objects.iter().rfind(|(key, _)| key.starts_with(&folder))?;
+    let entry = decode(key, &stored.bytes).ok()?;
+    let mut body = entry.body.clone();
+    *body.first_mut()? ^= 1;
+    let bytes = encode(entry.header, &[body]).ok()?.bytes;
+    let mut rotten = objects.clone();
+    rotten.insert(key.clone(), Stored { bytes, author: stored.author });
+    Some(rotten)
 }

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub acks: u64,
     pub restores: u64,
     pub entries: u64,
+    /// Processes that ended at a step.
+    pub crashes: u64,
 }
 
 /// Why a run failed.
@@ -277,6 +279,7 @@ impl Run {
     async fn reap(&mut self, on: usize) -> Result<(), String> {
         let Some(process) = &self.machines[on].process else { return Ok(()) };
         if process.life().is_dead() {
+            self.outcome.crashes += 1;
             self.machines[on].kill();
             self.saw(on);
             return Ok(());
@@ -437,15 +440,19 @@ impl Run {
         if self.outcome.restores == before {
             return Err("a restore did not end although nothing fails".to_owned());
         }
+        let placed = self.machines[on].disk.files();
         self.act(&Action::Start { on });
         self.act(&Action::Append { on, which: super::agent::Which::Transcript, lines: 1 });
-        self.pass(Duration::from_secs(1)).await?;
-        let uploaded = self.cloud.bucket.traffic().bytes;
-        self.act(&Action::Append { on, which: super::agent::Which::Transcript, lines: 1 });
         self.is_durable_soon(on).await?;
-        super::placed::cost_of_a_line(self.cloud.bucket.traffic().bytes - uploaded)?;
-        let now = self.oracle.check(&self.cloud.bucket.objects())?.main.unwrap_or_default();
+        let objects = self.cloud.bucket.objects();
+        super::placed::only_what_is_new(&placed, &self.machines[on].disk.files(), self.oracle.raw_bytes_by(&objects, self.volumes)?)?;
+        let now = self.oracle.check(&objects)?.main.unwrap_or_default();
         super::placed::goes_on(&held, &now)?;
+        if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
+            && self.pull(rotten, None).await.is_ok()
+        {
+            return Err("a restore brings bytes that do not have the digest that the entry says".to_owned());
+        }
         self.pass(Duration::from_secs(40)).await?;
         self.index_follows().await
     }

@@ -119,6 +119,7 @@ pub const MIXES: &[Mix] = &[
     lax("database, writers", 3, &[Fault::TakeOver, Fault::Slow]),
     lax("database, crashes", 2, &[Fault::TakeOver, Fault::Crash, Fault::LostReply]),
     lax("database, late effects", 2, &[Fault::TakeOver, Fault::Late, Fault::Pause]),
+    lax("database, crashes and late effects", 2, &[Fault::Crash, Fault::Late]),
     mix("everything", 3, ALL),
     lax("everything, database", 3, ALL),
 ];

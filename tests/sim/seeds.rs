@@ -46,6 +46,7 @@ fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
                             totals.acks += outcome.acks;
                             totals.restores += outcome.restores;
                             totals.entries += outcome.entries;
+                            totals.crashes += outcome.crashes;
                         }
                         Err(violation) => {
                             failed.store(true, Ordering::Relaxed);

@@ -31,6 +31,9 @@ pub fn shrink(schedule: &Schedule, violation: Violation) -> (Vec<usize>, Violati
 /// What a person needs to see of a failing seed.
 pub fn report(schedule: &Schedule, violation: Violation) -> String {
     let first = violation.what.clone();
+    if std::env::var_os("SESSIOND_SIM_LONG").is_some() {
+        return format!("seed {} ({}) fails: {first}", schedule.seed, schedule.mix.name);
+    }
     let (kept, violation) = shrink(schedule, violation);
     let short = schedule.keeping(&kept);
     let actions: Vec<String> = short.actions.iter().map(|action| format!("    {action:?}")).collect();
