@@ -120,11 +120,14 @@ fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
     for base in listed.branches.iter().filter_map(|(_, branch)| branch.first()).map(|first| first.from - 1).filter(|base| *base > 0) {
         kept.extend(cover(pieces, 0, base, Prefer::Long, &BTreeSet::new()));
     }
+    // What a restore reads stays in any case; only that stands for others, so that no two of them lean on one another.
+    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+    kept.extend(&read);
     let stands = |piece: &Piece, other: &Piece| {
         piece.contains(other) && piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray(listed, rules, other)
     };
     let mut surplus: Vec<Piece> =
-        pieces.iter().filter(|other| !kept.contains(other) && pieces.iter().any(|piece| stands(piece, other))).copied().collect();
+        pieces.iter().filter(|other| !kept.contains(other) && read.iter().any(|piece| stands(piece, other))).copied().collect();
     // The oldest first: whoever finds an entry finds all that follow it.
     surplus.sort_by_key(|piece| (piece.to, piece.from));
     surplus

@@ -44,6 +44,12 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
     Ok(made)
 }
 
+/// Makes one piece of the entries `from` to `to`, all of which must be acknowledged.
+pub async fn merge(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<Made> {
+    let pieces = logs.pieces(id).await?;
+    run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}"))
+}
+
 /// Makes one piece of each run of pieces that are smaller than `small` as stored, up to entry `upto`.
 pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<Made> {
     let mut made = Made::default();
@@ -59,9 +65,9 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
 
 async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> Result<Made> {
     let picked = cover(pieces, from - 1, to, Prefer::Long, &BTreeSet::new());
-    if picked.len() < 2 {
-        return Ok(Made::default());
-    }
+    // The first numbers may be left to a piece that begins before the run and reaches into it.
+    let [first, _, ..] = picked.as_slice() else { return Ok(Made::default()) };
+    let from = first.from;
     let mut maker = Maker { logs, id, from, merger: Merger::default(), taken: 0, to: 0, made: Made::default() };
     let mut chain = Chain::anywhere(id.to_string());
     let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_piece(id, &piece, None).await) }).buffered(AT_ONCE);

@@ -43,7 +43,7 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "a restore does not check digests",
-        file: "src/restore/assemble.rs",
+        file: "src/log/assemble.rs",
         from: "        if matches {\n",
         to: "        if matches || !by.is_empty() {\n",
     },
