@@ -61,20 +61,28 @@ impl Cloud {
     }
 
     pub fn id(&self) -> LogId {
-        LogId {
-            namespace: "sim".parse().expect("plain"),
-            agent: self.profile.name().clone(),
-            name: SESSION.parse().expect("plain"),
-        }
+        LogId { namespace: "sim".parse().expect("plain"), agent: self.profile.name().clone(), name: SESSION.parse().expect("plain") }
     }
 }
 
 /// What runs on a machine.
 pub enum Process {
-    Daemon { life: Arc<Life>, handle: Handle, tasks: Vec<JoinHandle<()>> },
-    Restore { life: Arc<Life>, task: JoinHandle<Result<Report>>, before: Files },
+    Daemon {
+        life: Arc<Life>,
+        handle: Handle,
+        tasks: Vec<JoinHandle<()>>,
+    },
+    Restore {
+        life: Arc<Life>,
+        task: JoinHandle<Result<Report>>,
+        before: Files,
+    },
     /// The final flush. The handle stays until it has ended: a streamer that nobody can ask any more spins.
-    Ending { life: Arc<Life>, task: JoinHandle<()>, tasks: Vec<JoinHandle<()>> },
+    Ending {
+        life: Arc<Life>,
+        task: JoinHandle<()>,
+        tasks: Vec<JoinHandle<()>>,
+    },
 }
 
 impl Process {
@@ -177,7 +185,8 @@ impl Machine {
         let (logs, _) = cloud.logs(&life, self.disk.clock.clone());
         let context = restore::Context { folder: self.mount(cloud, &life), profile: cloud.profile.clone(), logs };
         let id = cloud.id();
-        let task = tokio::task::spawn_local(async move { restore::restore(&context, &id, &Options { claim: true, ..Options::default() }).await });
+        let task =
+            tokio::task::spawn_local(async move { restore::restore(&context, &id, &Options { claim: true, ..Options::default() }).await });
         self.process = Some(Process::Restore { life, task, before });
     }
 

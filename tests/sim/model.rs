@@ -52,8 +52,7 @@ impl Reader {
     pub fn branches(&mut self, objects: &Objects, id: &LogId) -> Result<BTreeMap<WriterId, BTreeMap<Seq, Written>>, String> {
         let folder = keys::branches_folder(id);
         let keys: Vec<&String> = objects.range(folder.clone()..).map(|(key, _)| key).take_while(|key| key.starts_with(&folder)).collect();
-        let mut writers: Vec<WriterId> =
-            keys.iter().filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok()).collect();
+        let mut writers: Vec<WriterId> = keys.iter().filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok()).collect();
         writers.dedup();
         let read = |writer: WriterId| Ok((writer.clone(), self.folder(objects, &keys::branch_folder(id, &writer))?));
         writers.into_iter().map(read).collect()

@@ -39,14 +39,7 @@ pub struct Oracle {
 
 impl Oracle {
     pub fn new(id: LogId, no_number_is_passed_over: bool) -> Oracle {
-        Oracle {
-            id,
-            no_number_is_passed_over,
-            histories: BTreeMap::new(),
-            versions: 0,
-            acks: Vec::new(),
-            reader: Reader::default(),
-        }
+        Oracle { id, no_number_is_passed_over, histories: BTreeMap::new(), versions: 0, acks: Vec::new(), reader: Reader::default() }
     }
 
     /// The volume looks like this now; answers the number of the version.
@@ -120,8 +113,7 @@ impl Oracle {
     pub fn entries(&mut self, objects: &Objects) -> Result<Vec<(Option<String>, Seq, Digest)>, String> {
         let main = self.reader.main(objects, &self.id)?;
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
-        let mut all: Vec<_> =
-            path_to(&main, last)?.iter().map(|written| (None, written.entry.header.seq, written.entry.digest)).collect();
+        let mut all: Vec<_> = path_to(&main, last)?.iter().map(|written| (None, written.entry.header.seq, written.entry.digest)).collect();
         for (writer, entries) in self.reader.branches(objects, &self.id)? {
             all.extend(entries.iter().map(|(seq, written)| (Some(writer.to_string()), *seq, written.entry.digest)));
         }
@@ -160,7 +152,10 @@ impl Oracle {
         for version in promised {
             let found = kept.iter().position(|known| known.number == *version);
             if !found.is_some_and(|at| holds_each_file_of(&held, kept, at)) {
-                return Err(format!("{what} lost version {version}, which was acknowledged; it is at {:?}", kept.last().map(|last| last.number)));
+                return Err(format!(
+                    "{what} lost version {version}, which was acknowledged; it is at {:?}",
+                    kept.last().map(|last| last.number)
+                ));
             }
         }
         Ok(held)

@@ -15,7 +15,8 @@ pub fn shrink(schedule: &Schedule, violation: Violation) -> (Vec<usize>, Violati
     while size > 0 {
         let mut from = 0;
         while from < kept.len() && runs < MOST_RUNS {
-            let fewer: Vec<usize> = kept.iter().enumerate().filter(|(at, _)| *at < from || *at >= from + size).map(|(_, kept)| *kept).collect();
+            let fewer: Vec<usize> =
+                kept.iter().enumerate().filter(|(at, _)| *at < from || *at >= from + size).map(|(_, kept)| *kept).collect();
             runs += 1;
             match run(&schedule.keeping(&fewer), false).0 {
                 Err(found) => (kept, violation) = (fewer, found),
