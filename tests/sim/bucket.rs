@@ -37,6 +37,11 @@ pub struct Traffic {
 #[derive(Default)]
 struct Inner {
     objects: Objects,
+    /// Every entry that was ever written at its number, collected or not: what the log truly is.
+    archive: Objects,
+    /// How often nothing was left of the log.
+    forgotten: u64,
+    deleted: u64,
     /// Counts changes.
     generation: u64,
     traffic: Traffic,
@@ -68,6 +73,17 @@ impl Bucket {
         self.inner().objects.clone()
     }
 
+    /// Every entry that was ever written, as it was first found at its number.
+    pub fn archive(&self) -> Objects {
+        self.inner().archive.clone()
+    }
+
+    /// How often nothing was left of the log, and how many objects of it were deleted.
+    pub fn losses(&self) -> (u64, u64) {
+        let inner = self.inner();
+        (inner.forgotten, inner.deleted)
+    }
+
     pub fn generation(&self) -> u64 {
         self.inner().generation
     }
@@ -81,15 +97,27 @@ impl Bucket {
         if only_new && self.honours && inner.objects.contains_key(key) {
             return Created::Exists;
         }
-        inner.objects.insert(key.to_owned(), Stored { bytes: body.clone(), author, modified: now });
+        let stored = Stored { bytes: body.clone(), author, modified: now };
+        let replaced = inner.objects.insert(key.to_owned(), stored.clone()).is_some();
+        // A late write at a number that was collected is no part of the log.
+        if is_entry(key) && (replaced || !inner.archive.contains_key(key)) {
+            inner.archive.insert(key.to_owned(), stored);
+        }
         inner.generation += 1;
         Created::New
     }
 
     fn delete(&self, key: &str) {
         let mut inner = self.inner();
-        inner.objects.remove(key);
+        let gone = inner.objects.remove(key).is_some();
         inner.generation += 1;
+        if gone && is_piece(key) {
+            inner.deleted += 1;
+            if !inner.objects.keys().any(|key| is_piece(key)) {
+                inner.archive.clear();
+                inner.forgotten += 1;
+            }
+        }
     }
 
     fn list(&self, prefix: &str, after: Option<&str>) -> Page {
@@ -107,6 +135,14 @@ impl Bucket {
         }
         Page { objects, folders: folders.into_iter().collect(), next: None }
     }
+}
+
+fn is_entry(key: &str) -> bool {
+    key.contains("/log/") || key.contains("/branch/")
+}
+
+fn is_piece(key: &str) -> bool {
+    ["/log/", "/merge/", "/snap/"].iter().any(|folder| key.contains(folder))
 }
 
 /// One process's way to the bucket.

@@ -77,7 +77,7 @@ pub fn holds_each_file_of(held: &Files, chain: &[&Version], at: usize) -> bool {
         // It was moved, and may be under its new name or, vanished, under its old one.
         later().any(|(_, file)| file.is_none())
             || held.get(path).is_some_and(|bytes| {
-                later().any(|(later, file)| file.is_some_and(|file| is_cut(bytes, path, file, &chain[..=later]) || file.waits()))
+                later().any(|(later, file)| file.is_some_and(|file| is_cut(bytes, file, &chain[..=later]) || file.waits()))
             })
     })
 }
@@ -87,25 +87,23 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
     let present = version.files.iter().all(|(path, file)| match held.get(path) {
         // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
         None => true,
-        Some(bytes) => is_cut(bytes, path, file, &chain[..=at]) || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at]))),
+        Some(bytes) => is_cut(bytes, file, &chain[..=at]) || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at]))),
     });
     present && held.iter().filter(|(path, _)| !version.files.contains_key(*path)).all(|(path, bytes)| was(bytes, path, &chain[..at]))
 }
 
-fn is_cut(bytes: &[u8], path: &str, file: &FileThen, chain: &[&Version]) -> bool {
+fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
     let whole = file.whole();
     if bytes == whole {
         return true;
     }
     // An unfinished line that went out when the agent was gone stays until something is written behind it.
     let tail = file.lines && bytes.len() > whole.len() && whole_lines(bytes) == whole.len() && bytes.starts_with(whole);
-    tail && chain
-        .iter()
-        .rev()
-        .filter_map(|version| version.files.get(path))
-        .any(|then| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes)
+    // It may have been moved since.
+    let went_out = |then: &Arc<FileThen>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
+    tail && chain.iter().rev().any(|version| version.files.values().any(went_out))
 }
 
 fn was(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
-    (0..chain.len()).rev().any(|at| chain[at].files.get(path).is_some_and(|file| is_cut(bytes, path, file, &chain[..=at])))
+    (0..chain.len()).rev().any(|at| chain[at].files.get(path).is_some_and(|file| is_cut(bytes, file, &chain[..=at])))
 }

@@ -65,6 +65,6 @@ pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
     *body.first_mut()? ^= 1;
     let bytes = encode(entry.header, &[body]).ok()?.bytes;
     let mut rotten = objects.clone();
-    rotten.insert(key.clone(), Stored { bytes, author: stored.author });
+    rotten.insert(key.clone(), Stored { bytes, ..stored.clone() });
     Some(rotten)
 }

@@ -73,7 +73,7 @@ impl Rows {
         let row = |record: &Record| EntryRow {
             seq: record.header.seq,
             branch: record.branch.as_ref().map(ToString::to_string),
-            kind: if record.header.kind == EntryKind::Claim { "claim" } else { "delta" }.to_owned(),
+            kind: record.header.kind.word().to_owned(),
             writer: record.header.writer.to_string(),
             at: record.header.at,
             raw_bytes: record.header.body_len(),
