@@ -111,6 +111,10 @@ impl Bucket {
         let mut inner = self.inner();
         let gone = inner.objects.remove(key).is_some();
         inner.generation += 1;
+        // Only what deletes a session for good deletes branches.
+        if key.contains("/branch/") {
+            inner.archive.remove(key);
+        }
         if gone && is_piece(key) {
             inner.deleted += 1;
             if !inner.objects.keys().any(|key| is_piece(key)) {

@@ -9,6 +9,7 @@ use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::capture::watch::Hints;
 use sessiond::capture::{self, Feed, Handle, Streamer};
+use sessiond::daemon::compactor;
 use sessiond::daemon::indexer::{Indexer, mark_stale};
 use sessiond::error::Result;
 use sessiond::index::Index;
@@ -174,7 +175,8 @@ impl Machine {
             profile: cloud.profile.clone(),
             answers: Arc::new(AtomicBool::new(true)),
         };
-        let tasks = vec![tokio::spawn(follower.run()), tokio::spawn(find_stale(feed, index, logs, folder))];
+        let merges = tokio::spawn(compactor::run(feed.clone(), logs.clone()));
+        let tasks = vec![tokio::spawn(follower.run()), merges, tokio::spawn(find_stale(feed, index, logs, folder))];
         self.process = Some(Process::Daemon { life, handle, tasks });
     }
 

@@ -29,4 +29,5 @@ mod schedule;
 mod seeds;
 mod shrink;
 mod tables;
+mod upkeep;
 mod world;

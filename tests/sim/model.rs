@@ -102,6 +102,9 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
 
 /// Takes one more entry in.
 pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
+    if entry.header.begins_anew() {
+        files.clear();
+    }
     for moved in &entry.header.moves {
         if let Some(bytes) = files.remove(moved.from.as_str()) {
             files.insert(moved.to.to_string(), bytes);

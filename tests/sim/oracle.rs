@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use sessiond::model::{Digest, LogId, Seq, WriterId};
+use sessiond::model::{Digest, EntryKind, LogId, Seq, WriterId};
 
 use super::bucket::Objects;
 use super::history::{Files, Version, holds_each_file_of, newest_match};
@@ -15,6 +15,8 @@ use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
 #[derive(Debug, Clone)]
 pub struct Ack {
     pub version: u64,
+    /// The entry it was said to end with.
+    pub head: Seq,
     /// The branch it is on; none on the log itself.
     pub branch: Option<WriterId>,
 }
@@ -22,7 +24,9 @@ pub struct Ack {
 /// What the bucket amounts to by the rules: compared with what a restore makes of it.
 #[derive(Default)]
 pub struct Expected {
+    /// What the log holds; none if there is none, or it was removed.
     pub main: Option<Files>,
+    pub removed: bool,
     pub branches: BTreeMap<WriterId, Files>,
 }
 
@@ -65,6 +69,11 @@ impl Oracle {
         self.acks.push(ack);
     }
 
+    /// The session was deleted for good: what was promised of it is void.
+    pub fn forget(&mut self) {
+        self.acks.clear();
+    }
+
     /// Whether there is anything in a version that can be in a log.
     fn has_whole_lines(&self, version: u64) -> bool {
         let found = self.histories.values().flatten().find(|known| known.number == version);
@@ -78,13 +87,21 @@ impl Oracle {
         let mut expected = Expected::default();
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
         let path = path_to(&main, last)?;
-        if self.no_number_is_passed_over && path.len() != main.len() {
+        let first = path.first().map_or(0, |first| first.entry.header.seq);
+        if self.no_number_is_passed_over && path.len() != main.range(first..).count() {
             return Err(format!("the log has {} entries and only {} are linked", main.len(), path.len()));
         }
         one_writer_at_a_time(&path)?;
+        let anew = path.iter().rev().find(|written| written.entry.header.begins_anew()).map_or(0, |written| written.entry.header.seq);
+        // What was acknowledged before the session was removed and begun anew is history.
+        self.acks.retain(|ack| ack.branch.is_some() || ack.head > anew);
+        if main.values().any(|written| written.entry.header.kind == EntryKind::Purge) {
+            self.acks.retain(|ack| ack.branch.as_ref().is_none_or(|writer| branches.contains_key(writer)));
+        }
         let promised: Vec<u64> = self.acks.iter().filter(|ack| ack.branch.is_none()).map(|ack| ack.version).collect();
         let held = self.is_sound("the log", &path, &promised)?;
-        expected.main = (!path.is_empty()).then_some(held);
+        expected.removed = path.last().is_some_and(|last| last.entry.header.kind.is_removal());
+        expected.main = (!path.is_empty() && !expected.removed).then_some(held);
         for (writer, entries) in branches {
             let path = branch_path(&main, &entries)?;
             let promised = self.acks.iter().filter(|ack| ack.branch.as_ref() == Some(&writer)).map(|ack| ack.version);
@@ -107,6 +124,15 @@ impl Oracle {
             apply(&mut files, &written.entry)?;
         }
         Ok(files)
+    }
+
+    /// What the log amounts to at an entry, if it is one that the log is made of.
+    pub fn passes(&mut self, objects: &Objects, seq: Seq) -> Result<Option<Files>, String> {
+        let main = self.reader.main(objects, &self.id)?;
+        let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
+        let path = path_to(&main, last)?;
+        let on_it = |written: &Written| written.entry.header.seq == seq && !written.entry.header.kind.is_removal();
+        if path.iter().any(on_it) { self.at(objects, seq).map(Some) } else { Ok(None) }
     }
 
     /// Every entry that the index should know: the log's, then the branches' by writer.
@@ -132,6 +158,16 @@ impl Oracle {
         let mut held = Files::new();
         let mut author = None;
         for written in path {
+            if written.entry.header.begins_anew() {
+                held.clear();
+                chain.clear();
+                author = None;
+                continue;
+            }
+            // Who removes a session has no files of its own.
+            if written.entry.header.kind.is_removal() {
+                continue;
+            }
             if author != Some(written.author) {
                 author = Some(written.author);
                 match newest_match(&held, &chain) {

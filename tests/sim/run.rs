@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sessiond::capture::streamer::FlushReport;
 use sessiond::error::Kind;
-use sessiond::model::{At, LogId, WriterId};
+use sessiond::model::{At, Digest, LogId, Seq, WriterId, keys};
 use sessiond::restore::{self, Options, Report};
 use sessiond::sys::Chance;
 use sessiond::upkeep::reindex::rebuild;
@@ -21,6 +21,7 @@ use super::machine::{Cloud, Machine, Process};
 use super::oracle::{Ack, Oracle};
 use super::schedule::{Action, Schedule};
 use super::tables::Tables;
+use super::upkeep::Upkeep;
 use super::world::{HostClock, Weather, World};
 
 /// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
@@ -56,6 +57,10 @@ pub struct Run {
     lives: u64,
     volumes: u64,
     checked: Option<u64>,
+    upkeeps: Vec<Upkeep>,
+    /// The last entry of the log that somebody was told of.
+    acknowledged: Seq,
+    forgotten: u64,
     answers: Arc<Mutex<Vec<Answer>>>,
     outcome: Outcome,
 }
@@ -84,6 +89,9 @@ impl Run {
             agents_dice: Dice::new(schedule.seed, 3),
             lives: 0,
             checked: None,
+            upkeeps: Vec::new(),
+            acknowledged: 0,
+            forgotten: 0,
             answers: Arc::default(),
             outcome: Outcome::default(),
         }
@@ -191,6 +199,19 @@ impl Run {
                 *self.cloud.world.weather() = weather.clone();
             }
             Action::Advance { .. } => {}
+            Action::Upkeep { chore, ends, hangs } => {
+                let life = self.life();
+                if let Some(upkeep) = Upkeep::start(&self.cloud, life, *chore, self.acknowledged) {
+                    if let Some((steps, after)) = ends {
+                        upkeep.life.crash_in(*steps, *after);
+                    }
+                    if *hangs {
+                        upkeep.life.pause();
+                    }
+                    self.upkeeps.push(upkeep);
+                }
+            }
+            Action::WakeUpkeep => self.upkeeps.iter().for_each(|upkeep| upkeep.life.wake()),
         }
     }
 
@@ -240,6 +261,17 @@ impl Run {
         for on in 0..self.machines.len() {
             self.reap(on).await?;
         }
+        let (ended, running) = std::mem::take(&mut self.upkeeps).into_iter().partition(Upkeep::has_ended);
+        self.upkeeps = running;
+        for upkeep in ended {
+            upkeep.end().await?;
+        }
+        let (forgotten, _) = self.cloud.bucket.losses();
+        if forgotten != self.forgotten {
+            self.forgotten = forgotten;
+            self.acknowledged = 0;
+            self.oracle.forget();
+        }
         let answers = std::mem::take(&mut *self.answers.lock().expect("no panic"));
         let mut promised = false;
         for (version, answer) in answers {
@@ -265,13 +297,16 @@ impl Run {
         let Some(log) = report.logs.first() else { return Ok(false) };
         self.cloud.world.note(|| format!("version {version} is acknowledged on {} {} as entry {}", log.ground, log.writer, log.head));
         let branch = match log.ground.as_str() {
-            "main" => None,
+            "main" => {
+                self.acknowledged = self.acknowledged.max(log.head);
+                None
+            }
             "branch" => Some(log.writer.parse::<WriterId>().map_err(|error| error.to_string())?),
             // Nothing was written: the files equal what another wrote.
             _ => return Ok(false),
         };
         self.outcome.acks += 1;
-        self.oracle.acknowledged(Ack { version, branch });
+        self.oracle.acknowledged(Ack { version, head: log.head, branch });
         Ok(true)
     }
 
@@ -313,7 +348,7 @@ impl Run {
         };
         self.outcome.restores += 1;
         self.cloud.world.note(|| format!("restored entry {} on volume {}", report.seq, self.machines[on].volume()));
-        let held = self.oracle.at(&self.cloud.bucket.objects(), report.seq)?;
+        let held = self.oracle.at(&self.cloud.bucket.archive(), report.seq)?;
         let placed = self.machines[on].disk.files();
         super::placed::is_the_log(&report, &held, before, &placed)
     }
@@ -321,20 +356,42 @@ impl Run {
     /// Checks the bucket, and that a restore makes of it what the rules say.
     async fn check(&mut self) -> Result<(), String> {
         let objects = self.cloud.bucket.objects();
-        let expected = self.oracle.check(&objects)?;
+        let archive = self.cloud.bucket.archive();
+        let expected = self.oracle.check(&archive)?;
+        if expected.removed && self.pull(objects.clone(), At::Latest, None).await.is_ok() {
+            return Err("a removed session is restored".to_owned());
+        }
+        self.goes_back(&objects, &archive).await?;
         if let Some(held) = &expected.main {
-            let pulled = self.pull(objects.clone(), None).await?;
+            let pulled = self.pull(objects.clone(), At::Latest, None).await?;
             same("a restore", &pulled, held)?;
         }
         for (writer, held) in &expected.branches {
-            let pulled = self.pull(objects.clone(), Some(writer)).await?;
+            let pulled = self.pull(objects.clone(), At::Latest, Some(writer)).await?;
             same(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
         Ok(())
     }
 
+    /// Whatever was merged, one can go back to an entry that is still there.
+    async fn goes_back(&mut self, objects: &Objects, archive: &Objects) -> Result<(), String> {
+        let folder = keys::entries_folder(&self.cloud.id());
+        let there: Vec<Seq> = objects.keys().filter(|key| key.starts_with(&folder)).filter_map(|key| keys::entry_number(key)).collect();
+        let composites = objects.keys().any(|key| key.contains("/merge/") || key.contains("/snap/"));
+        if there.is_empty() || !composites {
+            return Ok(());
+        }
+        let seq = there[self.agents_dice.below(there.len() as u64) as usize];
+        let Some(held) = self.oracle.passes(archive, seq)? else { return Ok(()) };
+        match self.pull(objects.clone(), At::Seq(seq), None).await {
+            Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
+            Err(error) if error.contains("cannot go back") => Ok(()),
+            Err(error) => Err(format!("going back to entry {seq}: {error}")),
+        }
+    }
+
     /// What a restore elsewhere would bring, without any fault.
-    async fn pull(&self, objects: Objects, branch: Option<&WriterId>) -> Result<Files, String> {
+    async fn pull(&self, objects: Objects, at: At, branch: Option<&WriterId>) -> Result<Files, String> {
         let clock = HostClock::new(self.cloud.world.clone());
         let disk = Disk::new(0, clock.clone());
         let quiet = World::new(0, false);
@@ -344,7 +401,7 @@ impl Run {
         (logs.store, logs.chance) = (Arc::new(Plain(Bucket::of(objects))), chance);
         let folder = Arc::new(Mount { disk: disk.clone(), world: quiet, life });
         let context = restore::Context { folder, profile: self.cloud.profile.clone(), logs };
-        let options = Options { at: At::Latest, branch: branch.cloned(), ..Options::default() };
+        let options = Options { at, branch: branch.cloned(), ..Options::default() };
         let report = restore::restore(&context, &self.cloud.id(), &options).await;
         report.map_err(|error| format!("the log cannot be restored: {error}"))?;
         Ok(disk.files())
@@ -358,6 +415,10 @@ impl Run {
             self.machines[on].disk.set_full(false);
             self.machines[on].disk.set_events(Events::All);
             self.with_life(on, Life::wake);
+        }
+        for upkeep in &self.upkeeps {
+            upkeep.life.never_mind_the_crash();
+            upkeep.life.wake();
         }
         // What is still on its way arrives; what was paused and lost its session finds out.
         self.pass(Duration::from_secs(60)).await?;
@@ -410,11 +471,16 @@ impl Run {
 
     /// The index knows the log; of a branch whose writer died it may not, until somebody rebuilds it from the bucket.
     async fn index_follows(&mut self) -> Result<(), String> {
-        let expected = self.oracle.entries(&self.cloud.bucket.objects())?;
+        let expected = self.oracle.entries(&self.cloud.bucket.archive())?;
         let known = |tables: &Tables, id: &LogId| -> Vec<_> {
             tables.entries(id).into_iter().map(|row| (row.branch, row.seq, row.digest)).collect()
         };
         let id = self.cloud.id();
+        // What was begun anew needs nothing that was before, and the index may not have heard of it.
+        let begins = expected.first().is_none_or(|(_, seq, _)| *seq == 1);
+        if self.cloud.bucket.losses().1 > 0 || !begins {
+            return self.index_knows_the_end(&expected).await;
+        }
         let rows = known(&self.cloud.tables, &id);
         let (main, branches): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(branch, _, _)| branch.is_none());
         let all = expected.iter().filter(|(branch, _, _)| branch.is_none());
@@ -427,10 +493,22 @@ impl Run {
         if rows == expected { Ok(()) } else { Err(format!("a rebuilt index knows {rows:?} and the bucket holds {expected:?}")) }
     }
 
+    /// Where entries were collected the index has other rows for them, and the same end.
+    async fn index_knows_the_end(&mut self, expected: &[(Option<String>, Seq, Digest)]) -> Result<(), String> {
+        let end = expected.iter().rfind(|(branch, _, _)| branch.is_none()).map(|(_, seq, digest)| (*seq, *digest));
+        let id = self.cloud.id();
+        let known = |tables: &Tables| tables.entries(&id).into_iter().rfind(|row| row.branch.is_none()).map(|row| (row.seq, row.digest));
+        if known(&self.cloud.tables) != end {
+            return Err(format!("the index ends with {:?} and the log with {end:?}", known(&self.cloud.tables)));
+        }
+        let (logs, index) = self.cloud.logs(&Arc::new(Life::new(0, 0)), HostClock::new(self.cloud.world.clone()));
+        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {}).await.map_err(|error| format!("reindex: {error}"))?;
+        if known(&self.cloud.tables) == end { Ok(()) } else { Err("a rebuilt index has another end".to_owned()) }
+    }
+
     /// A new machine takes the session over: what it gets is the log, and its agent goes on as if nothing had been.
     async fn comes_back_elsewhere(&mut self) -> Result<(), String> {
-        let objects = self.cloud.bucket.objects();
-        let Some(held) = self.oracle.check(&objects)?.main else { return Ok(()) };
+        let Some(held) = self.oracle.check(&self.cloud.bucket.archive())?.main else { return Ok(()) };
         self.volumes += 1;
         self.machines.push(Machine::new(&self.cloud.world, self.volumes));
         let on = self.machines.len() - 1;
@@ -445,11 +523,15 @@ impl Run {
         self.act(&Action::Append { on, which: super::agent::Which::Transcript, lines: 1 });
         self.is_durable_soon(on).await?;
         let objects = self.cloud.bucket.objects();
-        super::placed::only_what_is_new(&placed, &self.machines[on].disk.files(), self.oracle.raw_bytes_by(&objects, self.volumes)?)?;
-        let now = self.oracle.check(&objects)?.main.unwrap_or_default();
+        super::placed::only_what_is_new(
+            &placed,
+            &self.machines[on].disk.files(),
+            self.oracle.raw_bytes_by(&self.cloud.bucket.archive(), self.volumes)?,
+        )?;
+        let now = self.oracle.check(&self.cloud.bucket.archive())?.main.unwrap_or_default();
         super::placed::goes_on(&held, &now)?;
         if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
-            && self.pull(rotten, None).await.is_ok()
+            && self.pull(rotten, At::Latest, None).await.is_ok()
         {
             return Err("a restore brings bytes that do not have the digest that the entry says".to_owned());
         }

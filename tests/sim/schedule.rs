@@ -10,30 +10,110 @@ use super::world::Weather;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     // The agent.
-    Append { on: usize, which: Which, lines: u64 },
-    BeginLine { on: usize, which: Which },
-    Rewrite { on: usize, which: Which, in_place: bool },
-    CutBack { on: usize, which: Which, anywhere: bool },
-    Move { on: usize },
-    Tool { on: usize },
-    Side { on: usize, in_place: bool },
+    Append {
+        on: usize,
+        which: Which,
+        lines: u64,
+    },
+    BeginLine {
+        on: usize,
+        which: Which,
+    },
+    Rewrite {
+        on: usize,
+        which: Which,
+        in_place: bool,
+    },
+    CutBack {
+        on: usize,
+        which: Which,
+        anywhere: bool,
+    },
+    Move {
+        on: usize,
+    },
+    Tool {
+        on: usize,
+    },
+    Side {
+        on: usize,
+        in_place: bool,
+    },
     // sessiond.
-    Start { on: usize },
-    Flush { on: usize },
-    Finish { on: usize },
-    Restore { on: usize, wipe: bool },
+    Start {
+        on: usize,
+    },
+    Flush {
+        on: usize,
+    },
+    Finish {
+        on: usize,
+    },
+    Restore {
+        on: usize,
+        wipe: bool,
+    },
     // What befalls it.
-    Kill { on: usize },
-    CutPower { on: usize },
-    CrashIn { on: usize, steps: u64, after: bool },
-    Pause { on: usize },
-    Wake { on: usize },
-    LoseState { on: usize },
-    FullDisk { on: usize, full: bool },
-    ClockJump { on: usize, minutes: i64 },
-    Watching { on: usize, events: Events },
+    Kill {
+        on: usize,
+    },
+    CutPower {
+        on: usize,
+    },
+    CrashIn {
+        on: usize,
+        steps: u64,
+        after: bool,
+    },
+    Pause {
+        on: usize,
+    },
+    Wake {
+        on: usize,
+    },
+    LoseState {
+        on: usize,
+    },
+    FullDisk {
+        on: usize,
+        full: bool,
+    },
+    ClockJump {
+        on: usize,
+        minutes: i64,
+    },
+    Watching {
+        on: usize,
+        events: Events,
+    },
     Weather(Weather),
-    Advance { millis: u64 },
+    Advance {
+        millis: u64,
+    },
+    /// A process that keeps the bucket clean. It may end at one of its steps, or hang at one until somebody wakes it.
+    Upkeep {
+        chore: Chore,
+        ends: Option<(u64, bool)>,
+        hangs: bool,
+    },
+    WakeUpkeep,
+}
+
+/// What it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chore {
+    /// Makes one piece of a part of what was acknowledged, in percent.
+    Merge {
+        from: u64,
+        to: u64,
+    },
+    /// Collects, with so many hours of history, and removes what has not changed for so long.
+    Collect {
+        history: u64,
+        ttl: Option<u64>,
+    },
+    Remove,
+    Undelete,
 }
 
 /// A family of faults.
@@ -56,6 +136,7 @@ pub enum Fault {
     Clock,
     LostLedger,
     TakeOver,
+    Upkeep,
 }
 
 /// A mix of faults. A seed has the mix that its number says.
@@ -85,6 +166,7 @@ const ALL: &[Fault] = &[
     Fault::Clock,
     Fault::LostLedger,
     Fault::TakeOver,
+    Fault::Upkeep,
 ];
 
 const fn mix(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
@@ -120,6 +202,13 @@ pub const MIXES: &[Mix] = &[
     lax("database, crashes", 2, &[Fault::TakeOver, Fault::Crash, Fault::LostReply]),
     lax("database, late effects", 2, &[Fault::TakeOver, Fault::Late, Fault::Pause]),
     lax("database, crashes and late effects", 2, &[Fault::Crash, Fault::Late]),
+    mix("upkeep", 1, &[Fault::Upkeep]),
+    mix("upkeep, writers", 2, &[Fault::Upkeep, Fault::Upkeep, Fault::TakeOver]),
+    mix("upkeep, crashes", 2, &[Fault::Upkeep, Fault::Upkeep, Fault::Crash, Fault::TakeOver]),
+    mix("upkeep, pauses", 2, &[Fault::Upkeep, Fault::Upkeep, Fault::Pause, Fault::TakeOver]),
+    mix("upkeep, bad network", 2, &[Fault::Upkeep, Fault::Upkeep, Fault::TwentyPercent, Fault::Reads, Fault::Slow]),
+    mix("upkeep, rewrites", 1, &[Fault::Upkeep, Fault::Upkeep, Fault::Rewrites, Fault::LostLedger]),
+    lax("upkeep, database", 2, &[Fault::Upkeep, Fault::Upkeep, Fault::TakeOver, Fault::Crash]),
     mix("everything", 3, ALL),
     lax("everything, database", 3, ALL),
 ];
@@ -217,6 +306,7 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
             actions.push(Action::Kill { on });
             Action::LoseState { on }
         }
+        Fault::Upkeep => return upkeep(actions, dice),
         Fault::TakeOver => {
             actions.push(Action::Restore { on, wipe: dice.percent(70) });
             Action::Start { on }
@@ -226,5 +316,44 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
     // What ended is mostly started again.
     if matches!(fault, Fault::Crash | Fault::PowerCut | Fault::LostLedger) && dice.percent(70) {
         actions.push(Action::Start { on });
+    }
+}
+
+const HOUR: u64 = 3_600_000;
+
+fn upkeep(actions: &mut Vec<Action>, dice: &mut Dice) {
+    let merge = |dice: &mut Dice| {
+        let from = if dice.coin() { 0 } else { dice.below(90) };
+        Chore::Merge { from, to: if dice.coin() { 100 } else { from + 10 + dice.below(90 - from.min(89)) } }
+    };
+    let collect = |dice: &mut Dice| Chore::Collect { history: [0, 1, 30][dice.below(3) as usize], ttl: dice.percent(20).then_some(20) };
+    let process = |chore: Chore, dice: &mut Dice| Action::Upkeep {
+        chore,
+        ends: dice.percent(15).then(|| (1 + dice.below(30), dice.coin())),
+        hangs: dice.percent(10),
+    };
+    match dice.below(10) {
+        0..3 => {
+            let chore = merge(dice);
+            actions.push(process(chore, dice));
+        }
+        // In the order in which it happens: merged, a day later collected.
+        3..7 => {
+            for chore in [merge(dice), merge(dice)] {
+                actions.push(process(chore, dice));
+            }
+            actions.push(Action::Advance { millis: [13, 25, 40][dice.below(3) as usize] * HOUR });
+            let chore = collect(dice);
+            actions.push(process(chore, dice));
+        }
+        7 => {
+            let chore = collect(dice);
+            actions.push(process(chore, dice));
+        }
+        8 => {
+            let chore = if dice.percent(70) { Chore::Remove } else { Chore::Undelete };
+            actions.push(process(chore, dice));
+        }
+        _ => actions.push(if dice.coin() { Action::WakeUpkeep } else { Action::Advance { millis: 25 * HOUR } }),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use sessiond::model::{AgentName, EntryKind, LogId, NamedFile, Namespace, Seq};
+use sessiond::model::{AgentName, LogId, NamedFile, Namespace, Seq};
 
 use super::life::Life;
 use super::world::{Fate, World};
@@ -33,7 +33,7 @@ impl Rows {
         let have = rows.last_key_value().map_or(0, |(seq, _)| *seq);
         if rows.contains_key(&seq) {
             Recorded::Already
-        } else if record.header.follows() != have {
+        } else if record.header.follows() != have && !(record.header.begins_anew() && have < seq) {
             Recorded::Gap { have }
         } else {
             rows.insert(seq, record.clone());
