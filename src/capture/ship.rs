@@ -195,7 +195,12 @@ impl Shipment {
                 Err(error) => return Err(error),
             },
         };
+        let open = there && pen.ground == Ground::Main && context.logs.has_open_number(&self.id, pen).await?;
         self.confirmed = true;
+        if open {
+            tracing::info!(id = %self.id, seq = pen.seq, "an earlier write may still arrive; claiming behind it");
+            return Ok(Some(Turn::Again));
+        }
         if there {
             return Ok(None);
         }

@@ -173,6 +173,15 @@ impl Logs {
         }
     }
 
+    /// Whether the database holds a number for us that no entry fills. A write of an earlier life of ours may still arrive
+    /// there and, where the store ignores conditions, replace what we would write: the number must be passed over.
+    pub async fn has_open_number(&self, id: &LogId, pen: &Pen) -> Result<bool> {
+        let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? else { return Ok(false) };
+        let ahead = index.fence(id).await?.filter(|row| row.writer == pen.writer && row.seq > pen.seq);
+        let Some(row) = ahead else { return Ok(false) };
+        Ok(self.store.get(&keys::entry(id, row.seq)).await?.is_none())
+    }
+
     async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
         let key = keys::branch_entry(id, &pen.writer, encoded.header.seq);
         let created = match self.fence.choose(&*self.store, &self.chance).await? {
