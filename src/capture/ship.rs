@@ -196,7 +196,12 @@ impl Shipment {
             },
         };
         let open = there && pen.ground == Ground::Main && context.logs.has_open_number(&self.id, pen).await?;
-        self.confirmed = true;
+        let first = !std::mem::replace(&mut self.confirmed, true);
+        if there && first && pen.ground == Ground::Branch && pen.seq > 0 && !context.logs.creates_once().await? {
+            // A write of an earlier life of ours may still arrive, at the number that we would write, and replace it.
+            self.begin_branch(context, ledger);
+            return Ok(Some(Turn::Wrote));
+        }
         if open {
             tracing::info!(id = %self.id, seq = pen.seq, "an earlier write may still arrive; claiming behind it");
             return Ok(Some(Turn::Again));
@@ -250,10 +255,8 @@ impl Shipment {
         }
         let by = entry.as_ref().map(|entry| &entry.header.writer);
         if ledger.pen.ground == Ground::Branch {
-            // Another volume carries a copy of our ledger: begin a branch of our own, with everything.
-            ledger.pen =
-                Pen { writer: new_writer(&context.logs.chance), ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen.clone() };
-            ledger.files.clear();
+            // Another volume carries a copy of our ledger.
+            self.begin_branch(context, ledger);
         } else {
             let error = fenced(&self.id, by);
             tracing::warn!(id = %self.id, writer = %ledger.pen.writer, "{error}; going on with a branch");
@@ -264,6 +267,13 @@ impl Shipment {
         }
         self.save(context, ledger, true);
         Ok(Turn::Wrote)
+    }
+
+    /// Begins a branch of our own, with everything.
+    fn begin_branch(&self, context: &Context, ledger: &mut Ledger) {
+        let writer = new_writer(&context.logs.chance);
+        ledger.pen = Pen { writer, ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen.clone() };
+        ledger.files.clear();
     }
 
     /// Moves the cursors over an entry that we wrote and forgot; false if the local files do not show that it is ours:

@@ -100,7 +100,10 @@ impl Logs {
         // Up to the first number that only an entry can stand for.
         let to = covered.iter().fold(0, |to, piece| if piece.from == to + 1 { piece.to } else { to });
         pieces.extend(self.entry_pieces(id, to).await?);
-        Ok(pieces)
+        let read = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+        let whole = read.last().map_or(0, |last| last.to) == pieces::head(&pieces);
+        // Where two cross, the way on may begin with an entry before them.
+        if whole { Ok(pieces) } else { self.pieces(id).await }
     }
 
     async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Piece>> {

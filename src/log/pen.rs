@@ -182,6 +182,11 @@ impl Logs {
         Ok(self.store.get(&keys::entry(id, row.seq)).await?.is_none())
     }
 
+    /// Whether the store keeps a second write from a key.
+    pub async fn creates_once(&self) -> Result<bool> {
+        Ok(matches!(self.fence.choose(&*self.store, &self.chance).await?, Fence::Store))
+    }
+
     async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
         let key = keys::branch_entry(id, &pen.writer, encoded.header.seq);
         let created = match self.fence.choose(&*self.store, &self.chance).await? {

@@ -101,6 +101,8 @@ impl From<Error> for Stop {
 struct Doubts {
     without: BTreeSet<Name>,
     bad: BTreeMap<Seq, Error>,
+    /// Entries alone may do. A number that was never written looks like one that was collected; only reading tells.
+    entries_only: bool,
 }
 
 impl Doubts {
@@ -111,7 +113,7 @@ impl Doubts {
             Some(piece) if piece.0 != PieceKind::Entry => self.without.insert(piece),
             // Somebody may have gone back to before it and gone on.
             Some((_, _, seq)) => self.bad.insert(seq, Error::corrupt(stop.error.to_string())).is_none(),
-            None => false,
+            None => std::mem::take(&mut self.entries_only),
         }
     }
 }
@@ -124,11 +126,19 @@ impl Logs {
         let mut all = !newest || reading.after > 0 || reading.without.is_some();
         let mut listed = self.list(id, all).await?;
         let mut relisted = 0;
-        let mut doubts = Doubts { without: reading.without.cloned().unwrap_or_default(), ..Doubts::default() };
+        let begins = |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
+        let mut doubts = Doubts {
+            without: reading.without.cloned().unwrap_or_default(),
+            entries_only: reading.prefer == Prefer::Short && listed.iter().any(begins),
+            ..Doubts::default()
+        };
         let mut spared: Vec<String> = Vec::new();
         loop {
             let mut walk = Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0 };
             let error = match walk.all(&listed, &doubts).await {
+                Ok(()) if reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) => {
+                    Some(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)))
+                }
                 Ok(()) => None,
                 Err(stop) if stop.gone && relisted < MOST_RELISTED => {
                     relisted += 1;
@@ -137,8 +147,9 @@ impl Logs {
                 }
                 Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(stop.error),
                 Err(stop) => {
+                    let known = doubts.entries_only;
                     let again = doubts.learn(&stop);
-                    if again && !spared.contains(&stop.error.to_string()) {
+                    if again && known == doubts.entries_only && !spared.contains(&stop.error.to_string()) {
                         spared.push(stop.error.to_string());
                     }
                     if again {
@@ -205,6 +216,9 @@ impl<S: Sink> Walk<'_, S> {
         };
         let mut chain = Chain::new(self.id.to_string(), self.seq, None);
         let mut without = doubts.without.clone();
+        if doubts.entries_only {
+            without.extend(listed.iter().filter(|piece| piece.kind != PieceKind::Entry).map(Piece::name));
+        }
         loop {
             let picked = cover(listed, self.seq, most, self.reading.prefer, &without);
             match self.run(&picked, None, &mut chain, doubts).await? {

@@ -64,25 +64,29 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
 }
 
 async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> Result<Made> {
-    let picked = cover(pieces, from - 1, to, Prefer::Long, &BTreeSet::new());
-    // The first numbers may be left to a piece that begins before the run and reaches into it.
-    let [first, _, ..] = picked.as_slice() else { return Ok(Made::default()) };
-    let from = first.from;
+    // Of what a restore reads: a piece that begins before the run and reaches into it stays as it is, for one that crosses it
+    // could not be read behind it.
+    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+    let picked: Vec<Piece> = read.into_iter().filter(|piece| from <= piece.from).collect();
+    let within = picked.iter().filter(|piece| piece.to <= to).count();
+    let Some(from) = picked.first().map(|first| first.from).filter(|_| within > 1) else { return Ok(Made::default()) };
     let mut maker = Maker { logs, id, from, merger: Merger::default(), taken: 0, to: 0, made: Made::default() };
     let mut chain = Chain::anywhere(id.to_string());
     let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_piece(id, &piece, None).await) }).buffered(AT_ONCE);
     while let Some((piece, read)) = reads.next().await {
         let gone = || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
         let read = read.and_then(|entry| entry.ok_or_else(gone));
-        if let Some(entry) = chain.push(piece.to, read)? {
-            maker.take(&entry).await?;
+        // What comes behind the run is read until it is certain which entries the run is made of.
+        match chain.push(piece.to, read)? {
+            Some(entry) if entry.header.seq > to => return maker.finish().await,
+            Some(entry) => maker.take(&entry).await?,
+            None => {}
         }
     }
-    while let Some(entry) = chain.pop()? {
+    while let Some(entry) = chain.pop()?.filter(|entry| entry.header.seq <= to) {
         maker.take(&entry).await?;
     }
-    maker.write().await?;
-    Ok(maker.made)
+    maker.finish().await
 }
 
 /// Gathers pieces, and writes what they make whenever more would be too much.
@@ -105,6 +109,11 @@ impl Maker<'_> {
         self.taken += 1;
         self.to = entry.header.seq;
         Ok(())
+    }
+
+    async fn finish(mut self) -> Result<Made> {
+        self.write().await?;
+        Ok(self.made)
     }
 
     async fn write(&mut self) -> Result<()> {

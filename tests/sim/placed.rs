@@ -61,6 +61,11 @@ pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
     let folder = keys::entries_folder(id);
     let (key, stored) = objects.iter().rfind(|(key, _)| key.starts_with(&folder))?;
     let entry = decode(key, &stored.bytes).ok()?;
+    // What another object stands for is not read.
+    let ends = |key: &String| keys::merge_range(key).map(|(_, to)| to).or_else(|| keys::snapshot_number(key));
+    if objects.keys().filter_map(ends).any(|to| to >= entry.header.seq) {
+        return None;
+    }
     let mut body = entry.body.clone();
     *body.first_mut()? ^= 1;
     let bytes = encode(entry.header, &[body]).ok()?.bytes;
