@@ -25,6 +25,8 @@ pub struct Chain {
     damaged: Option<(Seq, Error)>,
     /// The entry that was refused because of what it says.
     refused: Option<Seq>,
+    /// The entry that the refused one follows, if it passes over entries that had come out already.
+    passed_from: Option<Seq>,
     /// Nothing is certain yet, not even what the first entry follows.
     open: bool,
 }
@@ -32,7 +34,7 @@ pub struct Chain {
 impl Chain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, open: false }
+        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, passed_from: None, open: false }
     }
 
     /// A chain that begins with whatever comes first.
@@ -56,7 +58,7 @@ impl Chain {
         let is_first = self.open && self.held.iter().all(|held| held.header.seq > follows);
         if follows > self.last && !is_first && !self.held.iter().any(|held| held.header.seq == follows) {
             let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
-            self.damaged.get_or_insert((follows, missing.hint("sessiond verify says from which point the session can be restored")));
+            self.damaged.get_or_insert((follows, missing));
         }
         if self.damaged.is_some() {
             return Ok(None);
@@ -111,6 +113,8 @@ impl Chain {
         }
         if header.follows() < self.last {
             self.refused = Some(header.seq);
+            // Only a mark passes over others.
+            self.passed_from = (!matches!(header.kind, EntryKind::Delta)).then_some(header.follows());
             return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
         }
         if self.last > 0 && self.digest.is_some() && header.prev != self.digest {
@@ -120,6 +124,12 @@ impl Chain {
         self.last = header.seq;
         self.digest = Some(entry.digest);
         Ok(Some(entry))
+    }
+
+    /// The entry that the refused one follows, if that one is a mark that passes over what was certain: whoever wrote it
+    /// could not restore that, whatever it looks like here.
+    pub fn passed_from(&self) -> Option<Seq> {
+        self.passed_from
     }
 
     /// The entry that was refused because of what it says, if one was.
