@@ -222,6 +222,33 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_passes_over_what_was_certain_is_told_from_one_that_is_wrong() {
+        let one = entry(1, None, None, "w");
+        let mut two = entry(2, Some(one.digest), None, "w");
+        two.header.kind = EntryKind::Delta;
+        let mut three = entry(3, Some(two.digest), None, "w");
+        three.header.kind = EntryKind::Delta;
+        // Whoever salvages goes on from entry 1, for entry 2 has bytes that do not have their digest.
+        let claim = entry(4, Some(one.digest), Some(1), "v");
+        let mut wrong = claim.clone();
+        wrong.header.kind = EntryKind::Delta;
+        for (last, passed_from) in [(&claim, Some(1)), (&wrong, None)] {
+            let mut chain = Chain::new("session s", 0, None);
+            let mut refused = false;
+            for entry in [&one, &two, &three, last] {
+                refused |= chain.push(entry.header.seq, Ok(entry.clone())).is_err();
+            }
+            while !refused {
+                match chain.pop() {
+                    Ok(entry) => assert!(entry.is_some(), "it was not refused"),
+                    Err(_) => refused = true,
+                }
+            }
+            assert_eq!((chain.refused(), chain.passed_from()), (Some(4), passed_from));
+        }
+    }
+
+    #[test]
     fn an_entry_is_certain_once_its_writer_has_written_behind_it() {
         let mut chain = Chain::new("session s", 0, None);
         let mut before = entry(1, None, None, "w");

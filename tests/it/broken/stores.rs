@@ -28,8 +28,8 @@ pub struct Fixture {
     pub name: &'static str,
     /// Every object by its key.
     pub objects: BTreeMap<String, Vec<u8>>,
-    /// What `restore --salvage` must bring back; none if it must bring back nothing.
-    pub sound: Option<Files>,
+    /// The entry that `restore --salvage` must go back to and what it was then; none if it must bring back nothing.
+    pub sound: Option<(Seq, Files)>,
     /// What the healthy session is.
     pub healthy: Files,
 }
@@ -171,7 +171,7 @@ fn fixture(name: &'static str, session: &Session, sound: Option<Seq>, spoil: imp
     let mut objects = session.objects();
     spoil(&mut objects);
     objects.extend(healthy.objects());
-    Fixture { name, objects, sound: sound.map(|seq| session.points[&seq].clone()), healthy: healthy.files }
+    Fixture { name, objects, sound: sound.map(|seq| (seq, session.points[&seq].clone())), healthy: healthy.files }
 }
 
 /// All of them.
