@@ -103,7 +103,7 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
         print::line(format_args!("         delete {}: the entries that it stands for are read then", print::clean(key)))?;
     }
     if verdict.sound_to == verdict.head && !verdict.misleading.is_empty() {
-        print::line("         all its entries are sound")?;
+        print::line("         until then a restore may bring back what it says")?;
     } else if verdict.sound_to == verdict.head {
         print::line("         it can be restored in full: other objects stand for what is damaged")?;
     } else if verdict.sound_to > 0 {

@@ -34,7 +34,8 @@ pub struct Verdict {
     pub removed: bool,
     /// What is wrong, each as a person reads it.
     pub damage: Vec<String>,
-    /// Merges and snapshots that are whole and say something else than their entries: a restore may read them.
+    /// Merges and snapshots that are whole and say something else than their entries, which are all there: a restore may
+    /// read them.
     pub misleading: Vec<String>,
     /// What is damaged and does not count any more: somebody has gone back to before it and gone on.
     pub passed_over: Vec<String>,
@@ -68,12 +69,17 @@ struct Witness<'a> {
     points: BTreeMap<Seq, Point>,
     /// The last number of everything that was taken in.
     taken: BTreeSet<Seq>,
+    /// Of these, the merges and snapshots.
+    composites: BTreeSet<Seq>,
 }
 
 impl Sink for Witness<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.assembly.take(entry)?;
         self.taken.insert(entry.header.seq);
+        if entry.header.kind.is_composite() {
+            self.composites.insert(entry.header.seq);
+        }
         if self.wanted.contains(&entry.header.seq) {
             self.points.insert(entry.header.seq, (entry.digest, self.assembly.state.files.clone()));
         }
@@ -117,7 +123,7 @@ impl Checker<'_> {
         let fresh = || {
             made += 1;
             let assembly = Assembly::new(self.scratch, self.stage.clone(), made);
-            Witness { assembly, wanted: wanted.to_vec(), points: BTreeMap::new(), taken: BTreeSet::new() }
+            Witness { assembly, wanted: wanted.to_vec(), points: BTreeMap::new(), taken: BTreeSet::new(), composites: BTreeSet::new() }
         };
         let read = self.logs.read_log(self.id, reading, fresh).await;
         self.scratch.remove(&self.stage).map_err(|cause| Error::io(format!("remove {}", self.stage), cause))?;
@@ -161,8 +167,13 @@ impl Checker<'_> {
                 .all(|part| files.get(&part.path).is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256)));
             let whole = piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
             if entry.digest != *digest || !agrees || !whole {
-                verdict.add(format!("{key} does not say what the entries say that it stands for"));
-                verdict.misleading.push(key);
+                if read.sink.composites.range(piece.from..=piece.to).next().is_none() {
+                    verdict.add(format!("{key} does not say what the entries say that it stands for"));
+                    verdict.misleading.push(key);
+                } else {
+                    // Not all entries are there any more, and what is there instead may be what is wrong.
+                    verdict.add(format!("{key} does not say what smaller pieces say that it stands for: keep all of them"));
+                }
             }
         }
         Ok(())
