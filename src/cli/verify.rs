@@ -68,10 +68,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         print::line(format_args!("{} logs, {damaged} damaged", verdicts.len()))?;
     }
     if damaged > 0 {
-        print::error(
-            &Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()))
-                .hint("sessiond restore ID --salvage brings back the longest sound beginning"),
-        );
+        let error = Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()));
+        let cut_short = verdicts.iter().any(|verdict| 0 < verdict.sound_to && verdict.sound_to < verdict.head);
+        print::error(&match cut_short {
+            true => error.hint("sessiond restore ID --salvage brings back the longest sound beginning"),
+            false => error,
+        });
         return Ok(exit::CORRUPT);
     }
     Ok(exit::OK)
@@ -81,8 +83,9 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
     let session = print::clean(&verdict.session);
     let word = if verdict.damage.is_empty() { "ok" } else { "DAMAGED" };
     let branches = if verdict.branches.is_empty() { String::new() } else { format!(", {} branches", verdict.branches.len()) };
+    let removed = if verdict.removed { ", removed" } else { "" };
     print::line(format_args!(
-        "{word:<8} {session}  {} objects, {} files, {}{branches}",
+        "{word:<8} {session}  {} objects, {} files, {}{branches}{removed}",
         verdict.objects,
         verdict.files,
         print::bytes(verdict.bytes)
@@ -90,10 +93,18 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
     for damage in &verdict.damage {
         print::line(format_args!("         {}", print::clean(damage)))?;
     }
+    for passed in &verdict.passed_over {
+        print::line(format_args!("         not part of it any more: {}", print::clean(passed)))?;
+    }
     if verdict.damage.is_empty() {
         return Ok(());
     }
-    if verdict.sound_to == verdict.head {
+    for key in &verdict.misleading {
+        print::line(format_args!("         delete {}: the entries that it stands for are read then", print::clean(key)))?;
+    }
+    if verdict.sound_to == verdict.head && !verdict.misleading.is_empty() {
+        print::line("         until then a restore may bring back what it says")?;
+    } else if verdict.sound_to == verdict.head {
         print::line("         it can be restored in full: other objects stand for what is damaged")?;
     } else if verdict.sound_to > 0 {
         print::line(format_args!(
@@ -102,7 +113,10 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
             sound = verdict.sound_to
         ))?;
     } else {
-        print::line(format_args!("         nothing of its {} entries can be restored", verdict.head))?;
+        print::line(format_args!(
+            "         nothing of its {} entries can be restored: bring the object back from a copy of the bucket, or an older version of it",
+            verdict.head
+        ))?;
     }
     Ok(())
 }

@@ -21,6 +21,9 @@ pub const MOST_RAW: u64 = 64 << 20;
 /// The longest header: some thousand parts.
 const LONGEST_HEADER: u64 = 16 << 20;
 
+/// What every gzip stream begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
 /// Deflate cannot do better than 1032 to 1; what claims to is not an honest stream.
 const BEST_RATIO: u64 = 1032;
 
@@ -98,7 +101,11 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     let refuse = |why: String| refuse(name, &why);
     let mut gzip = BufReader::new(MultiGzDecoder::new(stored));
     let mut line = Vec::new();
-    gzip.by_ref().take(LONGEST_HEADER).read_until(b'\n', &mut line).map_err(|cause| refuse(format!("not a gzip stream ({cause})")))?;
+    let is_gzip = stored.starts_with(&GZIP);
+    gzip.by_ref().take(LONGEST_HEADER).read_until(b'\n', &mut line).map_err(|cause| match is_gzip {
+        true => refuse(format!("its gzip stream is damaged ({cause})")),
+        false => refuse(format!("not a gzip stream ({cause})")),
+    })?;
     if line.last() != Some(&b'\n') {
         return Err(refuse("its header has no end".to_owned()));
     }
@@ -119,7 +126,7 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
 }
 
 pub(super) fn refuse(name: &str, why: &str) -> Error {
-    Error::corrupt(format!("read {name}: {why}")).hint("sessiond verify says which sessions are affected")
+    Error::corrupt(format!("read {name}: {why}"))
 }
 
 /// Reads a header, and refuses what no honest writer says in `stored` bytes.

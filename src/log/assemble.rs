@@ -101,8 +101,7 @@ impl Assembly<'_> {
         if matches {
             return Ok(());
         }
-        Err(Error::corrupt(format!("{path} does not have the digest that {by} says"))
-            .hint("sessiond verify ID says from which point it can be restored"))
+        Err(Error::corrupt(format!("{path} does not have the digest that {by} says")))
     }
 
     /// Whether all that was written behind entry `seq` was written by `writer`.

@@ -25,6 +25,8 @@ pub struct Chain {
     damaged: Option<(Seq, Error)>,
     /// The entry that was refused because of what it says.
     refused: Option<Seq>,
+    /// The entry that the refused one follows, if it passes over entries that had come out already.
+    passed_from: Option<Seq>,
     /// Nothing is certain yet, not even what the first entry follows.
     open: bool,
 }
@@ -32,7 +34,7 @@ pub struct Chain {
 impl Chain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, open: false }
+        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, passed_from: None, open: false }
     }
 
     /// A chain that begins with whatever comes first.
@@ -56,7 +58,7 @@ impl Chain {
         let is_first = self.open && self.held.iter().all(|held| held.header.seq > follows);
         if follows > self.last && !is_first && !self.held.iter().any(|held| held.header.seq == follows) {
             let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
-            self.damaged.get_or_insert((follows, missing.hint("sessiond verify says from which point the session can be restored")));
+            self.damaged.get_or_insert((follows, missing));
         }
         if self.damaged.is_some() {
             return Ok(None);
@@ -111,6 +113,8 @@ impl Chain {
         }
         if header.follows() < self.last {
             self.refused = Some(header.seq);
+            // Only a mark passes over others.
+            self.passed_from = (!matches!(header.kind, EntryKind::Delta)).then_some(header.follows());
             return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
         }
         if self.last > 0 && self.digest.is_some() && header.prev != self.digest {
@@ -120,6 +124,12 @@ impl Chain {
         self.last = header.seq;
         self.digest = Some(entry.digest);
         Ok(Some(entry))
+    }
+
+    /// The entry that the refused one follows, if that one is a mark that passes over what was certain: whoever wrote it
+    /// could not restore that, whatever it looks like here.
+    pub fn passed_from(&self) -> Option<Seq> {
+        self.passed_from
     }
 
     /// The entry that was refused because of what it says, if one was.
@@ -209,6 +219,33 @@ mod tests {
         let last = entry(30, Some(two.digest), Some(2), "u");
         let all: Vec<&Entry> = [&one, &two].into_iter().chain(&many).chain([&last]).collect();
         assert_eq!(run(&all).unwrap(), [1, 2, 30]);
+    }
+
+    #[test]
+    fn a_claim_that_passes_over_what_was_certain_is_told_from_one_that_is_wrong() {
+        let one = entry(1, None, None, "w");
+        let mut two = entry(2, Some(one.digest), None, "w");
+        two.header.kind = EntryKind::Delta;
+        let mut three = entry(3, Some(two.digest), None, "w");
+        three.header.kind = EntryKind::Delta;
+        // Whoever salvages goes on from entry 1, for entry 2 has bytes that do not have their digest.
+        let claim = entry(4, Some(one.digest), Some(1), "v");
+        let mut wrong = claim.clone();
+        wrong.header.kind = EntryKind::Delta;
+        for (last, passed_from) in [(&claim, Some(1)), (&wrong, None)] {
+            let mut chain = Chain::new("session s", 0, None);
+            let mut refused = false;
+            for entry in [&one, &two, &three, last] {
+                refused |= chain.push(entry.header.seq, Ok(entry.clone())).is_err();
+            }
+            while !refused {
+                match chain.pop() {
+                    Ok(entry) => assert!(entry.is_some(), "it was not refused"),
+                    Err(_) => refused = true,
+                }
+            }
+            assert_eq!((chain.refused(), chain.passed_from()), (Some(4), passed_from));
+        }
     }
 
     #[test]

@@ -46,17 +46,13 @@ impl Merger {
     }
 
     fn apply_moves(&mut self, header: &Header) -> Result<()> {
-        for moved in &header.moves {
+        for (at, moved) in header.moves.iter().enumerate() {
             match self.files.remove(&moved.from) {
                 Some(file) => {
                     self.files.insert(moved.to.clone(), file);
                 }
-                // Whether it was there before the run is not known here; a file that it would have replaced is. That does not
-                // matter where the replaced one is written anew.
-                None if !self.from_nothing
-                    && self.files.contains_key(&moved.to)
-                    && !header.parts.iter().any(|part| part.path == moved.to && part.start == 0) =>
-                {
+                // Whether it was there before the run is not known here; a file that it would have replaced is.
+                None if !self.from_nothing && self.files.contains_key(&moved.to) && !is_written_anew(header, at) => {
                     return Err(Error::conflict(format!("merge: {} may or may not have become {}", moved.from, moved.to)));
                 }
                 None => {}
@@ -81,9 +77,9 @@ impl Merger {
     }
 
     /// The run as one piece, from number `from` on: a snapshot if nothing before it counts, else a merge. None if nothing
-    /// was taken in.
+    /// was taken in, or if it ends with a removal: whether a session is removed must be told by the entry itself.
     pub fn finish(self, from: Seq) -> Result<Option<Encoded>> {
-        let (Some(first), Some(last)) = (self.first, self.last) else { return Ok(None) };
+        let (Some(first), Some(last)) = (self.first, self.last.filter(|last| !last.header.kind.is_removal())) else { return Ok(None) };
         let (mut parts, mut bodies) = (Vec::new(), Vec::new());
         for (path, (part, bytes)) in self.files {
             parts.push(Part { path, ..part });
@@ -117,13 +113,17 @@ impl Merger {
     }
 }
 
+/// Whether it does not matter which file the move numbered `at` leaves in its place: it is written anew there, and does not
+/// move on before that.
+fn is_written_anew(header: &Header, at: usize) -> bool {
+    let to = &header.moves[at].to;
+    let moves_on = header.moves[at + 1..].iter().any(|next| next.from == *to);
+    !moves_on && header.parts.iter().any(|part| part.path == *to && part.start == 0)
+}
+
 impl Sink for Merger {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
-        if header.kind.is_removal() && self.last.is_none() {
-            // Whether it is removed must be told by the entry itself.
-            return Err(Error::conflict("merge: it begins with a removal"));
-        }
         if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
             *self = Merger { from_nothing: true, ..Merger::default() };
         }
@@ -150,3 +150,6 @@ impl Sink for Merger {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

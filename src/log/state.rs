@@ -34,7 +34,7 @@ impl State {
             let length = self.files.get(&part.path).map_or(0, |file| file.len);
             if part.start > length {
                 return Err(Error::corrupt(format!(
-                    "read entry {}: {} goes on at {} and has {length} bytes",
+                    "entry {}: {} goes on at {} and has {length} bytes",
                     header.seq, part.path, part.start
                 )));
             }

@@ -70,6 +70,8 @@ pub struct Read<S> {
     pub objects: usize,
     /// What was found damaged and did not matter, because other objects stand for it too.
     pub spared: Vec<String>,
+    /// What was found damaged and does not count any more, because somebody went back to before it and went on.
+    pub passed_over: Vec<String>,
     /// What ended the reading before the point was reached.
     pub damage: Option<Error>,
 }
@@ -77,7 +79,8 @@ pub struct Read<S> {
 impl<S> Read<S> {
     /// The sink, if all of it was read.
     pub fn sound(self) -> Result<S> {
-        self.damage.map_or(Ok(self.sink), Err)
+        let hint = "sessiond verify says from which point the session can be restored";
+        self.damage.map_or(Ok(self.sink), |error| Err(error.hint(hint)))
     }
 }
 
@@ -88,32 +91,97 @@ struct Stop {
     error: Error,
     /// It was listed and is gone: collected meanwhile.
     gone: bool,
+    /// The refused piece follows this one, and passes over what was read since.
+    passed_from: Option<Seq>,
 }
 
 impl From<Error> for Stop {
     fn from(error: Error) -> Stop {
-        Stop { piece: None, error, gone: false }
+        Stop { piece: None, error, gone: false, passed_from: None }
     }
 }
 
 /// What earlier attempts found out.
 #[derive(Default)]
 struct Doubts {
+    /// Not to be read from the beginning.
+    left_out: BTreeSet<Name>,
+    now: Beliefs,
+    /// Composites that were suspected once.
+    suspected: BTreeSet<Name>,
+    trial: Option<Trial>,
+}
+
+#[derive(Default, Clone)]
+struct Beliefs {
     without: BTreeSet<Name>,
-    bad: BTreeMap<Seq, Error>,
+    bad: BTreeMap<Seq, String>,
+    /// What was found damaged.
+    told: Vec<String>,
     /// Entries alone may do. A number that was never written looks like one that was collected; only reading tells.
     entries_only: bool,
 }
 
+/// An entry contradicts what was read before it. The composites before it may be to blame: it is tried without them.
+struct Trial {
+    seq: Seq,
+    error: String,
+    before: Beliefs,
+}
+
 impl Doubts {
-    /// Whether there is another way to try.
-    fn learn(&mut self, stop: &Stop) -> bool {
-        match stop.piece {
+    fn new(left_out: Option<&BTreeSet<Name>>) -> Doubts {
+        let left_out = left_out.cloned().unwrap_or_default();
+        Doubts { now: Beliefs { without: left_out.clone(), ..Beliefs::default() }, left_out, ..Doubts::default() }
+    }
+
+    /// Takes in why an attempt at `listed` stopped, which had come to entry `reached` through these composites; answers
+    /// whether there is another way to try.
+    fn learn(&mut self, stop: &Stop, reached: Seq, composites: &[Piece], listed: &[Piece], id: &LogId) -> bool {
+        if stop.piece.is_none() && std::mem::take(&mut self.now.entries_only) {
+            return true;
+        }
+        let error = stop.error.to_string();
+        if let (Some(from), Some((PieceKind::Entry, _, seq))) = (stop.passed_from, stop.piece) {
+            let passed = listed.iter().filter(|piece| from < piece.to && piece.to < seq).map(Piece::name);
+            let before = self.now.without.len();
+            self.now.without.extend(passed);
+            if self.now.without.len() > before {
+                return true;
+            }
+        }
+        if let Some(piece) = stop.piece.filter(|piece| piece.0 != PieceKind::Entry) {
             // What it stands for may still be there.
-            Some(piece) if piece.0 != PieceKind::Entry => self.without.insert(piece),
+            self.now.tell(error);
+            return self.now.without.insert(piece);
+        }
+        if let Some(trial) = self.trial.take().filter(|trial| reached < trial.seq) {
+            // Without them it comes no further, so it is the entry.
+            self.now = trial.before;
+            self.now.bad.insert(trial.seq, trial.error);
+            return true;
+        }
+        let Some((_, _, seq)) = stop.piece else { return false };
+        let suspects: Vec<&Piece> = composites.iter().filter(|piece| !self.suspected.contains(&piece.name())).collect();
+        if suspects.is_empty() {
             // Somebody may have gone back to before it and gone on.
-            Some((_, _, seq)) => self.bad.insert(seq, Error::corrupt(stop.error.to_string())).is_none(),
-            None => std::mem::take(&mut self.entries_only),
+            return self.now.bad.insert(seq, error).is_none();
+        }
+        let keys: Vec<String> = suspects.iter().map(|piece| piece.key(id)).collect();
+        let names: BTreeSet<Name> = suspects.iter().map(|piece| piece.name()).collect();
+        let before = self.now.clone();
+        self.now.without = self.left_out.union(&names).copied().collect();
+        self.now.told = vec![format!("read {}: what follows contradicts it: {error}", keys.join(" and "))];
+        self.suspected.extend(names);
+        self.trial = Some(Trial { seq, error, before });
+        true
+    }
+}
+
+impl Beliefs {
+    fn tell(&mut self, told: String) {
+        if !self.told.contains(&told) {
+            self.told.push(told);
         }
     }
 }
@@ -127,15 +195,12 @@ impl Logs {
         let mut listed = self.list(id, all).await?;
         let mut relisted = 0;
         let begins = |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
-        let mut doubts = Doubts {
-            without: reading.without.cloned().unwrap_or_default(),
-            entries_only: reading.prefer == Prefer::Short && listed.iter().any(begins),
-            ..Doubts::default()
-        };
-        let mut spared: Vec<String> = Vec::new();
+        let mut doubts = Doubts::new(reading.without);
+        doubts.now.entries_only = reading.prefer == Prefer::Short && listed.iter().any(begins);
         loop {
-            let mut walk = Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0 };
-            let error = match walk.all(&listed, &doubts).await {
+            let mut walk =
+                Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0, composites: Vec::new() };
+            let error = match walk.all(&listed, &doubts.now).await {
                 Ok(()) if reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) => {
                     Some(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)))
                 }
@@ -147,12 +212,7 @@ impl Logs {
                 }
                 Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(stop.error),
                 Err(stop) => {
-                    let known = doubts.entries_only;
-                    let again = doubts.learn(&stop);
-                    if again && known == doubts.entries_only && !spared.contains(&stop.error.to_string()) {
-                        spared.push(stop.error.to_string());
-                    }
-                    if again {
+                    if doubts.learn(&stop, walk.seq, &walk.composites, &listed, id) {
                         if !all {
                             all = true;
                             listed = self.list(id, all).await?;
@@ -163,16 +223,18 @@ impl Logs {
                 }
             };
             let Walk { sink, seq, digest, objects, .. } = walk;
+            let Beliefs { bad, told: mut spared, .. } = doubts.now;
             if let Some(error) = &error {
                 spared.retain(|told| *told != error.to_string());
             }
+            let passed_over = bad.into_iter().filter(|(bad, _)| *bad < seq).map(|(_, error)| error).collect();
             if let (At::Seq(wanted), None, None) = (reading.at, reading.branch, &error)
                 && let Some(piece) = listed.iter().find(|piece| seq < piece.from && piece.from <= wanted && wanted < piece.to)
             {
                 return Err(Error::not_found(format!("{id} cannot go back to entry {wanted} any more: its history was collected"))
                     .hint(format!("the points next to it are seq:{seq} and seq:{}", piece.to)));
             }
-            return Ok(Read { sink, seq, digest, head: pieces::head(&listed), objects, spared, damage: error });
+            return Ok(Read { sink, seq, digest, head: pieces::head(&listed), objects, spared, passed_over, damage: error });
         }
     }
 
@@ -194,6 +256,8 @@ struct Walk<'a, S> {
     seq: Seq,
     digest: Option<Digest>,
     objects: usize,
+    /// The merges and snapshots that were taken in.
+    composites: Vec<Piece>,
 }
 
 /// What became of a piece.
@@ -204,7 +268,7 @@ enum Taken {
 }
 
 impl<S: Sink> Walk<'_, S> {
-    async fn all(&mut self, listed: &[Piece], doubts: &Doubts) -> std::result::Result<(), Stop> {
+    async fn all(&mut self, listed: &[Piece], doubts: &Beliefs) -> std::result::Result<(), Stop> {
         let branch = match self.reading.branch {
             None => None,
             Some(writer) => Some((writer.clone(), self.logs.branch_pieces(self.id, writer).await?)),
@@ -254,7 +318,7 @@ impl<S: Sink> Walk<'_, S> {
         picked: &[Piece],
         branch: Option<&WriterId>,
         chain: &mut Chain,
-        doubts: &Doubts,
+        doubts: &Beliefs,
     ) -> std::result::Result<Option<Piece>, Stop> {
         let by_number: BTreeMap<Seq, Piece> = picked.iter().map(|piece| (piece.to, *piece)).collect();
         let (logs, id) = (self.logs.clone(), self.id.clone());
@@ -270,19 +334,24 @@ impl<S: Sink> Walk<'_, S> {
             let mut read = read.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))?;
             self.objects += 1;
             if let Some(doubt) = doubts.bad.get(&piece.to).filter(|_| piece.kind == PieceKind::Entry && branch.is_none()) {
-                read = Err(Error::corrupt(doubt.to_string()));
+                read = Err(Error::corrupt(doubt));
             }
             let read = match read {
                 Ok(Some(entry)) => Ok(entry),
                 Ok(None) => {
                     let error = Error::unavailable(format!("read {}: it was listed and is gone", piece.key(&id)));
-                    return Err(Stop { piece: None, error: error.hint("try again: it was collected meanwhile"), gone: true });
+                    return Err(Stop {
+                        piece: None,
+                        error: error.hint("try again: it was collected meanwhile"),
+                        gone: true,
+                        passed_from: None,
+                    });
                 }
                 Err(error) => Err(error),
             };
             match read {
                 Err(error) if piece.kind != PieceKind::Entry && error.kind() == Kind::Corrupt => {
-                    return Err(Stop { piece: Some(piece.name()), error, gone: false });
+                    return Err(Stop { piece: Some(piece.name()), ..Stop::from(error) });
                 }
                 read => {
                     if let Some(entry) = chain.push(piece.to, read).map_err(|error| self.refused(chain, &by_number, error))?
@@ -302,7 +371,8 @@ impl<S: Sink> Walk<'_, S> {
     }
 
     fn refused(&self, chain: &Chain, by_number: &BTreeMap<Seq, Piece>, error: Error) -> Stop {
-        Stop { piece: chain.refused().and_then(|seq| by_number.get(&seq)).map(Piece::name), error, gone: false }
+        let piece = chain.refused().and_then(|seq| by_number.get(&seq)).map(Piece::name);
+        Stop { piece, passed_from: chain.passed_from(), ..Stop::from(error) }
     }
 
     fn take(&mut self, entry: &Entry, by_number: &BTreeMap<Seq, Piece>) -> std::result::Result<Taken, Stop> {
@@ -310,7 +380,16 @@ impl<S: Sink> Walk<'_, S> {
         if !includes(self.reading, header) {
             return Ok(Taken::Behind);
         }
-        self.sink.take(entry).map_err(|error| Stop { piece: by_number.get(&header.seq).map(Piece::name), error, gone: false })?;
+        let piece = by_number.get(&header.seq);
+        self.sink.take(entry).map_err(|error| {
+            let damaged = piece.filter(|_| error.kind() == Kind::Corrupt && self.reading.branch.is_none());
+            let error = match damaged {
+                Some(piece) => error.doing(format_args!("read {}", piece.key(self.id))),
+                None => error,
+            };
+            Stop { piece: piece.map(Piece::name), ..Stop::from(error) }
+        })?;
+        self.composites.extend(piece.filter(|piece| piece.kind != PieceKind::Entry));
         (self.seq, self.digest) = (header.seq, Some(entry.digest));
         Ok(Taken::Whole)
     }

@@ -19,7 +19,6 @@ use crate::log::assemble::Assembly;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
-use crate::log::state::State;
 use crate::log::walk::{Read, Reading};
 use crate::model::{At, Digest, EntryKind, FileKind, LogId, RelPath, Seq, WriterId};
 use crate::sys::clock::new_writer;
@@ -139,7 +138,7 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
                 tracing::warn!(%error, sound = read.seq, head = read.head, "the log is damaged; bringing back what is sound");
                 at = At::Seq(read.seq);
             }
-            Some(error) => return Err(error),
+            Some(error) => return Err(explained(id, &read, error)),
         }
     };
     if read.head == 0 && branch.is_none() {
@@ -165,8 +164,25 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
     for told in &read.spared {
         tracing::warn!("damaged, and other objects stand for it: {told}");
     }
-    let head = head_of(context, id, options, at, &read).await?;
+    let head = head_of(context, id, options, &read, || {
+        made += 1;
+        Assembly::new(&*context.folder, stage.clone(), made)
+    })
+    .await?;
     finish(context, id, options, read, head).await
+}
+
+/// Says what a person can do about damage.
+fn explained<S>(id: &LogId, read: &Read<S>, error: Error) -> Error {
+    let hint = error.hint_text().map(str::to_owned);
+    let error = match read.spared.as_slice() {
+        [] => error,
+        also => Error::corrupt(format!("{error}; damaged too: {}", also.join("; "))),
+    };
+    error.hint(hint.unwrap_or_else(|| match read.seq {
+        0 => "nothing before it is sound: bring the object back from a copy of the bucket, or from an older version of it".to_owned(),
+        sound => format!("sessiond restore {} --salvage brings back what is sound: up to entry {sound} of {}", id.name, read.head),
+    }))
 }
 
 /// The end of a log, which a claim goes behind.
@@ -180,14 +196,20 @@ struct Head {
     end: Seq,
 }
 
-async fn head_of(context: &Context, id: &LogId, options: &Options, at: At, read: &Read<Assembly<'_>>) -> Result<Head> {
+async fn head_of<'a>(
+    context: &'a Context,
+    id: &LogId,
+    options: &Options,
+    read: &Read<Assembly<'_>>,
+    fresh: impl FnMut() -> Assembly<'a>,
+) -> Result<Head> {
     let here = Head { seq: read.seq, digest: read.digest, end: read.head.max(read.seq) };
-    if at == At::Latest || !options.claim {
+    if options.at == At::Latest || !options.claim {
         return Ok(here);
     }
     // Going on from an earlier point is written behind the end all the same, or, where the log is damaged, behind what is
-    // sound of it.
-    let latest = context.logs.read_log(id, Reading::default(), State::default).await?;
+    // sound of it. Down to the bytes: a claim that follows an entry nobody can restore would make it part of every restore.
+    let latest = context.logs.read_log(id, Reading::default(), fresh).await?;
     if let Some(error) = &latest.damage {
         tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry");
     }

@@ -1,11 +1,11 @@
 //! Checks that a log and its branches can be restored: everything a restore does, in a scratch folder, nothing placed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use crate::codec::entry::Entry;
-use crate::error::{Doing, Kind, Result};
+use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::pieces::{Piece, PieceKind, Prefer};
@@ -34,6 +34,11 @@ pub struct Verdict {
     pub removed: bool,
     /// What is wrong, each as a person reads it.
     pub damage: Vec<String>,
+    /// Merges and snapshots that are whole and say something else than their entries, which are all there: a restore may
+    /// read them.
+    pub misleading: Vec<String>,
+    /// What is damaged and does not count any more: somebody has gone back to before it and gone on.
+    pub passed_over: Vec<String>,
 }
 
 /// Reads what a restore of a log and its branches reads, or with `deep` every object there is. An error means that it
@@ -62,11 +67,19 @@ struct Witness<'a> {
     assembly: Assembly<'a>,
     wanted: Vec<Seq>,
     points: BTreeMap<Seq, Point>,
+    /// The last number of everything that was taken in.
+    taken: BTreeSet<Seq>,
+    /// Of these, the merges and snapshots.
+    composites: BTreeSet<Seq>,
 }
 
 impl Sink for Witness<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.assembly.take(entry)?;
+        self.taken.insert(entry.header.seq);
+        if entry.header.kind.is_composite() {
+            self.composites.insert(entry.header.seq);
+        }
         if self.wanted.contains(&entry.header.seq) {
             self.points.insert(entry.header.seq, (entry.digest, self.assembly.state.files.clone()));
         }
@@ -88,6 +101,8 @@ impl Checker<'_> {
             branches: Vec::new(),
             removed: state.removed.is_some(),
             damage: Vec::new(),
+            misleading: Vec::new(),
+            passed_over: Vec::new(),
         };
         verdict.note(&read);
         if deep {
@@ -107,10 +122,11 @@ impl Checker<'_> {
         let mut made = 0;
         let fresh = || {
             made += 1;
-            Witness { assembly: Assembly::new(self.scratch, self.stage.clone(), made), wanted: wanted.to_vec(), points: BTreeMap::new() }
+            let assembly = Assembly::new(self.scratch, self.stage.clone(), made);
+            Witness { assembly, wanted: wanted.to_vec(), points: BTreeMap::new(), taken: BTreeSet::new(), composites: BTreeSet::new() }
         };
         let read = self.logs.read_log(self.id, reading, fresh).await;
-        self.scratch.remove(&self.stage).map_err(|cause| crate::error::Error::io(format!("remove {}", self.stage), cause))?;
+        self.scratch.remove(&self.stage).map_err(|cause| Error::io(format!("remove {}", self.stage), cause))?;
         read
     }
 
@@ -129,7 +145,13 @@ impl Checker<'_> {
                 // Collected meanwhile.
                 Ok(None) => continue,
                 Err(error) if error.kind() == Kind::Corrupt => {
-                    verdict.add(error.to_string());
+                    let counts = piece.kind != PieceKind::Entry || piece.to > read.seq || read.sink.taken.contains(&piece.to);
+                    let covered = composites.iter().any(|composite| composite.contains(piece));
+                    if counts || covered {
+                        verdict.add(with_hint(&error));
+                    } else {
+                        verdict.pass_over(with_hint(&error));
+                    }
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -145,18 +167,36 @@ impl Checker<'_> {
                 .all(|part| files.get(&part.path).is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256)));
             let whole = piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
             if entry.digest != *digest || !agrees || !whole {
-                verdict.add(format!("{key} does not say what the entries say that it stands for"));
+                if read.sink.composites.range(piece.from..=piece.to).next().is_none() {
+                    verdict.add(format!("{key} does not say what the entries say that it stands for"));
+                    verdict.misleading.push(key);
+                } else {
+                    // Not all entries are there any more, and what is there instead may be what is wrong.
+                    verdict.add(format!("{key} does not say what smaller pieces say that it stands for: keep all of them"));
+                }
             }
         }
         Ok(())
     }
 }
 
+/// Where damage has a hint of its own, it is part of the verdict.
+fn with_hint(error: &Error) -> String {
+    error.hint_text().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
+}
+
 impl Verdict {
     fn note(&mut self, read: &Read<Witness<'_>>) {
         read.spared.iter().cloned().for_each(|told| self.add(told));
+        read.passed_over.iter().cloned().for_each(|told| self.pass_over(told));
         if let Some(error) = &read.damage {
-            self.add(error.to_string());
+            self.add(with_hint(error));
+        }
+    }
+
+    fn pass_over(&mut self, told: String) {
+        if !self.passed_over.contains(&told) {
+            self.passed_over.push(told);
         }
     }
 

@@ -136,6 +136,7 @@ fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     const RULES: Rules =
@@ -207,5 +208,122 @@ mod tests {
         assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)), []);
         assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)), [Step::Forget]);
         assert_eq!(decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)), [Step::Squeeze]);
+    }
+
+    const HOUR: i64 = 60 * 60;
+
+    /// Hours, to say when something was written.
+    fn hour(hour: i64) -> Timestamp {
+        Timestamp::from_second(hour * HOUR).unwrap()
+    }
+
+    #[derive(Debug, Clone)]
+    struct Generated {
+        listed: Listed,
+        strays: Vec<Piece>,
+        rules: Rules,
+        now: Timestamp,
+    }
+
+    /// A log as it can be found: entries that come one after the other, merges and snapshots made of them some time later,
+    /// of what those stand for some collected already, branches, and writes of somebody who had slept.
+    fn generated() -> impl Strategy<Value = Generated> {
+        let gaps = proptest::collection::vec(0i64..72, 1..24);
+        let composites = proptest::collection::vec((0usize..24, 1usize..12, 0i64..100, any::<bool>()), 0..8);
+        let gone = proptest::collection::vec(any::<bool>(), 32);
+        let branches = proptest::collection::vec(1u64..24, 0..3);
+        let late = proptest::collection::vec((1u64..24, 1i64..200), 0..2);
+        let rules = (1u64..15 * 24, 1u64..72).prop_map(|(history, grace)| Rules {
+            history: Duration::from_secs(history * HOUR as u64),
+            ttl: None,
+            grace: Duration::from_secs(grace * HOUR as u64),
+        });
+        (gaps, composites, gone, branches, late, rules, 0i64..800).prop_map(|(gaps, composites, gone, branches, late, rules, wait)| {
+            let mut at = 0;
+            let written: Vec<i64> = gaps
+                .iter()
+                .map(|gap| {
+                    at += gap;
+                    at
+                })
+                .collect();
+            let last = written.len();
+            let mut made: Vec<Piece> = Vec::new();
+            for (first, more, after, whole) in composites {
+                let (from, to) = (if whole { 1 } else { first % last + 1 }, (first % last + 1 + more).min(last));
+                let kind = if from == 1 { PieceKind::Snapshot } else { PieceKind::Merge };
+                let new = Piece { from: from as Seq, to: to as Seq, kind, size: 1, modified: hour(written[to - 1] + after) };
+                let crosses = |old: &Piece| !(old.contains(&new) || new.contains(old) || old.to < new.from || new.to < old.from);
+                if from < to && !made.iter().any(|old| crosses(old) || old.name() == new.name()) {
+                    made.push(new);
+                }
+            }
+            let entries = (1..).zip(&written).map(|(seq, at)| Piece { size: 1, modified: hour(*at), ..Piece::entry(seq) });
+            // What another piece stands for may be gone.
+            let all: Vec<Piece> = entries.chain(made.iter().copied()).collect();
+            let stood_for = |piece: &Piece| made.iter().any(|other| other.contains(piece));
+            let mut pieces: Vec<Piece> =
+                all.iter().zip(&gone).filter(|(piece, gone)| !(**gone && stood_for(piece))).map(|(piece, _)| *piece).collect();
+            pieces.extend(all.iter().skip(gone.len()));
+            // Somebody who had slept wrote at a number that was collected, long after.
+            let mut strays = Vec::new();
+            for (seq, after) in late {
+                let covering = made.iter().filter(|piece| pieces.contains(piece) && piece.from <= seq && seq <= piece.to);
+                let Some(newest) = covering.map(|piece| piece.modified).max() else { continue };
+                if pieces.iter().any(|piece| piece.name() == (PieceKind::Entry, seq, seq)) {
+                    continue;
+                }
+                let stray = Piece {
+                    size: 1,
+                    modified: later(later(newest, rules.grace / 2), Duration::from_secs((after * HOUR) as u64)),
+                    ..Piece::entry(seq)
+                };
+                pieces.push(stray);
+                strays.push(stray);
+            }
+            let newest = pieces.iter().map(|piece| piece.modified).max().unwrap();
+            let branch = |first: u64| ("w".parse::<WriterId>().unwrap(), vec![Piece { size: 1, modified: newest, ..Piece::entry(first) }]);
+            let branches = branches.into_iter().filter(|first| *first <= last as u64 + 1).map(branch).collect();
+            let now = later(newest, Duration::from_secs((wait * HOUR) as u64));
+            Generated { listed: Listed { pieces, branches }, strays, rules, now }
+        })
+    }
+
+    /// The numbers that a restore of the point behind `most` gets.
+    fn numbers(pieces: &[Piece], most: Seq) -> Vec<Seq> {
+        cover(pieces, 0, most, Prefer::Long, &BTreeSet::new()).iter().flat_map(|piece| piece.from..=piece.to).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_collected_is_missed_by_nobody(generated in generated()) {
+            let Generated { listed, strays, rules, now } = generated;
+            for step in decide(&listed, EntryKind::Delta, None, &rules, now) {
+                let Step::Collect(collected) = step else {
+                    if let Step::Rescue(rescued) = step {
+                        prop_assert!(strays.iter().all(|stray| rescued.contains(stray)));
+                    }
+                    continue;
+                };
+                let left: Vec<Piece> = listed.pieces.iter().filter(|piece| !collected.contains(piece)).copied().collect();
+                prop_assert_eq!(left.len() + collected.len(), listed.pieces.len());
+                for piece in &collected {
+                    prop_assert!(!strays.contains(piece), "a late write is deleted: {:?}", piece);
+                    prop_assert!(
+                        left.iter().any(|other| other.contains(piece) && age(now, other.modified) >= rules.grace),
+                        "nothing that is old enough stands for {:?}", piece
+                    );
+                }
+                let end = head(&listed.pieces);
+                prop_assert_eq!(numbers(&left, Seq::MAX), numbers(&listed.pieces, Seq::MAX));
+                // Every point of the history, and the one that was the newest when it began.
+                let young = |piece: &&Piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history;
+                let first = listed.pieces.iter().filter(young).map(|piece| piece.from).min().unwrap_or(end + 1);
+                let bases = listed.branches.iter().map(|(_, pieces)| pieces[0].from - 1);
+                for point in (first - 1..=end).chain(bases) {
+                    prop_assert_eq!(numbers(&left, point), numbers(&listed.pieces, point), "the point behind entry {} is lost", point);
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use futures_util::stream::{self, StreamExt};
 
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::chain::Chain;
 use crate::log::merge::Merger;
@@ -31,17 +31,22 @@ pub struct Made {
     pub bytes: u64,
 }
 
-/// Makes what the schedule wants of the entries up to `upto`, all of which must be acknowledged, and is not there yet.
+/// Makes what the schedule wants of the entries up to `upto`, all of which must be acknowledged, and is not there yet. A run
+/// that cannot be merged stays as it is, and does not hold up those behind it.
 pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
-    let mut made = Made::default();
+    let (mut made, mut conflict) = (Made::default(), None);
     let pieces = logs.newest_pieces(id).await?;
     for (from, to) in schedule::runs(upto).into_iter().filter(|(from, to)| from < to) {
         let wanted = Piece { from, to, ..Piece::entry(to) };
         if !pieces.iter().any(|piece| piece.kind != PieceKind::Entry && piece.contains(&wanted)) {
-            made.add(run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}"))?);
+            match run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}")) {
+                Ok(more) => made.add(more),
+                Err(error) if error.kind() == Kind::Conflict => conflict = Some(error),
+                Err(error) => return Err(error),
+            }
         }
     }
-    Ok(made)
+    conflict.map_or(Ok(made), Err)
 }
 
 /// Makes one piece of the entries `from` to `to`, all of which must be acknowledged.
@@ -57,7 +62,12 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
     let picked = cover(&pieces, 0, upto, Prefer::Long, &BTreeSet::new());
     for run_of_small in picked.split(|piece| piece.size >= small) {
         if let [first, .., last] = run_of_small {
-            made.add(run(logs, id, &pieces, first.from, last.to).await.doing_with(|| format!("merge the small pieces of {id}"))?);
+            match run(logs, id, &pieces, first.from, last.to).await.doing_with(|| format!("merge the small pieces of {id}")) {
+                Ok(more) => made.add(more),
+                // They can be read as they are.
+                Err(error) if error.kind() == Kind::Conflict => tracing::debug!(%error, "not merged"),
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(made)

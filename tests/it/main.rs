@@ -11,6 +11,7 @@
 mod asleep;
 mod bad_bucket;
 mod bad_input;
+mod broken;
 mod compaction;
 mod corpus;
 mod cutter_model;

@@ -32,13 +32,13 @@ impl Rows {
         let rows = self.main.entry(record.log.clone()).or_default();
         let have = rows.last_key_value().map_or(0, |(seq, _)| *seq);
         if rows.contains_key(&seq) {
-            Recorded::Already
-        } else if record.header.follows() != have && !(record.header.begins_anew() && have < seq) {
-            Recorded::Gap { have }
-        } else {
-            rows.insert(seq, record.clone());
-            Recorded::New
+            return Recorded::Already;
         }
+        if record.header.follows() != have && !(record.header.begins_anew() && have < seq) {
+            return Recorded::Gap { have };
+        }
+        rows.insert(seq, record.clone());
+        Recorded::New
     }
 
     fn session(&self, log: &LogId) -> Option<SessionRow> {
