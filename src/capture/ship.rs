@@ -197,7 +197,7 @@ impl Shipment {
         };
         let open = there && pen.ground == Ground::Main && context.logs.has_open_number(&self.id, pen).await?;
         let first = !std::mem::replace(&mut self.confirmed, true);
-        if there && first && pen.ground == Ground::Branch && pen.seq > 0 && !context.logs.creates_once().await? {
+        if there && first && pen.ground == Ground::Branch && !context.logs.creates_once().await? {
             // A write of an earlier life of ours may still arrive, at the number that we would write, and replace it.
             self.begin_branch(context, ledger);
             return Ok(Some(Turn::Wrote));

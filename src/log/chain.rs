@@ -21,6 +21,8 @@ pub struct Chain {
     last: Seq,
     digest: Option<Digest>,
     held: VecDeque<Entry>,
+    /// The newest number that is known to be certain.
+    certain: Seq,
     /// The first number behind the held ones that is missing or cannot be read.
     damaged: Option<(Seq, Error)>,
     /// The entry that was refused because of what it says.
@@ -34,7 +36,17 @@ pub struct Chain {
 impl Chain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain { what: what.into(), last, digest, held: VecDeque::new(), damaged: None, refused: None, passed_from: None, open: false }
+        Chain {
+            what: what.into(),
+            last,
+            digest,
+            held: VecDeque::new(),
+            certain: 0,
+            damaged: None,
+            refused: None,
+            passed_from: None,
+            open: false,
+        }
     }
 
     /// A chain that begins with whatever comes first.
@@ -56,12 +68,18 @@ impl Chain {
         let follows = link(&entry);
         self.damaged.take_if(|(seq, _)| *seq > follows);
         let is_first = self.open && self.held.iter().all(|held| held.header.seq > follows);
-        if follows > self.last && !is_first && !self.held.iter().any(|held| held.header.seq == follows) {
+        if follows > self.last && !is_first && self.held(follows).is_none() {
             let missing = Error::corrupt(format!("read {}: entry {follows} is missing", self.what));
             self.damaged.get_or_insert((follows, missing));
         }
         if self.damaged.is_some() {
             return Ok(None);
+        }
+        let header = &entry.header;
+        if header.kind.is_composite() {
+            self.certain = header.seq;
+        } else if header.kind == EntryKind::Delta && self.held(follows).is_some_and(|held| held.header.writer == header.writer) {
+            self.certain = self.certain.max(follows);
         }
         self.held.push_back(entry);
         match self.newest_certain() {
@@ -80,19 +98,19 @@ impl Chain {
     /// The newest held entry behind which its own writer has written. What stands for many entries was made when all of
     /// them were certain.
     fn newest_certain(&self) -> Option<Seq> {
-        let is_certain = |held: &&Entry| {
-            let goes_on = |next: &Entry| {
-                next.header.kind == EntryKind::Delta && next.header.follows() == held.header.seq && next.header.writer == held.header.writer
-            };
-            held.header.kind.is_composite() || self.held.iter().any(goes_on)
-        };
-        self.held.iter().rev().find(is_certain).map(|held| held.header.seq)
+        self.held(self.certain).map(|held| held.header.seq)
+    }
+
+    /// The held entry of that number.
+    fn held(&self, seq: Seq) -> Option<&Entry> {
+        let at = self.held.binary_search_by_key(&seq, |held| held.header.seq).ok()?;
+        self.held.get(at)
     }
 
     /// The first of the held entries that `on` builds on; what stands before it was passed over.
     fn release(&mut self, on: Seq) -> Result<Option<Entry>> {
         let (mut first, mut at) = (on, on);
-        while let Some(linked) = self.held.iter().find(|held| held.header.seq == at) {
+        while let Some(linked) = self.held(at) {
             first = at;
             at = link(linked);
         }

@@ -200,10 +200,11 @@ impl Logs {
         loop {
             let mut walk =
                 Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0, composites: Vec::new() };
-            let error = match walk.all(&listed, &doubts.now).await {
-                Ok(()) if reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) => {
-                    Some(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)))
-                }
+            let mut walked = walk.all(&listed, &doubts.now).await;
+            if walked.is_ok() && reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) {
+                walked = Err(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)).into());
+            }
+            let error = match walked {
                 Ok(()) => None,
                 Err(stop) if stop.gone && relisted < MOST_RELISTED => {
                     relisted += 1;
@@ -228,7 +229,9 @@ impl Logs {
                 spared.retain(|told| *told != error.to_string());
             }
             let passed_over = bad.into_iter().filter(|(bad, _)| *bad < seq).map(|(_, error)| error).collect();
-            if let (At::Seq(wanted), None, None) = (reading.at, reading.branch, &error)
+            // What is not there any more, and a larger piece stands for, was collected and not damaged.
+            let collected = error.is_none() || !listed.iter().any(|piece| piece.from == seq + 1 && piece.kind == PieceKind::Entry);
+            if let (At::Seq(wanted), None, true) = (reading.at, reading.branch, collected)
                 && let Some(piece) = listed.iter().find(|piece| seq < piece.from && piece.from <= wanted && wanted < piece.to)
             {
                 return Err(Error::not_found(format!("{id} cannot go back to entry {wanted} any more: its history was collected"))

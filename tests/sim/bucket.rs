@@ -14,6 +14,9 @@ use sessiond::store::{Created, Object, Page, Store};
 use super::life::Life;
 use super::world::{Fate, World};
 
+/// No run needs so many entries.
+const MOST_ENTRIES: usize = 1000;
+
 /// An object and who wrote it.
 #[derive(Clone)]
 pub struct Stored {
@@ -164,6 +167,8 @@ impl Way {
             inner.traffic.requests += 1;
             inner.traffic.writes += 1;
             inner.traffic.bytes += body.len() as u64;
+            // A process that writes in a circle; the run fails when it does not become durable.
+            assert!(inner.archive.len() < MOST_ENTRIES, "too many entries");
         }
         self.world.delay().await;
         let fate = self.world.fate_of_write();

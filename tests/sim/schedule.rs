@@ -306,7 +306,7 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
             actions.push(Action::Kill { on });
             Action::LoseState { on }
         }
-        Fault::Upkeep => return upkeep(actions, dice),
+        Fault::Upkeep => return upkeep(mix, actions, dice),
         Fault::TakeOver => {
             actions.push(Action::Restore { on, wipe: dice.percent(70) });
             Action::Start { on }
@@ -321,7 +321,7 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
 
 const HOUR: u64 = 3_600_000;
 
-fn upkeep(actions: &mut Vec<Action>, dice: &mut Dice) {
+fn upkeep(mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
     let merge = |dice: &mut Dice| {
         let from = if dice.coin() { 0 } else { dice.below(90) };
         Chore::Merge { from, to: if dice.coin() { 100 } else { from + 10 + dice.below(90 - from.min(89)) } }
@@ -342,7 +342,11 @@ fn upkeep(actions: &mut Vec<Action>, dice: &mut Dice) {
             for chore in [merge(dice), merge(dice)] {
                 actions.push(process(chore, dice));
             }
+            // A daemon that lives through it scans every 15 seconds, which takes its time here too.
+            let asleep = 0..if dice.percent(70) { mix.machines } else { 0 };
+            actions.extend(asleep.clone().map(|on| Action::Kill { on }));
             actions.push(Action::Advance { millis: [13, 25, 40][dice.below(3) as usize] * HOUR });
+            actions.extend(asleep.filter(|_| dice.percent(80)).map(|on| Action::Start { on }));
             let chore = collect(dice);
             actions.push(process(chore, dice));
         }
