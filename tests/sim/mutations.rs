@@ -98,6 +98,30 @@ const MUTATIONS: &[Mutation] = &[
         from: "        match self.newest_certain() {\n",
         to: "        match self.held.back().map(|held| held.header.seq).filter(|_| self.held.len() > 4) {\n",
     },
+    Mutation {
+        name: "what a merge stands for is collected at once, without grace",
+        file: "src/upkeep/collect.rs",
+        from: "piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray",
+        to: "piece.to <= past && !is_stray",
+    },
+    Mutation {
+        name: "who slept does not look whether its number was collected",
+        file: "src/log/pen.rs",
+        from: "if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {",
+        to: "if matches!(appended, Appended::Done) && seq == 0 {",
+    },
+    Mutation {
+        name: "a merge forgets what was appended within it",
+        file: "src/log/merge.rs",
+        from: "        kept.extend_from_slice(bytes);\n",
+        to: "",
+    },
+    Mutation {
+        name: "a restore reads no further than the merges reach",
+        file: "src/log/mod.rs",
+        from: "        pieces.extend(self.entry_pieces(id, to).await?);\n",
+        to: "        if to == 0 {\n            pieces.extend(self.entry_pieces(id, to).await?);\n        }\n",
+    },
 ];
 
 fn source() -> &'static Path {
