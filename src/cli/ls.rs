@@ -51,6 +51,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         && args.project.is_none()
         && args.status.is_none()
         && args.cursor.is_none()
+        && parts.index.logs(&parts.logs.namespace, &parts.logs.agent).await?.is_empty()
         && !parts.logs.names("").await?.is_empty()
     {
         tracing::warn!("the index is empty and the store is not: sessiond reindex fills it");

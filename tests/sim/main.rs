@@ -1,6 +1,7 @@
 //! The simulation: the real capture, log, restore and upkeep in one seeded world, on one thread, in virtual time.
 //!
 //! `cargo test --test sim` runs 20,000 seeds. `SESSIOND_SIM_SEEDS=1000000` runs more (from `SESSIOND_SIM_FROM` on),
+//! `SESSIOND_SIM_MIX=crashes` only those of one mix,
 //! `SESSIOND_SIM_SEED=7` replays one and prints its trace. A seed that fails prints the command that replays it, made as
 //! short as it still fails.
 

@@ -14,6 +14,8 @@ struct Mutation {
     file: &'static str,
     from: &'static str,
     to: &'static str,
+    /// The mix of faults in which it can be seen, where that is only one.
+    mix: Option<&'static str>,
 }
 
 /// So many seeds it may take to find one.
@@ -25,102 +27,105 @@ const MUTATIONS: &[Mutation] = &[
         file: "src/log/pen.rs",
         from: "let done = done.doing_with(|| format!(\"write entry {seq} of {id}\"))?;",
         to: "let done = done.unwrap_or(Appended::Done);",
+        mix: None,
     },
     Mutation {
         name: "a refused create is taken as our own without reading it back",
         file: "src/log/pen.rs",
         from: "Created::Exists => self.taken(id, seq, encoded).await,\n            },\n            Fence::Database",
         to: "Created::Exists => Ok(Appended::Done),\n            },\n            Fence::Database",
+        mix: None,
     },
     Mutation {
         name: "a restore forgets how far the files are shipped",
         file: "src/restore/mod.rs",
         from: "    ledger.files = files;\n",
         to: "    drop(files);\n",
+        mix: None,
     },
     Mutation {
         name: "a claim does not look at what was written meanwhile",
         file: "src/log/pen.rs",
         from: "if !unseen.is_empty() {",
         to: "if unseen.len() == usize::MAX {",
+        mix: None,
     },
     Mutation {
         name: "a restore does not check digests",
         file: "src/log/assemble.rs",
         from: "        if matches {\n",
         to: "        if matches || !by.is_empty() {\n",
+        mix: None,
     },
     Mutation {
         name: "an unfinished line is shipped although the agent lives",
         file: "src/capture/look.rs",
         from: "if kind == FileKind::Whole || (all && last) {",
         to: "if kind == FileKind::Whole || all || last {",
+        mix: None,
     },
     Mutation {
         name: "the ledger is moved before the entry is written",
         file: "src/capture/ship.rs",
         from: "        match context.logs.append(&self.id, &mut ledger.pen, &encoded).await {\n",
         to: "        ledger.files = cut.cursors.clone();\n        self.save(context, ledger, false);\n        match context.logs.append(&self.id, &mut ledger.pen, &encoded).await {\n",
+        mix: None,
     },
     Mutation {
         name: "a writer that lost the session goes on behind the other",
         file: "src/capture/ship.rs",
         from: "            ledger.pen.ground = Ground::Branch;\n",
         to: "            if let Some(entry) = &entry {\n                ledger.pen.follow(entry.header.seq, entry.digest, now);\n            }\n",
+        mix: None,
     },
     Mutation {
         name: "a log is adopted without comparing the local files",
         file: "src/capture/adopt.rs",
         from: "    match files {\n",
         to: "    match files.or(Some(BTreeMap::new())) {\n",
+        mix: None,
     },
     Mutation {
         name: "an unknown write is tried again with other bytes",
         file: "src/capture/ship.rs",
         from: "self.pending = Some((encoded, cut));",
         to: "drop((encoded, cut));",
+        mix: None,
     },
     Mutation {
         name: "the database's fence is not asked after the write",
         file: "src/log/pen.rs",
         from: "            _ => Ok(Appended::Taken(None)),\n        }\n    }\n",
         to: "            _ => Ok(Appended::Done),\n        }\n    }\n",
+        mix: Some("database, writers"),
     },
     Mutation {
         name: "what was named while an entry was tried again is forgotten",
         file: "src/capture/ship.rs",
         from: "        self.hints.extend(named_since);\n",
         to: "        drop(named_since);\n",
+        mix: None,
     },
     Mutation {
         name: "the newest entry decides what is certain before all are read",
         file: "src/log/chain.rs",
         from: "        match self.newest_certain() {\n",
         to: "        match self.held.back().map(|held| held.header.seq).filter(|_| self.held.len() > 4) {\n",
-    },
-    Mutation {
-        name: "what a merge stands for is collected at once, without grace",
-        file: "src/upkeep/collect.rs",
-        from: "piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray",
-        to: "piece.to <= past && !is_stray",
-    },
-    Mutation {
-        name: "who slept does not look whether its number was collected",
-        file: "src/log/pen.rs",
-        from: "if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {",
-        to: "if matches!(appended, Appended::Done) && seq == 0 {",
+        mix: Some("database, late effects"),
     },
     Mutation {
         name: "a merge forgets what was appended within it",
         file: "src/log/merge.rs",
         from: "        kept.extend_from_slice(bytes);\n",
         to: "",
+        mix: None,
     },
     Mutation {
         name: "a restore reads no further than the merges reach",
         file: "src/log/mod.rs",
         from: "        pieces.extend(self.entry_pieces(id, to).await?);\n",
         to: "        if to == 0 {\n            pieces.extend(self.entry_pieces(id, to).await?);\n        }\n",
+        mix: None,
     },
 ];
 
@@ -153,10 +158,11 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-fn cargo(copy: &Path, arguments: &[&str]) -> Output {
+fn cargo(copy: &Path, mix: Option<&str>, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO"));
     command.arg("test").args(["--quiet", "--offline", "--locked", "--test", "sim", "--target-dir"]).arg(target()).args(arguments);
     command.env("SESSIOND_SIM_SEEDS", SEEDS).env("SESSIOND_SIM_LONG", "1").env_remove("SESSIOND_SIM_SEED").env_remove("SESSIOND_SIM_FROM");
+    command.env_remove("SESSIOND_SIM_MIX").envs(mix.map(|mix| ("SESSIOND_SIM_MIX", mix)));
     command.current_dir(copy).output().unwrap()
 }
 
@@ -170,8 +176,8 @@ fn caught(copy: &Path, mutation: &Mutation) -> Result<String, String> {
     }
     let mutated = copy.join(mutation.file);
     write(&mutated, text.replace(mutation.from, mutation.to).as_bytes());
-    let built = cargo(copy, &["--no-run"]);
-    let done = built.status.success().then(|| cargo(copy, &["whatever_goes_wrong"]));
+    let built = cargo(copy, mutation.mix, &["--no-run"]);
+    let done = built.status.success().then(|| cargo(copy, mutation.mix, &["whatever_goes_wrong"]));
     write(&mutated, text.as_bytes());
     let Some(done) = done else { return Err(format!("it does not compile:\n{}", String::from_utf8_lossy(&built.stderr))) };
     let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);

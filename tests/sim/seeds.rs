@@ -23,6 +23,10 @@ fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
         return println!("one seed is replayed by the other test");
     }
     let (from, count) = (number("SESSIOND_SIM_FROM").unwrap_or(0), number("SESSIOND_SIM_SEEDS").unwrap_or(SEEDS));
+    let mix = std::env::var("SESSIOND_SIM_MIX").ok().map(|name| {
+        let found = MIXES.iter().position(|mix| mix.name == name);
+        found.unwrap_or_else(|| panic!("SESSIOND_SIM_MIX={name}: there is no such mix")) as u64
+    });
     let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get) as u64;
     let (next, failed, began) = (AtomicU64::new(from), AtomicBool::new(false), Instant::now());
     let (failures, totals) = (Mutex::new(Vec::new()), Mutex::new(Outcome::default()));
@@ -31,10 +35,11 @@ fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while !failed.load(Ordering::Relaxed) {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + count {
+                    let nth = next.fetch_add(1, Ordering::Relaxed);
+                    if nth >= from + count {
                         return;
                     }
+                    let seed = mix.map_or(nth, |mix| nth * MIXES.len() as u64 + mix);
                     let schedule = Schedule::of(seed);
                     let began = Instant::now();
                     match run(&schedule, false).0 {
