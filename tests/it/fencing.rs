@@ -208,7 +208,9 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         old.tell_index().await;
         new.tell_index().await;
         let row = place.index.session(&place.id(SESSION)).await.unwrap().unwrap();
-        assert_eq!(row.branches, [writer.to_string()]);
+        // Where a late write can replace another, a process that starts anew begins another branch, with everything.
+        let branches = if place.fence == "store" { 1 } else { 2 };
+        assert!(row.branches.contains(&writer.to_string()) && row.branches.len() == branches, "{}: {:?}", place.name, row.branches);
         // What the loser had is on its branch, so its volume can take the session back.
         old.take_over(SESSION).await.unwrap();
         assert_eq!(old.files(), new.files(), "{}", place.name);
