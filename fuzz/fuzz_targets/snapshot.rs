@@ -8,11 +8,5 @@ use sessiond_fuzz::{checks, memory, mutate};
 fuzz_target!(|input: &[u8]| memory::bounded(checks::snapshot, input));
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    match mutate::change_a_value(&data[..size], 1, seed).filter(|new| seed % 2 == 0 && new.len() <= max_size) {
-        Some(new) => {
-            data[..new.len()].copy_from_slice(&new);
-            new.len()
-        }
-        None => fuzzer_mutate(data, size, max_size),
-    }
+    mutate::in_place(&mut data[..max_size], size, 1, seed).unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
 });

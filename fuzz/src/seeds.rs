@@ -66,6 +66,20 @@ fn text(header: &Header) -> String {
     must(serde_json::to_string(header))
 }
 
+/// A header with another text in the place of one that is there.
+fn replaced(line: &str, from: &str, to: &str) -> String {
+    assert!(line.contains(from), "{from} is not in {line}");
+    line.replace(from, to)
+}
+
+/// A gzip stream whose checksum is another.
+fn with_another_checksum(stored: &[u8]) -> Vec<u8> {
+    let mut bytes = stored.to_vec();
+    let at = bytes.len() - 6;
+    bytes[at] ^= 1;
+    bytes
+}
+
 fn plain(header: &str, body: &[u8]) -> Vec<u8> {
     [header.as_bytes(), b"\n", body].concat()
 }
@@ -87,13 +101,8 @@ fn entries() -> Named {
     moved.moves = vec![Move { from: must("projects/-work-old/3f2a.jsonl".parse()), to: must(TRANSCRIPT.parse()) }];
     moved.after = Some(0);
     let half = LINES.len() / 2;
-    let with = |from: &str, to: &str| {
-        assert!(line.contains(from), "{from} is not in {line}");
-        plain(&line.replace(from, to), LINES)
-    };
-    let mut crc = stored.clone();
-    let at = crc.len() - 6;
-    crc[at] ^= 1;
+    let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
+    let crc = with_another_checksum(&stored);
     let length = format!("\"len\":{}", LINES.len());
     let mut zeroes = header(EntryKind::Delta, &[(TRANSCRIPT, LINES)]);
     zeroes.parts[0].len = 20_000;
@@ -176,13 +185,8 @@ fn snapshots() -> Named {
     let end = [0; 1024];
     let file = |name: &str, kind: u8, size: &str| with_checksums([&first, &member(name, kind, size, LINES), &end[..]].concat());
     let pax = b"25 path=../../etc/passwd\n";
-    let with = |from: &str, to: &str| {
-        assert!(line.contains(from), "{from} is not in {line}");
-        plain(&line.replace(from, to), LINES)
-    };
-    let mut crc = stored.clone();
-    let at = crc.len() - 6;
-    crc[at] ^= 1;
+    let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
+    let crc = with_another_checksum(&stored);
     vec![
         ("good-files.gz", stored.clone()),
         ("good-files", plain(&text(&header_of(&files)), &body)),

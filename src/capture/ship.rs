@@ -260,6 +260,10 @@ impl Shipment {
         } else {
             let error = fenced(&self.id, by);
             tracing::warn!(id = %self.id, writer = %ledger.pen.writer, "{error}; going on with a branch");
+            if ledger.pen.has_slept(now) {
+                // The entry that we wrote last may be collected, and a branch from there would hang in the air.
+                self.begin_branch(context, ledger);
+            }
             ledger.pen.ground = Ground::Branch;
             if by == Some(&ledger.pen.writer) {
                 ledger.pen.writer = new_writer(&context.logs.chance);

@@ -232,7 +232,8 @@ impl Logs {
             // What is not there any more, and a larger piece stands for, was collected and not damaged.
             let collected = error.is_none() || !listed.iter().any(|piece| piece.from == seq + 1 && piece.kind == PieceKind::Entry);
             if let (At::Seq(wanted), None, true) = (reading.at, reading.branch, collected)
-                && let Some(piece) = listed.iter().find(|piece| seq < piece.from && piece.from <= wanted && wanted < piece.to)
+                && let Some(piece) =
+                    listed.iter().find(|piece| (error.is_some() || seq < piece.from) && piece.from <= wanted && wanted < piece.to)
             {
                 return Err(Error::not_found(format!("{id} cannot go back to entry {wanted} any more: its history was collected"))
                     .hint(format!("the points next to it are seq:{seq} and seq:{}", piece.to)));

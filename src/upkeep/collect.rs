@@ -39,8 +39,6 @@ pub enum Step {
     Squeeze,
     /// Delete these: others stand for them.
     Collect(Vec<Piece>),
-    /// Written by one that had slept, at a number that was collected: keep it as a branch.
-    Rescue(Vec<Piece>),
     /// Its time has passed: remove it, as a person would.
     Expire,
     /// It was removed long enough ago: delete it for good.
@@ -86,10 +84,6 @@ pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &R
         return vec![Step::Expire];
     }
     let mut steps = Vec::new();
-    let strays: Vec<Piece> = listed.pieces.iter().filter(|piece| is_stray(listed, rules, piece)).copied().collect();
-    if !strays.is_empty() {
-        steps.push(Step::Rescue(strays));
-    }
     let surplus = surplus(listed, rules, now);
     if !surplus.is_empty() {
         steps.push(Step::Collect(surplus));
@@ -100,7 +94,8 @@ pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &R
     steps
 }
 
-/// An entry that was written long after what stands for its number: not the one it stands for.
+/// An entry that was written long after what stands for its number: not the one it stands for. Nobody reads it, and nothing
+/// else has its bytes, so it stays as long as the session.
 fn is_stray(listed: &Listed, rules: &Rules, entry: &Piece) -> bool {
     let late = |piece: &Piece| piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2);
     entry.kind == PieceKind::Entry && listed.pieces.iter().any(late)
@@ -189,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn a_late_write_at_a_collected_number_is_rescued_and_never_collected() {
+    fn a_late_write_at_a_collected_number_is_never_collected() {
         let listed = Listed { pieces: vec![piece(PieceKind::Snapshot, 1, 5, 1), entry(6, 1), entry(3, 19)], branches: Vec::new() };
-        assert_eq!(steps(&listed, 40), [Step::Rescue(vec![entry(3, 19)]), Step::Squeeze]);
+        assert_eq!(steps(&listed, 40), [Step::Squeeze]);
     }
 
     #[test]
@@ -300,9 +295,6 @@ mod tests {
             let Generated { listed, strays, rules, now } = generated;
             for step in decide(&listed, EntryKind::Delta, None, &rules, now) {
                 let Step::Collect(collected) = step else {
-                    if let Step::Rescue(rescued) = step {
-                        prop_assert!(strays.iter().all(|stray| rescued.contains(stray)));
-                    }
                     continue;
                 };
                 let left: Vec<Piece> = listed.pieces.iter().filter(|piece| !collected.contains(piece)).copied().collect();

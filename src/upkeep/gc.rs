@@ -32,7 +32,7 @@ const SMALL: u64 = 16 << 10;
 pub struct Outcome {
     /// The session, or `@` and the project.
     pub session: String,
-    /// What, in words: `collect`, `squeeze`, `rescue`, `expire`, `purge`, `sweep`, `forget`.
+    /// What, in words: `collect`, `squeeze`, `expire`, `purge`, `sweep`, `forget`.
     pub steps: Vec<&'static str>,
     /// Objects deleted.
     pub objects: usize,
@@ -137,7 +137,6 @@ impl Job<'_> {
                 self.rehearse(listed, &pieces).await?;
                 self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await
             }
-            Step::Rescue(strays) => self.rescue(&strays).await,
             Step::Expire => {
                 remove::remove_at(self.logs, self.id, Some(head(&listed.pieces))).await?;
                 Ok(Deleted::default())
@@ -169,25 +168,6 @@ impl Job<'_> {
             return Err(Error::corrupt(format!("nothing is deleted, for what would be left ends with entry {}", read.seq)));
         }
         Ok(())
-    }
-
-    /// Gives late writes a branch, where `ls` shows them and `pull` gets them.
-    async fn rescue(&self, strays: &[Piece]) -> Result<Deleted> {
-        let mut moved = Vec::new();
-        for stray in strays {
-            let key = stray.key(self.id);
-            let Some(bytes) = self.logs.store.get(&key).await? else { continue };
-            let writer = match self.logs.read_piece(self.id, stray, None).await {
-                Ok(Some(entry)) => entry.header.writer,
-                Ok(None) => continue,
-                Err(error) if error.kind() == crate::error::Kind::Corrupt => new_writer(&self.logs.chance),
-                Err(error) => return Err(error),
-            };
-            tracing::warn!(%key, %writer, "a late write at a number that was collected; it gets a branch");
-            self.logs.store.create(&keys::branch_entry(self.id, &writer, stray.to), bytes).await?;
-            moved.push((key, 0));
-        }
-        self.delete(moved.into_iter()).await
     }
 
     async fn purge(&self, listed: &Listed) -> Result<Deleted> {
@@ -238,7 +218,6 @@ fn word(step: &Step) -> &'static str {
     match step {
         Step::Squeeze => "squeeze",
         Step::Collect(_) => "collect",
-        Step::Rescue(_) => "rescue",
         Step::Expire => "expire",
         Step::Purge => "purge",
         Step::Sweep => "sweep",

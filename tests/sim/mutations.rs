@@ -114,6 +114,20 @@ const MUTATIONS: &[Mutation] = &[
         mix: Some("database, late effects"),
     },
     Mutation {
+        name: "what a merge stands for is collected at once, without grace",
+        file: "src/upkeep/collect.rs",
+        from: "piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray",
+        to: "piece.to <= past && !is_stray",
+        mix: Some("upkeep, pauses"),
+    },
+    Mutation {
+        name: "who slept does not look whether its number was collected",
+        file: "src/log/pen.rs",
+        from: "if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {",
+        to: "if matches!(appended, Appended::Done) && seq == 0 {",
+        mix: Some("upkeep, pauses"),
+    },
+    Mutation {
         name: "a merge forgets what was appended within it",
         file: "src/log/merge.rs",
         from: "        kept.extend_from_slice(bytes);\n",

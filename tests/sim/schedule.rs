@@ -296,6 +296,8 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
             _ => Action::CrashIn { on, steps: 1 + dice.below(12), after: dice.coin() },
         },
         Fault::PowerCut => Action::CutPower { on },
+        // Where there is a collector, mostly the story that it must stand.
+        Fault::Pause if mix.faults.contains(&Fault::Upkeep) && mix.machines > 1 && dice.percent(60) => return asleep(actions, dice),
         Fault::Pause if dice.coin() => Action::Pause { on },
         Fault::Pause => {
             actions.push(Action::Advance { millis: 3_600_000 });
@@ -320,6 +322,23 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
 }
 
 const HOUR: u64 = 3_600_000;
+
+/// A writer hangs with a write under way; another takes the session over, goes on, and what it wrote is merged and collected. The
+/// first wakes: sooner than anything may be collected, or so late that its number may be free.
+fn asleep(actions: &mut Vec<Action>, dice: &mut Dice) {
+    let append = |on| Action::Append { on, which: Which::Transcript, lines: 1 };
+    let chore = |chore| Action::Upkeep { chore, ends: None, hangs: false };
+    actions.extend([Action::Start { on: 0 }, append(0), Action::Flush { on: 0 }, Action::Advance { millis: 1_000 }]);
+    actions.extend([Action::Pause { on: 0 }, append(0), Action::Flush { on: 0 }, Action::Advance { millis: 1_000 }]);
+    actions.extend([Action::Restore { on: 1, wipe: true }, Action::Advance { millis: 1_000 }, Action::Start { on: 1 }]);
+    for _ in 0..2 {
+        actions.extend([append(1), Action::Flush { on: 1 }, Action::Advance { millis: 1_000 }]);
+    }
+    actions.extend([chore(Chore::Merge { from: 0, to: 100 }), Action::Advance { millis: 1_000 }, Action::Kill { on: 1 }]);
+    actions.push(Action::Advance { millis: [1, 25][dice.below(2) as usize] * HOUR });
+    actions.push(chore(Chore::Collect { history: 0, ttl: None }));
+    actions.extend([Action::Advance { millis: 1_000 }, Action::Wake { on: 0 }, Action::Advance { millis: 20_000 }]);
+}
 
 fn upkeep(mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
     let merge = |dice: &mut Dice| {
