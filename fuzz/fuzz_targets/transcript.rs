@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use sessiond_fuzz::{checks, memory, mutate};
+use sessiond_fuzz::{change_in_place, checks, memory};
 
 fuzz_target!(|input: &[u8]| memory::bounded(checks::transcript, input));
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    mutate::in_place(&mut data[..max_size], size, usize::MAX, seed).unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
+    change_in_place(&mut data[..max_size], size, usize::MAX, seed).unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
 });
