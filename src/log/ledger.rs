@@ -45,9 +45,10 @@ impl FileCursor {
         FileCursor { kind, len: 0, hash: RunningHash::default(), tail: tail_of(&[]), stat, torn: 0, fresh: false }
     }
 
-    /// Reads the first `len` bytes of a file and puts the cursor behind them; none if it has fewer.
+    /// Reads the first `len` bytes of a file and puts the cursor behind them; none if it has fewer. How long ago it changed
+    /// is not asked: one that is replaced as one is looked at once more.
     pub fn over(file: &dyn OpenFile, kind: FileKind, len: u64) -> std::io::Result<Option<Self>> {
-        let mut cursor = FileCursor::new(kind, file.stat()?);
+        let mut cursor = FileCursor { fresh: kind == FileKind::Whole, ..FileCursor::new(kind, file.stat()?) };
         let mut buffer = vec![0; 128 << 10];
         let mut window = Vec::new();
         while cursor.len < len {

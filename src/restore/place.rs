@@ -280,9 +280,9 @@ fn put(folder: &dyn Folder, plan: &FilePlan, at: &FileAt, staged: &Staged, optio
     let file = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
     let cursor = FileCursor::over(&*file, at.kind, plan.bytes)?.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     folder.rename(&staged.at, &plan.path, options.owner)?;
-    // On another file system it is another file now.
+    // On another file system it is another file now. Nobody writes it yet.
     let stat = folder.stat(&plan.path)?.ok_or(std::io::ErrorKind::NotFound)?;
-    Ok(FileCursor { stat, ..cursor })
+    Ok(FileCursor { stat, fresh: false, ..cursor })
 }
 
 #[cfg(test)]

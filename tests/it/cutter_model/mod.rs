@@ -267,3 +267,10 @@ fn a_file_that_appears_or_moves_while_an_entry_waits_is_in_the_flush_that_ends_t
         run(&acts).unwrap();
     }
 }
+
+#[test]
+fn a_side_file_that_changes_within_a_tick_of_a_lost_ledgers_comparison_is_shipped() {
+    let acts = [Act::RewriteInTheSameTick(4, false), Act::Lines(0, 1), Act::Flush, Act::RestartWithoutLedger, Act::Flush];
+    let again = [Act::RewriteInTheSameTick(4, false)];
+    run(&acts.into_iter().chain(again).collect::<Vec<_>>()).unwrap();
+}
