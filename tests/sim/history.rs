@@ -47,7 +47,28 @@ pub struct Version {
     pub files: BTreeMap<String, Arc<FileThen>>,
 }
 
+/// What each version has that the one before did not, in bytes.
+pub fn new_bytes(history: &[Version]) -> u64 {
+    let mut new = 0;
+    let mut before: Option<&Version> = None;
+    for version in history {
+        for (path, file) in &version.files {
+            let had = before.and_then(|before| before.files.get(path));
+            new += match had.filter(|had| file.bytes.starts_with(&had.bytes)) {
+                Some(had) => file.bytes.len() - had.bytes.len(),
+                None => file.bytes.len(),
+            };
+        }
+        before = Some(version);
+    }
+    new as u64
+}
+
 impl Version {
+    pub fn size(&self) -> u64 {
+        self.files.values().map(|file| file.bytes.len() as u64).sum()
+    }
+
     /// The version that follows `before`.
     pub fn following(before: Option<&Version>, number: u64, files: Files) -> Version {
         let files = files.into_iter().map(|(path, bytes)| {

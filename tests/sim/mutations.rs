@@ -114,6 +114,13 @@ const MUTATIONS: &[Mutation] = &[
         mix: Some("database, late effects"),
     },
     Mutation {
+        name: "every flush ships the files from their beginning",
+        file: "src/capture/look.rs",
+        from: "Some(cursor) if unchanged_so_far => Found::from(cursor.len, cursor.clone()),",
+        to: "Some(cursor) if unchanged_so_far && cursor.len == stat.size => Found::from(cursor.len, cursor.clone()),",
+        mix: None,
+    },
+    Mutation {
         name: "what a merge stands for is collected at once, without grace",
         file: "src/upkeep/collect.rs",
         from: "piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray",

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sessiond::model::{Digest, EntryKind, LogId, Seq, WriterId};
 
 use super::bucket::Objects;
-use super::history::{Files, Version, holds_each_file_of, newest_match};
+use super::history::{Files, Version, holds_each_file_of, new_bytes, newest_match};
 use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
 
 /// A version that `flush` called durable.
@@ -92,6 +92,7 @@ impl Oracle {
             return Err(format!("the log has {} entries and only {} are linked", main.len(), path.len()));
         }
         one_writer_at_a_time(&path)?;
+        self.is_uploaded_once(&main, &branches)?;
         let anew = path.iter().rev().find(|written| written.entry.header.begins_anew()).map_or(0, |written| written.entry.header.seq);
         // What was acknowledged before the session was removed and begun anew is history.
         self.acks.retain(|ack| ack.branch.is_some() || ack.head > anew);
@@ -150,6 +151,30 @@ impl Oracle {
     pub fn raw_bytes_by(&mut self, objects: &Objects, volume: u64) -> Result<u64, String> {
         let main = self.reader.main(objects, &self.id)?;
         Ok(main.values().filter(|written| written.author == volume).map(|written| written.entry.header.body_len()).sum())
+    }
+
+    /// However often a write is tried again: what is stored of a volume is what was new on it, and all of its files once more
+    /// only where it took the session over or began a branch, for which it may not know what the log holds.
+    fn is_uploaded_once(&self, main: &BTreeMap<Seq, Written>, branches: &BTreeMap<WriterId, BTreeMap<Seq, Written>>) -> Result<(), String> {
+        for (volume, history) in &self.histories {
+            let by = |entries: &BTreeMap<Seq, Written>| -> (u64, u64) {
+                let ours: Vec<&Written> = entries.values().filter(|written| written.author == *volume).collect();
+                let claims = ours.iter().filter(|written| written.entry.header.kind == EntryKind::Claim).count();
+                (ours.iter().map(|written| written.entry.header.body_len()).sum(), claims as u64)
+            };
+            let (mut stored, mut anew) = by(main);
+            for (bytes, _) in branches.values().map(by).filter(|(bytes, _)| *bytes > 0) {
+                (stored, anew) = (stored + bytes, anew + 1);
+            }
+            let all = history.iter().map(Version::size).max().unwrap_or(0);
+            let most = new_bytes(history) + all * anew;
+            if stored > most {
+                return Err(format!(
+                    "{stored} bytes of volume {volume} are stored, and at most {most} were new or taken over ({anew} times)"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether what these entries amount to is a version of their writers' history that holds all that was promised.

@@ -61,6 +61,8 @@ pub struct Run {
     /// The last entry of the log that somebody was told of.
     acknowledged: Seq,
     forgotten: u64,
+    /// Chores that somebody asked for.
+    chores: usize,
     answers: Arc<Mutex<Vec<Answer>>>,
     outcome: Outcome,
 }
@@ -92,6 +94,7 @@ impl Run {
             upkeeps: Vec::new(),
             acknowledged: 0,
             forgotten: 0,
+            chores: 0,
             answers: Arc::default(),
             outcome: Outcome::default(),
         }
@@ -214,6 +217,7 @@ impl Run {
                     if *hangs {
                         upkeep.life.pause();
                     }
+                    self.chores += 1;
                     self.upkeeps.push(upkeep);
                 }
             }
@@ -364,6 +368,7 @@ impl Run {
         let objects = self.cloud.bucket.objects();
         let archive = self.cloud.bucket.archive();
         let expected = self.oracle.check(&archive)?;
+        self.are_few(&objects, &archive)?;
         if expected.removed && self.pull(objects.clone(), At::Latest, None).await.is_ok() {
             return Err("a removed session is restored".to_owned());
         }
@@ -377,6 +382,13 @@ impl Run {
             same(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
         Ok(())
+    }
+
+    /// Upkeep that fails, hangs and is begun again leaves no more pieces than there are entries and chores that were asked for.
+    fn are_few(&self, objects: &Objects, archive: &Objects) -> Result<(), String> {
+        let made = objects.keys().filter(|key| key.contains("/merge/") || key.contains("/snap/")).count();
+        let most = archive.len() + self.chores;
+        if made <= most { Ok(()) } else { Err(format!("{made} merges of {} entries and {} chores", archive.len(), self.chores)) }
     }
 
     /// Whatever was merged, one can go back to an entry that is still there.
