@@ -11,11 +11,11 @@ use crate::wire::Parts;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged.")]
 pub struct Args {
-    /// The session's id, or the beginning of it
-    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    /// The session's id, or the beginning of it; none: every session and project log
+    #[arg(value_name = "ID", conflicts_with = "all")]
     pub id: Option<String>,
 
-    /// Every session and project log of the agent
+    /// Every session and project log of the agent, which is what happens without an id
     #[arg(long, env = "SESSIOND_ALL")]
     pub all: bool,
 
