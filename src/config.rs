@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::model::Tokens;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
@@ -73,6 +74,11 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_REQUEST_TIMEOUT", value_name = "TIME")]
     pub request_timeout: Option<String>,
 
+    /// Keep what people and agents said in the index too, for sessiond search
+    #[arg(long, global = true, env = "SESSIOND_INDEX_TEXT")]
+    #[serde(default)]
+    pub index_text: bool,
+
     /// Log lines as text or json [default: text]
     #[arg(long, global = true, env = "SESSIOND_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -90,6 +96,11 @@ pub struct Settings {
     #[arg(skip)]
     #[serde(skip)]
     pub profile: Option<Patterns>,
+
+    /// What tokens cost; from the file alone.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub prices: Prices,
 }
 
 /// Settings of what streams.
@@ -138,6 +149,37 @@ impl Default for Patterns {
     }
 }
 
+/// The `[prices]` table: what tokens cost, by model.
+#[derive(Debug, Clone, Default, Deserialize, PartialEq)]
+#[serde(transparent)]
+pub struct Prices(BTreeMap<String, Price>);
+
+/// Dollars for a million tokens, which is millionths of a dollar for one.
+#[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Price {
+    input: f64,
+    output: f64,
+    #[serde(default)]
+    cache_read: f64,
+    #[serde(default)]
+    cache_write: f64,
+}
+
+impl Prices {
+    /// What an answer cost, in millionths of a dollar; none if nothing is said of the model. The longest name counts that the
+    /// model's begins with.
+    pub fn cost(&self, model: &str, tokens: Tokens) -> Option<u64> {
+        let price = self.0.iter().filter(|(name, _)| model.starts_with(name.as_str())).max_by_key(|(name, _)| name.len())?.1;
+        let of = |count: u64, price: f64| count as f64 * price;
+        let cost = of(tokens.input, price.input)
+            + of(tokens.output, price.output)
+            + of(tokens.cache_read, price.cache_read)
+            + of(tokens.cache_write, price.cache_write);
+        Some(cost.round() as u64)
+    }
+}
+
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 struct File {
@@ -146,6 +188,8 @@ struct File {
     #[serde(flatten)]
     stream: Stream,
     profile: Option<Patterns>,
+    #[serde(default)]
+    prices: Prices,
     #[serde(flatten)]
     unknown: BTreeMap<String, toml::Value>,
 }
@@ -179,7 +223,9 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
         log_format,
         log
     );
+    settings.index_text |= file.settings.index_text;
     settings.profile = file.profile;
+    settings.prices = file.prices;
     if let Some(stream) = stream {
         fill!(stream, file.stream, flush_interval, flush_deadline, parallel, ready_file);
     }

@@ -10,7 +10,7 @@ use crate::agent::generic::Generic;
 use crate::config::{self, Settings};
 use crate::error::{Doing, Error, Result, without_secret};
 use crate::index::Index;
-use crate::index::sql::SqlIndex;
+use crate::index::sql::{SqlIndex, Terms};
 use crate::log::Logs;
 use crate::log::fence::{Fencing, Wanted};
 use crate::model::{AgentName, Namespace};
@@ -49,7 +49,8 @@ impl Parts {
         let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(PARALLEL));
         let chance: Arc<dyn Chance> = Arc::new(SystemChance);
         let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
-        let index: Arc<dyn Index> = Arc::new(SqlIndex::open(&index_url)?);
+        let index: Arc<dyn Index> =
+            Arc::new(SqlIndex::open(&index_url)?.on(Terms { prices: settings.prices.clone(), text: settings.index_text }));
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;
         let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;

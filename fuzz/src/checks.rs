@@ -12,12 +12,13 @@ use flate2::write::GzEncoder;
 
 use super::agent::claude_code::ClaudeCode;
 use super::agent::generic::Generic;
-use super::agent::{self, Place, Profile};
+use super::agent::transcript::Reader;
+use super::agent::{Place, Profile};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
 use super::config::Patterns;
 use super::error::{Error, Kind};
-use super::model::{Digest, Header, LogName, RelPath, keys};
+use super::model::{Digest, FileKind, Header, LogName, Part, RelPath, Told, keys};
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
@@ -72,21 +73,39 @@ fn check_digest(entry: &entry::Entry, stored: &[u8]) {
 /// A piece of a transcript, accepted if it told anything.
 pub fn transcript(input: &[u8]) -> bool {
     let profile = ClaudeCode::new(plain("claude-code"));
-    let path: RelPath = plain("projects/-work-app/3f2a.jsonl");
-    let whole = profile.read(&path, input);
-    let told = [&whole.cwd, &whole.title, &whole.model, &whole.agent_version];
-    for text in told.into_iter().flatten() {
+    let read = |reader: &mut Reader, path: &str, start: usize, bytes: &[u8]| {
+        let path: RelPath = plain(path);
+        let (start, len) = (start as u64, bytes.len() as u64);
+        let part = Part { path, kind: FileKind::Append, start, len, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None };
+        reader.read(&profile, [(&part, bytes)].into_iter())
+    };
+    const PATH: &str = "projects/-work-app/3f2a.jsonl";
+    let whole = read(&mut Reader::default(), PATH, 0, input);
+    let facts = [&whole.facts.cwd, &whole.facts.title, &whole.facts.model, &whole.facts.agent_version];
+    for text in facts.into_iter().flatten() {
         assert!(text.len() <= input.len(), "a fact is longer than all that was read");
     }
-    // An entry is cut at line ends, anywhere: the facts are the same.
-    for lines in [1, 2, 7] {
-        let pieces = pieces(input, lines);
-        let facts = agent::facts(&profile, pieces.iter().map(|piece| (&path, *piece)));
-        assert_eq!(facts, if pieces.is_empty() { Default::default() } else { whole.clone() }, "{lines} lines at a time");
+    let mut behind = 0;
+    for said in &whole.said {
+        assert!(
+            said.start >= behind && said.len > 0 && said.start + said.len <= input.len() as u64,
+            "messages overlap, or leave their file"
+        );
+        behind = said.start + said.len;
+    }
+    // An entry may end anywhere: what is said is the same.
+    for cut in [input.len() / 3, input.len() / 2, input.len().saturating_sub(1)] {
+        let mut reader = Reader::default();
+        let (first, second) = (read(&mut reader, PATH, 0, &input[..cut]), read(&mut reader, PATH, cut, &input[cut..]));
+        let unread = |told: &Told| told.unread.values().sum::<u64>();
+        assert_eq!(unread(&first) + unread(&second), unread(&whole), "cut at {cut}");
+        assert_eq!([first.said, second.said].concat(), whole.said, "cut at {cut}");
+        assert_eq!(first.facts.then(second.facts), whole.facts, "cut at {cut}");
     }
     // Bytes that are no transcript's tell nothing.
-    assert_eq!(profile.read(&plain("projects/-work-app/3f2a/tool-results/t.txt"), input), Default::default());
-    told.iter().any(|fact| fact.is_some())
+    let other = read(&mut Reader::default(), "projects/-work-app/3f2a/tool-results/t.txt", 0, input);
+    assert!(other.said.is_empty() && other.facts == Default::default());
+    facts.iter().any(|fact| fact.is_some())
 }
 
 /// A path, as an entry or a folder names it; accepted if a file may have it.
@@ -136,19 +155,6 @@ fn refused(error: &Error) -> bool {
 
 fn plain<T: std::str::FromStr<Err = Error>>(text: &str) -> T {
     text.parse().unwrap_or_else(|error| panic!("{text} is plain: {error}"))
-}
-
-/// The input in pieces of some lines each; the last line may have no end.
-fn pieces(input: &[u8], lines: usize) -> Vec<&[u8]> {
-    let all: Vec<&[u8]> = input.split_inclusive(|byte| *byte == b'\n').collect();
-    let mut at = 0usize;
-    let length = |chunk: &[&[u8]]| chunk.iter().map(|line| line.len()).sum::<usize>();
-    let mut cut = |chunk: &[&[u8]]| {
-        let piece = &input[at..at + length(chunk)];
-        at += piece.len();
-        piece
-    };
-    all.chunks(lines).map(&mut cut).collect()
 }
 
 /// Stored, not compressed: as fast as a copy, and a small input stays what it is.

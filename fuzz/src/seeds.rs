@@ -265,7 +265,7 @@ fn transcripts() -> Named {
         ("good-between-broken-lines", text("}{\n{\"cwd\":\"/work/app\"}\n{\"cwd\":\"/torn")),
         ("good-escapes", text("{\"cwd\":\"\\ud83d\\ude00 \\u0000 \\\"\\\\\"}\n")),
         ("good-huge-line", format!("{{\"cwd\":\"/w\",\"message\":{{\"content\":\"{}\"}}}}\n", "x".repeat(20_000)).into_bytes()),
-        ("good-no-end-of-line", text("{\"cwd\":\"/work/app\"}")),
+        ("bad-no-end-of-line", text("{\"cwd\":\"/work/app\"}")),
         (
             "good-known-and-unknown",
             text("{\"uuid\":\"u\",\"parentUuid\":null,\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":1}}}\n"),

@@ -1,12 +1,12 @@
 //! Claude Code and the Claude Agent SDK: `$CLAUDE_CONFIG_DIR` or `~/.claude`.
 
+mod lines;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use super::{Place, Profile, is_passing};
-use crate::model::{AgentName, Facts, FileKind, LogName, RelPath, SessionId};
+use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
 
 /// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
 const LONGEST_ENCODED: usize = 200;
@@ -91,24 +91,18 @@ impl Profile for ClaudeCode {
         matches!(parts.as_slice(), ["projects", _, file] if file.ends_with(".jsonl") && !file.starts_with("agent-"))
     }
 
-    fn read(&self, path: &RelPath, piece: &[u8]) -> Facts {
-        let mut facts = Facts::default();
-        if !self.is_transcript(path) {
-            return facts;
+    fn is_conversation(&self, path: &RelPath) -> bool {
+        path.name().ends_with(".jsonl")
+    }
+
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+        let mut line = lines::read(line)?;
+        if self.is_transcript(path) {
+            line.facts.project = path.parts().nth(1).map(str::to_owned);
+        } else {
+            line.facts = Facts::default();
         }
-        facts.project = path.parts().nth(1).map(str::to_owned);
-        for line in piece.split(|byte| *byte == b'\n') {
-            let Ok(line) = serde_json::from_slice::<Line>(line) else { continue };
-            if line.is_sidechain == Some(true) {
-                continue;
-            }
-            facts.cwd = line.cwd.or(facts.cwd);
-            facts.agent_version = line.version.or(facts.agent_version);
-            facts.title = line.custom_title.or(line.summary).or(facts.title);
-            // Answers that the client makes up itself carry this name.
-            facts.model = line.message.and_then(|message| message.model).filter(|model| model != "<synthetic>").or(facts.model);
-        }
-        facts
+        Some(line)
     }
 
     fn project_of(&self, cwd: &Path) -> String {
@@ -123,24 +117,6 @@ impl Profile for ClaudeCode {
 
 fn session(id: &str, kind: FileKind) -> Place {
     Place::Keep(LogName::Session(SessionId::escape(id)), kind)
-}
-
-/// What we read of a line; everything else is passed over unread.
-#[derive(Deserialize)]
-struct Line {
-    cwd: Option<String>,
-    version: Option<String>,
-    summary: Option<String>,
-    #[serde(rename = "customTitle")]
-    custom_title: Option<String>,
-    #[serde(rename = "isSidechain")]
-    is_sidechain: Option<bool>,
-    message: Option<Message>,
-}
-
-#[derive(Deserialize)]
-struct Message {
-    model: Option<String>,
 }
 
 /// The folder name that Claude Code makes of a working directory. Lossy: never decode it.
@@ -231,15 +207,5 @@ mod tests {
         let encoded = encode(&long);
         assert_eq!(&encoded[..201], &format!("-{}-", "a".repeat(199)));
         assert!(encoded.len() > 201 && encoded.len() < 210);
-    }
-
-    #[test]
-    fn a_transcript_tells_where_it_ran_and_broken_lines_tell_nothing() {
-        let piece = b"\xff\xfe\n{\"type\":\"user\",\"cwd\":\"/work/app\",\"version\":\"2.1\"}\n}{\n\0\0\n{\"message\":{\"model\":\"m1\",\"content\":[]}}\n{\"message\":{\"model\":\"<synthetic>\"}}\n";
-        let facts = profile().read(&"projects/-work-app/3f2a.jsonl".parse().unwrap(), piece);
-        assert_eq!(facts.cwd.as_deref(), Some("/work/app"));
-        assert_eq!(facts.agent_version.as_deref(), Some("2.1"));
-        assert_eq!(facts.model.as_deref(), Some("m1"));
-        assert_eq!(facts.project.as_deref(), Some("-work-app"));
     }
 }

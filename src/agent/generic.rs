@@ -8,7 +8,7 @@ use regex_lite::Regex;
 use super::{Place, Profile, is_passing};
 use crate::config::Patterns;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, Facts, FileKind, LogName, RelPath, SessionId};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
 
 /// A profile made of patterns.
 pub struct Generic {
@@ -90,8 +90,12 @@ impl Profile for Generic {
         false
     }
 
-    fn read(&self, _path: &RelPath, _piece: &[u8]) -> Facts {
-        Facts::default()
+    fn is_conversation(&self, _path: &RelPath) -> bool {
+        false
+    }
+
+    fn line(&self, _path: &RelPath, _line: &[u8]) -> Option<Line> {
+        None
     }
 
     fn project_of(&self, cwd: &Path) -> String {

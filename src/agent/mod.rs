@@ -4,11 +4,12 @@
 
 pub mod claude_code;
 pub mod generic;
+pub mod transcript;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::model::{AgentName, Facts, FileKind, LogName, RelPath};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath};
 
 /// What to do with a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum Place {
 ///
 /// # Contract
 /// - `place` and `enter` are pure and say the same each time.
-/// - `read` is best effort: unknown lines, broken lines and bytes that are no text tell nothing, they never fail.
+/// - `line` is best effort: whatever its bytes are, it never fails.
 pub trait Profile: Send + Sync + 'static {
     /// The agent's name, which is part of every key.
     fn name(&self) -> &AgentName;
@@ -45,8 +46,11 @@ pub trait Profile: Send + Sync + 'static {
     /// Whether this is the session's own transcript, of which there is one.
     fn is_transcript(&self, path: &RelPath) -> bool;
 
-    /// What a piece of a file, made of whole lines, tells about its session.
-    fn read(&self, path: &RelPath, piece: &[u8]) -> Facts;
+    /// Whether this file is read for what is said in it: the transcript, and those of sub-agents.
+    fn is_conversation(&self, path: &RelPath) -> bool;
+
+    /// What one line of such a file says; none if it cannot be read.
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line>;
 
     /// The agent's name for the project that runs in `cwd`.
     fn project_of(&self, cwd: &Path) -> String;
@@ -58,18 +62,4 @@ pub trait Profile: Send + Sync + 'static {
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.
 fn is_passing(name: &str) -> bool {
     name == ".sessiond" || name.ends_with(".lock") || name == ".lock" || name.ends_with(".tmp") || name.contains(".tmp.")
-}
-
-/// What the parts of an entry tell about their session.
-pub fn facts<'a>(profile: &dyn Profile, parts: impl Iterator<Item = (&'a RelPath, &'a [u8])>) -> Facts {
-    parts.fold(Facts::default(), |known, (path, bytes)| {
-        let new = profile.read(path, bytes);
-        Facts {
-            project: new.project.or(known.project),
-            cwd: new.cwd.or(known.cwd),
-            title: new.title.or(known.title),
-            model: new.model.or(known.model),
-            agent_version: new.agent_version.or(known.agent_version),
-        }
-    })
 }

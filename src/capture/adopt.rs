@@ -31,7 +31,10 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
     let files = compare(&*context.folder, &state.files).map_err(|cause| Error::io("compare the local files with the log", cause))?;
     match files {
-        Some(files) => ledger.files = files,
+        Some(files) => {
+            ledger.files = files;
+            ledger.turns = state.turns;
+        }
         // Any writer may append to a project's log, whatever it had before.
         None if id.name.is_project() => {}
         // What was removed is in nobody's way: this is another conversation under the same id.

@@ -12,7 +12,7 @@ use crate::agent::Profile;
 use crate::codec::entry::{CUT_AT, MOST_RAW};
 use crate::error::Error;
 use crate::log::ledger::{FileCursor, WINDOW, tail_of};
-use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat};
+use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat, Told, Turns};
 use crate::sys::{Folder, ItemKind, OpenFile};
 
 /// A change less than this before a look may be followed by another that leaves time and length as they are: the
@@ -43,12 +43,22 @@ pub struct Cut {
     pub present: BTreeSet<RelPath>,
     /// Files that could not be read, and why.
     pub unread: Vec<Error>,
+    /// What the parts say.
+    pub told: Told,
+    /// How far the turns are once this is durable.
+    pub turns: Turns,
 }
 
 impl Cut {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.moves.is_empty()
+    }
+
+    /// How long each transcript is once this is durable.
+    pub fn lengths(&self) -> BTreeMap<RelPath, u64> {
+        let here = self.cursors.iter().filter(|(_, cursor)| cursor.kind == FileKind::Append);
+        here.map(|(path, cursor)| (path.clone(), cursor.len)).collect()
     }
 }
 

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Context;
 use super::adopt::adopt;
 use super::look::{Cut, Look};
-use crate::agent;
+use crate::agent::transcript::Reader;
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::error::{Error, Kind, Result};
 use crate::index::Record;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Appended, Ground, Pen, fenced};
-use crate::model::{EntryKind, Facts, FileKind, LogId, RelPath};
+use crate::model::{EntryKind, FileKind, Header, LogId, RelPath, Told};
 use crate::sys::clock::new_writer;
 
 /// A log that loses a race this often in one flush is left for the next.
@@ -28,6 +28,8 @@ pub struct Shipment {
     pub ledger: Option<Ledger>,
     /// Files to look at besides those that have a cursor.
     pub hints: BTreeSet<RelPath>,
+    /// Reads what is appended.
+    reader: Reader,
     /// An entry whose fate is unknown: the same bytes must be tried again.
     pending: Option<(Encoded, Cut)>,
     /// The ledger on disk is known to be behind: ask the bucket.
@@ -58,7 +60,16 @@ pub struct Shipped {
 impl Shipment {
     /// A log of which nothing is known yet.
     pub fn new(id: LogId) -> Self {
-        Shipment { id, ledger: None, hints: BTreeSet::new(), pending: None, outdated: false, confirmed: false, overtaken: BTreeMap::new() }
+        Shipment {
+            id,
+            ledger: None,
+            hints: BTreeSet::new(),
+            reader: Reader::default(),
+            pending: None,
+            outdated: false,
+            confirmed: false,
+            overtaken: BTreeMap::new(),
+        }
     }
 
     /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
@@ -114,7 +125,7 @@ impl Shipment {
 
     async fn turn(&mut self, context: &Context, ledger: &mut Ledger, last: bool, shipped: &mut Shipped) -> Result<Turn> {
         let tried_before = self.pending.is_some();
-        let (encoded, cut) = match self.pending.take() {
+        let (encoded, mut cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
                 let look =
@@ -138,15 +149,18 @@ impl Shipment {
                     match context.logs.claim(&self.id, &mut ledger.pen, end).await? {
                         Some(claim) => {
                             self.save(context, ledger, true);
-                            feed(context, &self.id, ledger, &claim, Facts::default());
+                            feed(context, &self.id, ledger, &claim, Told::default());
                         }
                         None => return Ok(Turn::Again),
                     }
                 }
+                cut.told = self.reader.read(&*context.profile, cut.parts.iter().zip(cut.bodies.iter().map(Vec::as_slice)));
+                cut.turns = ledger.turns.clone();
+                let checkpoints = cut.turns.take(&cut.told.marks, &cut.lengths());
                 let moves = std::mem::take(&mut cut.moves);
                 let parts = std::mem::take(&mut cut.parts);
                 let header = ledger.pen.header(&self.id, EntryKind::Delta, context.logs.clock.now(), moves, parts);
-                (entry::encode(header, &cut.bodies)?, cut)
+                (entry::encode(Header { checkpoints, ..header }, &cut.bodies)?, cut)
             }
         };
         match context.logs.append(&self.id, &mut ledger.pen, &encoded).await {
@@ -159,15 +173,15 @@ impl Shipment {
             Ok(Appended::Done) => {
                 shipped.bytes += encoded.header.body_len();
                 shipped.entries += 1;
-                let parts = encoded.header.parts.iter().zip(&cut.bodies).map(|(part, body)| (&part.path, body.as_slice()));
-                let facts = agent::facts(&*context.profile, parts);
+                let told = std::mem::take(&mut cut.told);
+                ledger.turns = std::mem::take(&mut cut.turns);
                 let more = cut.more;
                 // The look behind an entry that is tried again knows nothing of the files that were named since.
                 let named_since = if tried_before { std::mem::take(&mut self.hints) } else { BTreeSet::new() };
                 let settled = self.settle(ledger, cut, shipped);
                 self.hints.extend(named_since);
                 self.save(context, ledger, false);
-                feed(context, &self.id, ledger, &encoded, facts);
+                feed(context, &self.id, ledger, &encoded, told);
                 // What was appended since the look is the next flush's; but an entry that is tried again is of an
                 // older flush's look.
                 if more || tried_before { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
@@ -314,6 +328,7 @@ impl Shipment {
         let ours = lines_are_here || all_is_here;
         if ours {
             ledger.files = files;
+            entry.header.checkpoints.iter().for_each(|point| ledger.turns.follow(point));
         }
         Ok(ours)
     }
@@ -325,8 +340,8 @@ enum Turn {
     Again,
 }
 
-fn feed(context: &Context, id: &LogId, ledger: &Ledger, encoded: &Encoded, facts: Facts) {
+fn feed(context: &Context, id: &LogId, ledger: &Ledger, encoded: &Encoded, told: Told) {
     let branch = (ledger.pen.ground == Ground::Branch).then(|| ledger.pen.writer.clone());
     let header = encoded.header.clone();
-    context.feed.entry(Record { log: id.clone(), branch, header, stored: encoded.bytes.len() as u64, digest: encoded.digest, facts });
+    context.feed.entry(Record { log: id.clone(), branch, header, stored: encoded.bytes.len() as u64, digest: encoded.digest, told });
 }

@@ -190,6 +190,8 @@ mod tests {
             covers: None,
             moves: Vec::new(),
             parts: parts.collect(),
+            checkpoints: Vec::new(),
+            back_to: None,
         }
     }
 

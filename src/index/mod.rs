@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::model::{AgentName, Digest, Facts, Header, LogId, NamedFile, Namespace, Seq, WriterId};
+use crate::model::{AgentName, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]
@@ -25,8 +25,8 @@ pub struct Record {
     pub stored: u64,
     /// SHA-256 of the entry as stored.
     pub digest: Digest,
-    /// What its bytes tell about the session.
-    pub facts: Facts,
+    /// What its bytes say.
+    pub told: Told,
 }
 
 /// What taking in a record did.

@@ -6,6 +6,7 @@
 mod connect;
 mod fault;
 mod list;
+mod messages;
 mod record;
 mod rows;
 
@@ -21,6 +22,7 @@ use tokio::sync::Mutex;
 use self::connect::Target;
 use self::fault::{Fault, classify};
 use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
+use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
 use crate::model::{AgentName, LogId, NamedFile, Namespace};
@@ -36,7 +38,17 @@ const FAILURES: u32 = 1000;
 /// next one tries anew.
 pub struct SqlIndex {
     target: Target,
+    terms: Terms,
     pool: Mutex<Option<AnyPool>>,
+}
+
+/// How records are taken in.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// What tokens cost.
+    pub prices: Prices,
+    /// Keep what was said, to search in it.
+    pub text: bool,
 }
 
 /// Without the pool, whose options hold the password.
@@ -50,7 +62,12 @@ impl SqlIndex {
     /// An index at `sqlite:///folder/file.db` or `postgres://user:password@host/database`. Nothing is connected yet, so
     /// only a URL that can never work is refused.
     pub fn open(url: &str) -> Result<SqlIndex> {
-        Ok(SqlIndex { target: Target::parse(url)?, pool: Mutex::new(None) })
+        Ok(SqlIndex { target: Target::parse(url)?, terms: Terms::default(), pool: Mutex::new(None) })
+    }
+
+    /// The same on other terms.
+    pub fn on(self, terms: Terms) -> SqlIndex {
+        SqlIndex { terms, ..self }
     }
 
     /// The connections, made if there are none; the first caller makes them and the others wait.
@@ -87,7 +104,7 @@ impl Index for SqlIndex {
     async fn record(&self, record: &Record) -> Result<Recorded> {
         self.call(async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            let recorded = record::record(&mut transaction, record).await?;
+            let recorded = record::record(&mut transaction, record, &self.terms).await?;
             match recorded {
                 Recorded::New => transaction.commit().await?,
                 Recorded::Already | Recorded::Gap { .. } => transaction.rollback().await?,
@@ -164,6 +181,10 @@ impl Index for SqlIndex {
                 "DELETE FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
                 "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM entries WHERE namespace = $1 AND agent = $2 AND session = $3",
+                "DELETE FROM messages WHERE namespace = $1 AND agent = $2 AND session = $3",
+                "DELETE FROM texts WHERE namespace = $1 AND agent = $2 AND session = $3",
+                "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3",
+                "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3",
             ] {
                 sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
             }

@@ -181,6 +181,8 @@ mod tests {
             covers: None,
             moves: vec![],
             parts: vec![],
+            checkpoints: Vec::new(),
+            back_to: None,
         };
         decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes).unwrap()
     }

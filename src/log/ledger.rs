@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pen::Pen;
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileKind, LogId, RelPath, RunningHash, Stat};
+use crate::model::{Digest, FileKind, LogId, RelPath, RunningHash, Stat, Turns};
 use crate::sys::{Folder, OpenFile, STATE_FOLDER};
 
 /// The version of the file.
@@ -100,12 +100,15 @@ pub struct Ledger {
     /// Fingerprint of the files as they were when all of them was shipped; 0 if that was not so.
     #[serde(default)]
     pub seen: u64,
+    /// How far the turns of the conversation have come.
+    #[serde(default)]
+    pub turns: Turns,
 }
 
 impl Ledger {
     /// A ledger for a log of a store.
     pub fn new(store: String, id: LogId, pen: Pen) -> Self {
-        Ledger { v: VERSION, store, id, pen, files: BTreeMap::new(), seen: 0 }
+        Ledger { v: VERSION, store, id, pen, files: BTreeMap::new(), seen: 0, turns: Turns::default() }
     }
 
     fn path(id: &LogId) -> Result<RelPath> {

@@ -9,13 +9,14 @@ use super::walk::Sink;
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
-use crate::model::{Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId, entry::FORMAT};
+use crate::model::{Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId, entry::FORMAT};
 
 /// Entries in the making of one.
 #[derive(Debug, Default)]
 pub struct Merger {
     files: BTreeMap<RelPath, (Part, Vec<u8>)>,
     moves: Vec<Move>,
+    checkpoints: Vec<Checkpoint>,
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
     last: Option<Last>,
@@ -108,6 +109,8 @@ impl Merger {
             covers: Some(covers),
             moves: self.moves,
             parts,
+            checkpoints: self.checkpoints,
+            back_to: None,
         };
         if self.from_nothing { snapshot::encode(header, &bodies) } else { entry::encode(header, &bodies) }.map(Some)
     }
@@ -131,6 +134,7 @@ impl Sink for Merger {
         for (part, bytes) in entry.parts() {
             self.apply_part(part, header.seq, bytes);
         }
+        self.checkpoints.extend(header.points());
         let covers = header.covers.as_ref();
         self.first.get_or_insert_with(|| First {
             follows: header.follows(),

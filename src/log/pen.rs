@@ -45,6 +45,9 @@ pub struct Pen {
     /// The same by a clock that nobody sets, while this process lives.
     #[serde(skip)]
     pub seen: Option<Instant>,
+    /// The entry that was gone back to, which the next claim says.
+    #[serde(skip)]
+    pub back_to: Option<Seq>,
 }
 
 /// What an attempt to write did.
@@ -59,7 +62,7 @@ pub enum Appended {
 impl Pen {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None }
+        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None }
     }
 
     /// Whether so much time has passed that the entry it follows, or the number it would write, may have been collected.
@@ -82,6 +85,8 @@ impl Pen {
             covers: None,
             moves,
             parts,
+            checkpoints: Vec::new(),
+            back_to: self.back_to.filter(|_| kind == EntryKind::Claim),
         }
     }
 

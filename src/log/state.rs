@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::{Digest, EntryKind, FileAt, Header, RelPath, Seq};
+use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, RelPath, Seq, Turns};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,6 +14,10 @@ pub struct State {
     pub digest: Option<Digest>,
     /// The files.
     pub files: BTreeMap<RelPath, FileAt>,
+    /// The points to go back to, in the order they were reached.
+    pub checkpoints: Vec<Checkpoint>,
+    /// How far the turns have come.
+    pub turns: Turns,
     /// How the log ends, if it ends with a tombstone or a purge.
     pub removed: Option<EntryKind>,
 }
@@ -23,6 +27,16 @@ impl State {
     pub fn apply(&mut self, header: &Header, digest: Digest) -> Result<()> {
         if header.begins_anew() || header.kind == EntryKind::Snapshot {
             self.files.clear();
+            self.checkpoints.clear();
+            self.turns = Turns::default();
+        }
+        if let Some(seq) = header.back_to {
+            self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
+        }
+        for point in header.points() {
+            self.turns.follow(&point);
+            self.checkpoints.retain(|earlier| earlier.number != point.number);
+            self.checkpoints.push(point);
         }
         self.removed = header.kind.is_removal().then_some(header.kind);
         for moved in &header.moves {

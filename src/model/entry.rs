@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AgentName, Digest, FileKind, LogName, RelPath, Seq, WriterId};
+use crate::model::{AgentName, Checkpoint, Digest, FileKind, LogName, RelPath, Seq, WriterId};
 
 /// The version of the format that this build writes and reads.
 pub const FORMAT: u32 = 1;
@@ -103,6 +103,12 @@ pub struct Header {
     /// What each file gained, in the order of their bytes behind the header.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
+    /// Points to go back to that are reached with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<Checkpoint>,
+    /// In a claim: the entry that was gone back to, and from which the writer goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_to: Option<Seq>,
 }
 
 impl Header {
@@ -114,6 +120,11 @@ impl Header {
     /// Whether nothing that came before counts from here on: behind a purge, or where the log was purged.
     pub fn begins_anew(&self) -> bool {
         self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.after == Some(0)
+    }
+
+    /// Its checkpoints, each with the entry it is in.
+    pub fn points(&self) -> impl Iterator<Item = Checkpoint> {
+        self.checkpoints.iter().map(|point| Checkpoint { seq: Some(point.seq.unwrap_or(self.seq)), ..point.clone() })
     }
 
     /// Bytes behind the header.

@@ -15,4 +15,20 @@ pub struct Facts {
     pub model: Option<String>,
     /// The version of the agent that wrote last.
     pub agent_version: Option<String>,
+    /// What the session has cost so far, in millionths of a dollar, as its own transcript says.
+    pub cost: Option<u64>,
+}
+
+impl Facts {
+    /// What is known after more was read.
+    pub fn then(self, new: Facts) -> Facts {
+        Facts {
+            project: new.project.or(self.project),
+            cwd: new.cwd.or(self.cwd),
+            title: new.title.or(self.title),
+            model: new.model.or(self.model),
+            agent_version: new.agent_version.or(self.agent_version),
+            cost: new.cost.or(self.cost),
+        }
+    }
 }

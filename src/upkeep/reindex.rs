@@ -1,6 +1,7 @@
 //! Makes the index follow the bucket: from where it stopped, or from nothing.
 
-use crate::agent::{self, Profile};
+use crate::agent::Profile;
+use crate::agent::transcript::Reader;
 use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{Index, Record, Recorded};
@@ -27,7 +28,7 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
     let mut recorded = 0;
     // What the index knows is not read again; the first link is then not checked, all others are.
     let reading = Reading { prefer: Prefer::Short, after: have, ..Reading::default() };
-    let read = logs.read_log(id, reading, || Records { id, profile, records: Vec::new() }).await?;
+    let read = logs.read_log(id, reading, || Records { id, profile, reader: Reader::default(), records: Vec::new() }).await?;
     let damage = read.damage;
     for record in read.sink.records {
         recorded += tell(index, &record).await?;
@@ -38,7 +39,7 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
     for writer in logs.branches(id).await? {
         for piece in logs.branch_pieces(id, &writer).await? {
             if let Some(entry) = logs.read_piece(id, &piece, Some(&writer)).await? {
-                recorded += tell(index, &record(profile, id, Some(writer.clone()), &entry)).await?;
+                recorded += tell(index, &record(&mut Reader::default(), profile, id, Some(writer.clone()), &entry)).await?;
             }
         }
     }
@@ -49,19 +50,20 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
 struct Records<'a> {
     id: &'a LogId,
     profile: &'a dyn Profile,
+    reader: Reader,
     records: Vec<Record>,
 }
 
 impl Sink for Records<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
-        self.records.push(record(self.profile, self.id, None, entry));
+        self.records.push(record(&mut self.reader, self.profile, self.id, None, entry));
         Ok(())
     }
 }
 
-fn record(profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: &Entry) -> Record {
-    let facts = agent::facts(profile, entry.parts().map(|(part, bytes)| (&part.path, bytes)));
-    Record { log: id.clone(), branch, header: entry.header.clone(), stored: entry.stored, digest: entry.digest, facts }
+fn record(reader: &mut Reader, profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: &Entry) -> Record {
+    let told = reader.read(profile, entry.parts());
+    Record { log: id.clone(), branch, header: entry.header.clone(), stored: entry.stored, digest: entry.digest, told }
 }
 
 async fn tell(index: &dyn Index, record: &Record) -> Result<u64> {

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use sessiond::error::Kind;
 use sessiond::index::sql::SqlIndex;
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionRow};
-use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Seq};
+use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Seq, Told};
 
 use crate::support::servers::postgres;
 
@@ -111,8 +111,10 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         covers: None,
         moves: Vec::new(),
         parts,
+        checkpoints: Vec::new(),
+        back_to: None,
     };
-    Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), facts: Facts::default() }
+    Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), told: Told::default() }
 }
 
 fn on_branch(mut record: Record, writer: &str) -> Record {
@@ -285,9 +287,9 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
 async fn facts_override_only_where_they_say_something(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     let mut first = entry(&log, 1, vec![]);
-    first.facts = Facts { project: Some("-work-app".into()), title: Some("one".into()), ..Facts::default() };
+    first.told.facts = Facts { project: Some("-work-app".into()), title: Some("one".into()), ..Facts::default() };
     let mut second = entry(&log, 2, vec![]);
-    second.facts = Facts { title: Some("two".into()), model: Some("m".into()), ..Facts::default() };
+    second.told.facts = Facts { title: Some("two".into()), model: Some("m".into()), ..Facts::default() };
     for record in [first, second, entry(&log, 3, vec![])] {
         index.record(&record).await.unwrap();
     }
@@ -303,7 +305,7 @@ async fn strange_text_is_kept(place: Place) {
     let long = (0..100_000).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).take(200).collect::<String>();
     let path = (0..46).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).collect::<Vec<_>>().join("/");
     let mut first = entry(&log, 1, vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)]);
-    first.facts = Facts {
+    first.told.facts = Facts {
         project: Some(long.clone()),
         title: Some("a\0b '; DROP TABLE sessions; -- 𝄞".into()),
         cwd: Some(long.clone()),
@@ -402,7 +404,7 @@ async fn filters_narrow(place: Place) {
         let mut log = log(id);
         log.agent = agent.parse().unwrap();
         let mut record = entry(&log, 1, if id == "s4" { vec![part("a", 0, 1)] } else { vec![] });
-        record.facts.project = project.map(str::to_owned);
+        record.told.facts.project = project.map(str::to_owned);
         index.record(&record).await.unwrap();
         record.log.namespace = "others".parse().unwrap();
         index.record(&record).await.unwrap();
@@ -426,7 +428,7 @@ async fn bad_cursors_are_usage(place: Place) {
 /// A log with everything in it.
 fn a_story(log: &LogId) -> Vec<Record> {
     let mut records = vec![entry(log, 1, vec![]), entry(log, 2, vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)])];
-    records[1].facts = Facts { title: Some("story".into()), project: Some("p".into()), cwd: Some("/w".into()), ..Facts::default() };
+    records[1].told.facts = Facts { title: Some("story".into()), project: Some("p".into()), cwd: Some("/w".into()), ..Facts::default() };
     records.push(on_branch(entry(log, 3, vec![part("a.jsonl", 10, 1)]), "w2"));
     let mut third = entry(log, 3, vec![part("a.jsonl", 10, 5)]);
     third.header.moves = vec![Move { from: "Sub/ä.json".parse().unwrap(), to: "b".parse().unwrap() }];

@@ -25,6 +25,7 @@ mod ledger_props;
 mod log_props;
 mod outage;
 mod program;
+mod real_transcripts;
 mod retention;
 mod snapshot_props;
 mod store_contract;

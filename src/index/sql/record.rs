@@ -5,18 +5,21 @@
 use sqlx::AnyConnection;
 use sqlx::any::AnyRow;
 
+use super::Terms;
 use super::fault::Fault;
-use super::rows::{LONGEST, LONGEST_PROJECT, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::messages::{self, Taken, Totals};
+use super::rows::{self, LONGEST, LONGEST_PROJECT, clip_some, count, file_kind, log_columns, stamp, text, whole};
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
-use crate::model::{Digest, EntryKind, Move, Part};
+use crate::model::{Checkpoint, Digest, EntryKind, Move, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
 /// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
 const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING created, updated, head, raw_bytes, stored_bytes";
+     RETURNING created, updated, head, raw_bytes, stored_bytes, status, messages, turns, input_tokens, output_tokens, \
+     cache_read_tokens, cache_write_tokens, cost, uncosted, unread";
 
 /// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
 /// stays as it is.
@@ -35,7 +38,9 @@ const ENTRY: &str = "INSERT INTO entries \
 
 const SESSION: &str = "UPDATE sessions SET status = $4, created = $5, updated = $6, head = $7, writer = $8, raw_bytes = $9, \
      stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
-     model = COALESCE($14, model), agent_version = COALESCE($15, agent_version) \
+     model = COALESCE($14, model), agent_version = COALESCE($15, agent_version), messages = $16, turns = $17, \
+     input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, uncosted = $23, \
+     unread = $24, told_cost = COALESCE($25, told_cost) \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
 const UNCOVER: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $5 AND EXISTS \
@@ -44,12 +49,23 @@ const UNCOVER: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND
 const RENAME: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
      WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $4";
 
-const FILE: &str = "INSERT INTO files (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+const FILE: &str = "INSERT INTO files \
+     (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq, open, position, unread) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
      ON CONFLICT (namespace, agent, session, path_sha256) DO UPDATE SET kind = excluded.kind, len = excluded.len, \
-     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq";
+     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq, open = excluded.open, \
+     position = excluded.position, unread = excluded.unread";
 
-const CLEAR: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3";
+const CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, body) \
+     VALUES ($1, $2, $3, $4, '', $5, $6, $7, $8) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
+     seq = excluded.seq, turn = excluded.turn, at = excluded.at, body = excluded.body";
+
+const CLEAR: [&str; 4] = [
+    "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
+    "DELETE FROM messages WHERE namespace = $1 AND agent = $2 AND session = $3",
+    "DELETE FROM texts WHERE namespace = $1 AND agent = $2 AND session = $3",
+    "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = ''",
+];
 
 /// Bytes before compression that a record stands for.
 fn raw_of(record: &Record) -> u64 {
@@ -62,7 +78,7 @@ fn stored_of(record: &Record) -> u64 {
 }
 
 /// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
-pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> Result<Recorded, Fault> {
+pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, terms: &Terms) -> Result<Recorded, Fault> {
     let header = &record.header;
     if header.seq == 0 || header.follows() >= header.seq {
         let doing = format!("record entry {} of {}: it cannot follow entry {}", header.seq, record.log, header.follows());
@@ -103,16 +119,34 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record) -> 
     if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
         return Ok(Recorded::Gap { have: known.head });
     }
-    update_session(transaction, record, &at, known).await?;
+    let mut totals = known.totals;
     if header.begins_anew() || header.kind == EntryKind::Snapshot {
-        sqlx::query(CLEAR).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+        totals = Totals::default();
+        for sql in CLEAR {
+            sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+        }
     }
+    let mut deleted = false;
     for rename in &header.moves {
-        apply_move(transaction, record, rename).await?;
+        deleted |= apply_move(transaction, record, rename).await?;
     }
     for part in &header.parts {
-        apply_part(transaction, record, part).await?;
+        match messages::take(transaction, (record, terms), part, &mut totals).await? {
+            Taken::Gap => return Ok(Recorded::Gap { have: known.head }),
+            Taken::Read(read) => {
+                deleted |= read.deleted;
+                apply_part(transaction, record, part, &read).await?;
+            }
+        }
     }
+    if deleted {
+        totals = messages::count_anew(transaction, record, totals.turns).await?;
+    }
+    for point in header.points() {
+        totals.turns = point.turn;
+        add_checkpoint(transaction, record, &point).await?;
+    }
+    update_session(transaction, record, &at, known, totals).await?;
     Ok(Recorded::New)
 }
 
@@ -123,6 +157,8 @@ struct Known {
     head: u64,
     raw: u64,
     stored: u64,
+    status: String,
+    totals: Totals,
 }
 
 impl Known {
@@ -133,19 +169,23 @@ impl Known {
             head: count(row, "head")?,
             raw: count(row, "raw_bytes")?,
             stored: count(row, "stored_bytes")?,
+            status: text(row, "status")?,
+            totals: Totals::read(row)?,
         })
     }
 }
 
-async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &str, known: Known) -> Result<(), Fault> {
+async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &str, known: Known, totals: Totals) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
-    let (header, facts) = (&record.header, &record.facts);
+    let (header, facts) = (&record.header, &record.told.facts);
     let raw = known.raw.saturating_add(raw_of(record));
     let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
     let status = match header.kind {
         kind if kind.is_removal() => "removed",
-        _ if raw > 0 => "active",
-        _ => "created",
+        _ if raw == 0 => "created",
+        // What somebody completed is active again when it is written to, not when it is looked at.
+        _ if raw_of(record) == 0 && matches!(known.status.as_str(), "completed" | "archived") => known.status.as_str(),
+        _ => "active",
     };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
     let first = known.head == 0;
@@ -165,25 +205,39 @@ async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &s
         .bind(clip_some(facts.title.as_deref(), LONGEST))
         .bind(clip_some(facts.model.as_deref(), LONGEST))
         .bind(clip_some(facts.agent_version.as_deref(), LONGEST))
+        .bind(whole("messages", totals.messages)?)
+        .bind(whole("turns", totals.turns)?)
+        .bind(whole("tokens", totals.tokens.input)?)
+        .bind(whole("tokens", totals.tokens.output)?)
+        .bind(whole("tokens", totals.tokens.cache_read)?)
+        .bind(whole("tokens", totals.tokens.cache_write)?)
+        .bind(whole("cost", totals.cost)?)
+        .bind(whole("answers", totals.uncosted)?)
+        .bind(whole("lines", totals.unread)?)
+        .bind(facts.cost.map(|cost| whole("cost", cost)).transpose()?)
         .execute(transaction)
         .await?;
     Ok(())
 }
 
-async fn apply_move(transaction: &mut AnyConnection, record: &Record, rename: &Move) -> Result<(), Fault> {
+/// True if a file was replaced by it.
+async fn apply_move(transaction: &mut AnyConnection, record: &Record, rename: &Move) -> Result<bool, Fault> {
     if rename.from == rename.to {
-        return Ok(());
+        return Ok(false);
     }
     let (namespace, agent, id) = log_columns(&record.log);
     let from = Digest::of(rename.from.as_str().as_bytes()).to_string();
     let to = Digest::of(rename.to.as_str().as_bytes()).to_string();
-    sqlx::query(UNCOVER).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).execute(&mut *transaction).await?;
-    let rename = sqlx::query(RENAME).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).bind(rename.to.as_str());
-    rename.execute(transaction).await?;
-    Ok(())
+    let uncover = sqlx::query(UNCOVER).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to);
+    let covered = uncover.execute(&mut *transaction).await?.rows_affected() > 0;
+    let moved = sqlx::query(RENAME).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).bind(rename.to.as_str());
+    if moved.execute(&mut *transaction).await?.rows_affected() > 0 {
+        messages::rename(transaction, record, &from, &to).await?;
+    }
+    Ok(covered)
 }
 
-async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Part) -> Result<(), Fault> {
+async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Part, read: &messages::ReadTo) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     sqlx::query(FILE)
         .bind(namespace)
@@ -197,6 +251,25 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
         .bind(i64::from(part.mode))
         .bind(part.mtime_ns)
         .bind(whole("entry number", part.seq.unwrap_or(record.header.seq))?)
+        .bind(whole("length", read.open)?)
+        .bind(read.position)
+        .bind(whole("lines", read.unread)?)
+        .execute(transaction)
+        .await?;
+    Ok(())
+}
+
+async fn add_checkpoint(transaction: &mut AnyConnection, record: &Record, point: &Checkpoint) -> Result<(), Fault> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    sqlx::query(CHECKPOINT)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(whole("checkpoint", point.number)?)
+        .bind(whole("entry number", point.seq.unwrap_or(record.header.seq))?)
+        .bind(whole("turn", point.turn)?)
+        .bind(stamp(point.at))
+        .bind(rows::json(point)?)
         .execute(transaction)
         .await?;
     Ok(())

@@ -50,6 +50,12 @@ pub(super) fn clip_some(text: Option<&str>, longest: usize) -> Option<String> {
     text.map(|text| clip(text, longest))
 }
 
+/// A value as PostgreSQL takes it: JSON without NUL.
+pub(super) fn json(value: &impl serde::Serialize) -> Result<String> {
+    let text = serde_json::to_string(value).map_err(|cause| Error::corrupt("write JSON").because(cause))?;
+    Ok(text.replace("\\u0000", ""))
+}
+
 /// The word for a kind of file.
 pub(super) fn file_kind(kind: FileKind) -> &'static str {
     match kind {

@@ -147,6 +147,8 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             covers: None,
             moves,
             parts: written,
+            checkpoints: Vec::new(),
+            back_to: None,
         };
         let entry = entry::decode("x", &entry::encode(header, &bodies).unwrap().bytes).unwrap();
         model.take(&entry);

@@ -91,6 +91,8 @@ impl Session {
             covers: None,
             moves: Vec::new(),
             parts,
+            checkpoints: Vec::new(),
+            back_to: None,
         };
         edit(&mut header);
         let encoded = entry::encode(header, &bodies).unwrap();
