@@ -253,8 +253,19 @@ impl Logs {
             return Ok(Some(encoded));
         }
         let encoded = entry::encode::<Vec<u8>>(header, &[])?;
-        let done = self.append(id, pen, &encoded).await?;
-        Ok(matches!(done, Appended::Done).then_some(encoded))
+        match self.append(id, pen, &encoded).await? {
+            Appended::Done => Ok(Some(encoded)),
+            Appended::Taken(None) => Ok(None),
+            Appended::Taken(Some(entry)) => {
+                // An earlier try of ours that had arrived differs in its time alone.
+                let earlier = entry::encode::<Vec<u8>>(Header { at: entry.header.at, ..encoded.header }, &[])?;
+                let ours = earlier.digest == entry.digest;
+                if ours {
+                    pen.follow(entry.header.seq, entry.digest, self.clock.now());
+                }
+                Ok(ours.then_some(earlier))
+            }
+        }
     }
 }
 

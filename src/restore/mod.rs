@@ -263,7 +263,7 @@ fn holds(folder: &dyn Folder, path: &RelPath, cursor: &FileCursor) -> std::io::R
     }
 }
 
-/// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back, and claimed over.
+/// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back.
 async fn claim(context: &Context, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
     let mut backoff = Backoff::new(context.logs.chance.clone());
     loop {

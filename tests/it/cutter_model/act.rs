@@ -100,9 +100,10 @@ pub fn act() -> impl Strategy<Value = Act> {
 
 /// Whether a file is the session's. Of a sub-agent's transcript beside the session's own, only its first line says so.
 pub fn is_ours(path: &str, bytes: &[u8]) -> bool {
-    let named = format!("\"sessionId\":\"{SESSION}\"");
-    let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    !path.ends_with("/agent-9c.jsonl") || first.windows(named.len()).any(|piece| piece == named.as_bytes())
+    let first = String::from_utf8_lossy(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default());
+    // A line that was cut off and written on may name it more than once.
+    let named = first.split_once("\"sessionId\":\"").and_then(|(_, behind)| behind.split_once('"'));
+    !path.ends_with("/agent-9c.jsonl") || named.is_some_and(|(id, _)| id == SESSION)
 }
 
 impl Case {
@@ -154,6 +155,11 @@ impl Case {
         let from = self.path(file);
         self.projects[file] = project;
         rename(&from, &self.path(file));
+    }
+
+    fn restart(&mut self) {
+        self.shipment = Shipment::new(self.world.id(SESSION));
+        self.unheard = None;
     }
 
     pub fn act(&mut self, act: &Act) -> Result<(), TestCaseError> {
@@ -263,15 +269,19 @@ impl Case {
             Act::FlushWithoutStore => self.flush_in_vain(false)?,
             Act::FlushWhoseAnswerIsLost => self.flush_in_vain(true)?,
             Act::Restart => {
-                self.shipment = Shipment::new(self.world.id(SESSION));
+                self.restart();
                 // What arrived without an answer is not in the ledger.
-                if !self.unsure.is_empty() && self.carried == Carried::Whole {
+                if !self.looks.is_empty() && self.carried == Carried::Whole {
                     self.carried = Carried::Older;
                     self.meta = false;
                 }
+                // One that nothing was written with may not be saved yet.
+                if !self.world.root().join(".sessiond").exists() {
+                    self.carried = Carried::Lost;
+                }
             }
             Act::RestartWithoutLedger => {
-                self.shipment = Shipment::new(self.world.id(SESSION));
+                self.restart();
                 self.world.lose_ledgers();
                 self.carried = Carried::Lost;
                 self.meta = false;
@@ -281,7 +291,7 @@ impl Case {
                     let ledgers = self.world.root().join(".sessiond");
                     let _ = std::fs::remove_dir_all(&ledgers);
                     copy_all(older, &ledgers);
-                    self.shipment = Shipment::new(self.world.id(SESSION));
+                    self.restart();
                     self.carried = Carried::Older;
                     self.meta = false;
                 }
