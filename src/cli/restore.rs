@@ -6,7 +6,8 @@ use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
-use crate::model::{At, LogId, LogName};
+use crate::model::{At, LogId, LogName, Point};
+use crate::restore::point::{self, Goal};
 use crate::restore::{self, Context, Options, Report, place::Action};
 use crate::wire::Parts;
 
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -97,9 +98,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return Ok(exit::OK);
     }
     let disk = parts.folder()?;
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let point = select::point(args.at.as_deref())?;
     let options = Options {
-        at,
+        at: At::Latest,
+        cut: None,
         force: args.force,
         dry_run: args.dry_run,
         claim: true,
@@ -114,7 +116,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
             continue;
         }
-        match session(&parts, id, &options).await {
+        match session(&parts, id, &point, &options).await {
             Ok(done) => reports.extend(done),
             // One that fails does not hold up the others.
             Err(error) if args.all => {
@@ -136,14 +138,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 }
 
 /// Restores a session and what belongs to its project.
-pub async fn session(parts: &Parts, id: &LogId, options: &Options) -> Result<Vec<Report>> {
+pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
     let disk = parts.folder()?;
     let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, options).await?;
+    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
+    let report = restore::restore(&context, id, &Options { at, cut, ..options.clone() }).await?;
     let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
     let mut reports = vec![report];
     for name in projects {
-        match restore::restore(&context, &parts.logs.id(name), &Options { at: At::Latest, ..options.clone() }).await {
+        match restore::restore(&context, &parts.logs.id(name), options).await {
             Ok(report) => reports.push(report),
             Err(error) if error.kind() == crate::error::Kind::NotFound => {}
             Err(error) => return Err(error),
@@ -175,6 +178,9 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     if report.torn() > 0 {
         print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+    }
+    for (path, bytes) in &report.cut_off {
+        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
     }
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;
