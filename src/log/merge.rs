@@ -9,6 +9,7 @@ use super::walk::Sink;
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
 use crate::model::{Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId, entry::FORMAT};
 
 /// Entries in the making of one.
@@ -140,6 +141,8 @@ impl Sink for Merger {
             self.apply_part(part, header.seq, bytes);
         }
         self.checkpoints.extend(header.points());
+        let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+        self.checkpoints.drain(..surplus);
         let covers = header.covers.as_ref();
         self.first.get_or_insert_with(|| First {
             follows: header.follows(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
 use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, Part, RelPath, Seq, Turns};
 
 /// The files of a log at a point.
@@ -43,6 +44,8 @@ impl State {
             self.turns.follow(&point);
             self.checkpoints.retain(|earlier| earlier.number != point.number);
             self.checkpoints.push(point);
+            let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+            self.checkpoints.drain(..surplus);
         }
         self.removed = header.kind.is_removal().then_some(header.kind);
         for moved in &header.moves {

@@ -11,6 +11,9 @@ use crate::model::{RelPath, Seq};
 /// What is kept of what a tool was given and said.
 const LONGEST_QUOTE: usize = 2000;
 
+/// So many checkpoints without a name are kept of a session, the newest.
+pub const MOST_CHECKPOINTS: usize = 100;
+
 /// The end of a turn, or a point that somebody gave a name. It stands in the header of the entry that carries its last
 /// byte, so that it is as durable as what it points at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,6 +32,7 @@ mod store_contract;
 mod streaming;
 mod support;
 mod support_test;
+mod time_travel;
 mod torture;
 mod torture_disk;
 mod torture_net;

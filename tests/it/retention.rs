@@ -9,7 +9,7 @@ use crate::support::backend::{Backend, append, transcript};
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Everything in the bucket was written that much earlier.
-fn let_pass(backend: &Backend, time: Duration) {
+pub fn let_pass(backend: &Backend, time: Duration) {
     let mut open = vec![backend.path().join("bucket/v1")];
     while let Some(folder) = open.pop() {
         for item in std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()) {

@@ -11,6 +11,7 @@ use super::messages::{self, Taken, Totals};
 use super::rows::{self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text, whole};
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
 use crate::model::{Checkpoint, Digest, EntryKind, LogId, Move, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
@@ -59,6 +60,8 @@ const FILE: &str = "INSERT INTO files \
 const CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, body) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
      seq = excluded.seq, turn = excluded.turn, at = excluded.at, body = excluded.body";
+
+const FORGET: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
 const CLEAR: [&str; 4] = [
     "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
@@ -149,6 +152,10 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     for point in header.points() {
         totals.turns = point.turn;
         add_checkpoint(transaction, &record.log, "", &point).await?;
+    }
+    if let Some(newest) = header.checkpoints.iter().map(|point| point.number).max() {
+        let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
+        sqlx::query(FORGET).bind(namespace).bind(agent).bind(&id).bind(past).execute(&mut *transaction).await?;
     }
     update_session(transaction, record, &at, known, totals).await?;
     Ok(Recorded::New)
