@@ -8,6 +8,7 @@ pub mod flush;
 pub mod gc;
 pub mod ls;
 pub mod manual;
+pub mod messages;
 pub mod print;
 pub mod pull;
 pub mod reindex;
@@ -17,6 +18,7 @@ pub mod run;
 pub mod select;
 pub mod status;
 pub mod verify;
+pub mod when;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -52,6 +54,7 @@ enum Command {
     Flush(flush::Args),
     Status(status::Args),
     Ls(ls::Args),
+    Messages(messages::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
@@ -114,6 +117,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
+        Command::Messages(args) => messages::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,

@@ -3,6 +3,8 @@
 //! Owns when a connection is made and how long a call may take. Does not own what an error means (`fault`), where the
 //! database is (`connect`) or what a record changes (`record`).
 
+mod browse;
+mod catalog;
 mod connect;
 mod fault;
 mod list;

@@ -125,6 +125,14 @@ impl Target {
         }
     }
 
+    /// What asks for the plan of a statement, and the column that has it.
+    pub(super) fn explain(&self) -> (&'static str, usize) {
+        match self.engine {
+            Engine::Sqlite(_) => ("EXPLAIN QUERY PLAN ", 3),
+            Engine::Postgres => ("EXPLAIN ", 0),
+        }
+    }
+
     /// What each new connection is told. The server gives up on a statement a little before we do.
     fn settings(&self) -> &'static str {
         match self.engine {
