@@ -15,7 +15,9 @@ pub mod reindex;
 pub mod restore;
 pub mod rm;
 pub mod run;
+pub mod search;
 pub mod select;
+pub mod stats;
 pub mod status;
 pub mod verify;
 pub mod when;
@@ -55,6 +57,8 @@ enum Command {
     Status(status::Args),
     Ls(ls::Args),
     Messages(messages::Args),
+    Search(search::Args),
+    Stats(stats::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
@@ -118,6 +122,8 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Status(args) => status::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
+        Command::Search(args) => search::run(&settings, args).await,
+        Command::Stats(args) => stats::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,

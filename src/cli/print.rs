@@ -71,6 +71,11 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
+/// Whether what is printed may have colours.
+pub fn colour() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
 /// Prints a line; a reader that has gone away is not an error.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
     match writeln!(std::io::stdout(), "{text}") {

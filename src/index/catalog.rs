@@ -1,4 +1,4 @@
-//! What transcripts say, as the index tells it: messages a page at a time, and what sessions amount to.
+//! What transcripts say, as the index tells it: messages a page at a time, what is found in them, what sessions amount to.
 //!
 //! Owns the contract and the rows. Only a database that keeps messages can answer; what streams and restores does without.
 
@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
 use super::Index;
+use super::words::{Snippet, Words};
 use crate::error::Result;
-use crate::model::{LogId, Role, Tokens};
+use crate::model::{AgentName, LogId, Namespace, Role, Tokens};
 
 /// What a session amounts to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -96,6 +97,110 @@ pub struct MessagePage {
     pub next: Option<String>,
 }
 
+/// What to search for, and where.
+#[derive(Debug, Clone)]
+pub struct SearchFilter {
+    /// The tenant.
+    pub namespace: Namespace,
+    /// Only this agent's sessions.
+    pub agent: Option<AgentName>,
+    /// The words.
+    pub words: Words,
+    /// Only in sessions of this project.
+    pub project: Option<String>,
+    /// Only what was said from then on.
+    pub since: Option<Timestamp>,
+    /// Only what was said before.
+    pub until: Option<Timestamp>,
+    /// Only in sessions with this label of this value.
+    pub label: Option<(String, String)>,
+    /// At most so many; at most 1000.
+    pub limit: u32,
+}
+
+/// A message that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Hit {
+    /// The agent.
+    pub agent: String,
+    /// The session.
+    pub session: String,
+    /// Its project.
+    pub project: Option<String>,
+    /// Its title.
+    pub title: Option<String>,
+    /// Who speaks.
+    pub role: String,
+    /// When.
+    pub at: Option<Timestamp>,
+    /// The message.
+    pub uuid: Option<String>,
+    /// The sub-agent that speaks or is spoken to.
+    pub sub_agent: Option<String>,
+    /// The words and what is around them.
+    #[serde(flatten)]
+    pub snippet: Snippet,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Found {
+    /// The messages, the best first.
+    pub hits: Vec<Hit>,
+    /// There are more.
+    pub more: bool,
+    /// There is text to search in at all.
+    pub indexed: bool,
+}
+
+/// What to count by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The day, in UTC, that something was said.
+    Day,
+    /// The session's project.
+    Project,
+    /// The model that answered.
+    Model,
+    /// Each label of the session; one with several counts several times.
+    Label,
+}
+
+/// What to count.
+#[derive(Debug, Clone)]
+pub struct StatsFilter {
+    /// The tenant.
+    pub namespace: Namespace,
+    /// Only this agent's sessions.
+    pub agent: Option<AgentName>,
+    /// In one row, or a row for each of these.
+    pub by: Option<By>,
+    /// Only from then on.
+    pub since: Option<Timestamp>,
+    /// Only before.
+    pub until: Option<Timestamp>,
+}
+
+/// What some sessions amount to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct StatsRow {
+    /// What they have in common; none: nothing, or it is not known.
+    pub group: Option<String>,
+    /// Sessions.
+    pub sessions: u64,
+    /// Messages in their transcripts.
+    pub messages: u64,
+    /// Turns that are complete; none where they cannot be told apart.
+    pub turns: Option<u64>,
+    /// What their answers took.
+    pub tokens: Tokens,
+    /// Millionths of a dollar; none if that of any answer is unknown. As JSON it is dollars.
+    #[serde(rename = "cost_usd", serialize_with = "dollars")]
+    pub cost: Option<u64>,
+    /// Bytes shipped; none where they cannot be told apart.
+    pub bytes: Option<u64>,
+}
+
 /// An index that knows what transcripts say.
 ///
 /// # Contract
@@ -104,6 +209,12 @@ pub struct MessagePage {
 pub trait Catalog: Index {
     /// The messages of a session, in order, a page at a time.
     async fn messages(&self, log: &LogId, filter: &MessageFilter) -> Result<MessagePage>;
+
+    /// Searches what people and agents said, where it is kept.
+    async fn search(&self, filter: &SearchFilter) -> Result<Found>;
+
+    /// What sessions amount to, by group.
+    async fn stats(&self, filter: &StatsFilter) -> Result<Vec<StatsRow>>;
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 pub mod catalog;
 pub mod sql;
+pub mod words;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -13,7 +14,8 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::model::{AgentName, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
 
-pub use catalog::{Catalog, MessageFilter, MessagePage, MessageRow, Totals};
+pub use catalog::{By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter, StatsRow, Totals};
+pub use words::{Snippet, Words};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]

@@ -11,6 +11,9 @@ mod list;
 mod messages;
 mod record;
 mod rows;
+mod search;
+mod stats;
+mod texts;
 
 use std::fmt;
 use std::future::Future;

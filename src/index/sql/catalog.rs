@@ -4,9 +4,9 @@ use async_trait::async_trait;
 use sqlx::Row;
 
 use super::list::Statement;
-use super::{SqlIndex, browse};
+use super::{SqlIndex, browse, search, stats};
 use crate::error::Result;
-use crate::index::{Catalog, MessageFilter, MessagePage};
+use crate::index::{Catalog, Found, MessageFilter, MessagePage, SearchFilter, StatsFilter, StatsRow};
 use crate::model::LogId;
 
 #[async_trait]
@@ -16,6 +16,22 @@ impl Catalog for SqlIndex {
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             browse::page(&mut connection, log, filter, cursor).await
+        })
+        .await
+    }
+
+    async fn search(&self, filter: &SearchFilter) -> Result<Found> {
+        self.call(async {
+            let mut connection = self.pool().await?.acquire().await?;
+            search::search(&mut connection, filter).await
+        })
+        .await
+    }
+
+    async fn stats(&self, filter: &StatsFilter) -> Result<Vec<StatsRow>> {
+        self.call(async {
+            let mut connection = self.pool().await?.acquire().await?;
+            stats::stats(&mut connection, filter).await
         })
         .await
     }

@@ -16,6 +16,7 @@ use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection, Row};
 use url::Url;
 
 use super::fault::Fault;
+use super::texts;
 use crate::error::{Error, Result};
 
 /// The two forms of an index URL.
@@ -196,6 +197,12 @@ impl Target {
             }
         }
         migrator.run_direct(None, &mut *transaction, false).await?;
+        sqlx::raw_sql(match self.engine {
+            Engine::Sqlite(_) => texts::SQLITE,
+            Engine::Postgres => texts::POSTGRES,
+        })
+        .execute(&mut *transaction)
+        .await?;
         transaction.commit().await?;
         Ok(())
     }

@@ -11,6 +11,7 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Row};
 use super::Terms;
 use super::fault::Fault;
 use super::rows::{LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, tokens, whole};
+use super::texts;
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::Record;
@@ -125,6 +126,9 @@ pub(super) async fn take(
     let said: Vec<&Said> = record.told.said.iter().filter(|said| said.path == part.path).collect();
     for some in said.chunks(ROWS) {
         insert(transaction, (record, terms), &file, some, &mut read, totals).await?;
+        if terms.text {
+            texts::insert(transaction, record, &file, some).await?;
+        }
     }
     let unread = record.told.unread.get(&part.path).copied().unwrap_or(0);
     read.unread += unread;
