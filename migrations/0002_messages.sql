@@ -62,16 +62,7 @@ CREATE INDEX messages_by_file ON messages (namespace, agent, session, file, star
 CREATE INDEX messages_by_role ON messages (namespace, agent, session, role, position, file, start);
 CREATE INDEX messages_by_answer ON messages (namespace, agent, session, answer);
 
--- What was said, if the index is told to keep it.
-CREATE TABLE texts (
-    namespace     bytewise_text NOT NULL,
-    agent         bytewise_text NOT NULL,
-    session       bytewise_text NOT NULL,
-    file          bytewise_text NOT NULL,
-    start         BIGINT NOT NULL,
-    body          TEXT NOT NULL,
-    PRIMARY KEY (namespace, agent, session, file, start)
-);
+-- What was said is in the table texts, which each engine searches in its own way: src/index/sql/texts.rs makes it.
 
 -- One row for each point to go back to.
 CREATE TABLE checkpoints (

@@ -9,7 +9,7 @@ use crate::agent::claude_code::ClaudeCode;
 use crate::agent::generic::Generic;
 use crate::config::{self, Settings};
 use crate::error::{Doing, Error, Result, without_secret};
-use crate::index::Index;
+use crate::index::Catalog;
 use crate::index::sql::{SqlIndex, Terms};
 use crate::log::Logs;
 use crate::log::fence::{Fencing, Wanted};
@@ -30,7 +30,7 @@ pub struct Parts {
     /// Where the logs are.
     pub store: Arc<dyn Store>,
     /// The view of them.
-    pub index: Arc<dyn Index>,
+    pub index: Arc<dyn Catalog>,
     /// What we know of the agent.
     pub profile: Arc<dyn Profile>,
     /// The logs of the agent.
@@ -49,7 +49,7 @@ impl Parts {
         let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(PARALLEL));
         let chance: Arc<dyn Chance> = Arc::new(SystemChance);
         let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
-        let index: Arc<dyn Index> =
+        let index: Arc<dyn Catalog> =
             Arc::new(SqlIndex::open(&index_url)?.on(Terms { prices: settings.prices.clone(), text: settings.index_text }));
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;

@@ -9,7 +9,7 @@ use serde::de::IgnoredAny;
 
 use super::Profile;
 use crate::model::message::{Marked, Span, Told};
-use crate::model::{Block, FileKind, Line, Part, RelPath, Said};
+use crate::model::{Block, FileKind, Line, Move, Part, RelPath, Said};
 
 /// A longer line is not read: bounds what an unfinished one costs.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -32,6 +32,15 @@ struct Tail {
 }
 
 impl Reader {
+    /// Files have other paths from here on: lines that are not finished go on there.
+    pub fn moved(&mut self, moves: &[Move]) {
+        for moved in moves {
+            if let Some(tail) = self.tails.remove(&moved.from) {
+                self.tails.insert(moved.to.clone(), tail);
+            }
+        }
+    }
+
     /// Reads the parts of one entry, which follow those that were read before.
     pub fn read<'a>(&mut self, profile: &dyn Profile, parts: impl Iterator<Item = (&'a Part, &'a [u8])>) -> Told {
         let mut told = Told::default();

@@ -154,6 +154,7 @@ impl Shipment {
                         None => return Ok(Turn::Again),
                     }
                 }
+                self.reader.moved(&cut.moves);
                 cut.told = self.reader.read(&*context.profile, cut.parts.iter().zip(cut.bodies.iter().map(Vec::as_slice)));
                 cut.turns = ledger.turns.clone();
                 let checkpoints = cut.turns.take(&cut.told.marks, &cut.lengths());

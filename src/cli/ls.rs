@@ -74,13 +74,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 print::age(row.updated, now),
                 print::bytes(row.raw_bytes),
                 row.head.to_string(),
+                row.totals.turns.to_string(),
+                print::cost(row.totals.cost),
                 place,
                 row.title.clone().unwrap_or_default().chars().take(40).collect(),
                 branches.join(" "),
             ]
         })
         .collect();
-    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
+    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
     if let Some(next) = page.next {
         print::line(format_args!("more: sessiond ls --cursor '{next}'"))?;
     }

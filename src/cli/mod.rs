@@ -12,15 +12,19 @@ pub mod gc;
 pub mod inspect;
 pub mod ls;
 pub mod manual;
+pub mod messages;
 pub mod print;
 pub mod pull;
 pub mod reindex;
 pub mod restore;
 pub mod rm;
 pub mod run;
+pub mod search;
 pub mod select;
+pub mod stats;
 pub mod status;
 pub mod verify;
+pub mod when;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -61,6 +65,9 @@ enum Command {
     Inspect(inspect::Args),
     Diff(diff::Args),
     Fork(fork::Args),
+    Messages(messages::Args),
+    Search(search::Args),
+    Stats(stats::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
@@ -128,6 +135,9 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Inspect(args) => inspect::run(&settings, args).await,
         Command::Diff(args) => diff::run(&settings, args).await,
         Command::Fork(args) => fork::run(&settings, args).await,
+        Command::Messages(args) => messages::run(&settings, args).await,
+        Command::Search(args) => search::run(&settings, args).await,
+        Command::Stats(args) => stats::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,

@@ -24,6 +24,32 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// A large number, to three digits or so.
+pub fn count(count: u64) -> String {
+    const UNITS: [&str; 4] = ["", "k", "M", "G"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit < UNITS.len() - 1 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { count.to_string() } else { format!("{value:.1}{}", UNITS[unit]) }
+}
+
+/// Millionths of a dollar as dollars; what is unknown says so.
+pub fn cost(cost: Option<u64>) -> String {
+    match cost.map(|cost| cost as f64 / 1e6) {
+        None => "?".to_owned(),
+        Some(dollars) if dollars < 1.0 => format!("${dollars:.4}"),
+        Some(dollars) => format!("${dollars:.2}"),
+    }
+}
+
+/// A time, to the second, in UTC.
+pub fn time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
+
 /// A length of time, in the largest unit that fits without a rest.
 pub fn length(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
@@ -43,6 +69,11 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
         3600..86400 => format!("{}h ago", seconds / 3600),
         _ => format!("{}d ago", seconds / 86400),
     }
+}
+
+/// Whether what is printed may have colours.
+pub fn colour() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Prints a line; a reader that has gone away is not an error.
@@ -96,6 +127,8 @@ mod tests {
     #[test]
     fn sizes_and_ages_are_short() {
         assert_eq!((bytes(999).as_str(), bytes(1_234_567).as_str()), ("999 B", "1.2 MB"));
+        assert_eq!(["0", "999", "1.0k", "12.3k", "1.0M"], [0, 999, 1000, 12_345, 999_960].map(count).each_ref().map(String::as_str));
+        assert_eq!((cost(None), cost(Some(11_690)), cost(Some(12_345_678))), ("?".into(), "$0.0117".into(), "$12.35".into()));
         let then: Timestamp = "2026-05-01T12:00:00Z".parse().unwrap();
         let now: Timestamp = "2026-05-01T15:00:01Z".parse().unwrap();
         assert_eq!(age(then, now), "3h ago");

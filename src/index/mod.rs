@@ -3,7 +3,9 @@
 //! Owns the contract and the rows. Does not own what the rows say (they follow from entries) or catching up after an
 //! outage (`upkeep`).
 
+pub mod catalog;
 pub mod sql;
+pub mod words;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -11,6 +13,9 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::model::{AgentName, Checkpoint, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
+
+pub use catalog::{By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter, StatsRow, Totals};
+pub use words::{Snippet, Words};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]
@@ -76,6 +81,9 @@ pub struct SessionRow {
     pub raw_bytes: u64,
     /// Bytes stored in entries.
     pub stored_bytes: u64,
+    /// What its transcripts amount to.
+    #[serde(flatten)]
+    pub totals: Totals,
     /// Writers that lost the session and have a branch.
     pub branches: Vec<String>,
 }

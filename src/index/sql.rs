@@ -3,12 +3,17 @@
 //! Owns when a connection is made and how long a call may take. Does not own what an error means (`fault`), where the
 //! database is (`connect`) or what a record changes (`record`).
 
+mod browse;
+mod catalog;
 mod connect;
 mod fault;
 mod list;
 mod messages;
 mod record;
 mod rows;
+mod search;
+mod stats;
+mod texts;
 
 use std::fmt;
 use std::future::Future;

@@ -130,6 +130,7 @@ impl Sink for Records<'_> {
 }
 
 fn record(reader: &mut Reader, profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: &Entry) -> Record {
+    reader.moved(&entry.header.moves);
     let told = reader.read(profile, entry.parts());
     Record { log: id.clone(), branch, header: entry.header.clone(), stored: entry.stored, digest: entry.digest, told }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
-use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
+use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow, Totals};
 use sessiond::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Seq};
 
 use super::life::Life;
@@ -64,6 +64,7 @@ impl Rows {
             writer: last.header.writer.to_string(),
             raw_bytes: rows.values().map(|row| row.header.body_len()).sum(),
             stored_bytes: rows.values().map(|row| row.stored).sum(),
+            totals: Totals::default(),
             branches,
         })
     }

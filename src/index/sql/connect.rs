@@ -16,6 +16,7 @@ use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection, Row};
 use url::Url;
 
 use super::fault::Fault;
+use super::texts;
 use crate::error::{Error, Result};
 
 /// The two forms of an index URL.
@@ -125,6 +126,14 @@ impl Target {
         }
     }
 
+    /// What asks for the plan of a statement, and the column that has it.
+    pub(super) fn explain(&self) -> (&'static str, usize) {
+        match self.engine {
+            Engine::Sqlite(_) => ("EXPLAIN QUERY PLAN ", 3),
+            Engine::Postgres => ("EXPLAIN ", 0),
+        }
+    }
+
     /// What each new connection is told. The server gives up on a statement a little before we do.
     fn settings(&self) -> &'static str {
         match self.engine {
@@ -188,6 +197,12 @@ impl Target {
             }
         }
         migrator.run_direct(None, &mut *transaction, false).await?;
+        sqlx::raw_sql(match self.engine {
+            Engine::Sqlite(_) => texts::SQLITE,
+            Engine::Postgres => texts::POSTGRES,
+        })
+        .execute(&mut *transaction)
+        .await?;
         transaction.commit().await?;
         Ok(())
     }

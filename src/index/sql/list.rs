@@ -19,33 +19,51 @@ use crate::model::{AgentName, SessionId};
 const LONGEST_PAGE: u32 = 1000;
 
 /// SQL with its values, numbered as both databases take them. Only our own words go into the text.
-struct Statement {
+pub(super) struct Statement {
     sql: String,
-    values: Vec<String>,
+    values: Vec<Value>,
+}
+
+enum Value {
+    Text(String),
+    Number(i64),
 }
 
 impl Statement {
-    fn new(sql: String) -> Self {
-        Statement { sql, values: Vec::new() }
+    pub(super) fn new(sql: impl Into<String>) -> Self {
+        Statement { sql: sql.into(), values: Vec::new() }
     }
 
     /// Adds words of ours.
-    fn say(&mut self, sql: &str) -> &mut Self {
+    pub(super) fn say(&mut self, sql: &str) -> &mut Self {
         self.sql.push_str(sql);
         self
     }
 
     /// Adds a value.
-    fn value(&mut self, value: impl Into<String>) -> &mut Self {
-        self.values.push(value.into());
+    pub(super) fn value(&mut self, value: impl Into<String>) -> &mut Self {
+        self.bind(Value::Text(value.into()))
+    }
+
+    /// Adds a number.
+    pub(super) fn number(&mut self, number: i64) -> &mut Self {
+        self.bind(Value::Number(number))
+    }
+
+    fn bind(&mut self, value: Value) -> &mut Self {
+        self.values.push(value);
         // Writing to a String cannot fail.
         let _ = write!(self.sql, "${}", self.values.len());
         self
     }
 
-    async fn fetch(self, connection: &mut AnyConnection) -> Result<Vec<AnyRow>, Fault> {
+    pub(super) async fn fetch(self, connection: &mut AnyConnection) -> Result<Vec<AnyRow>, Fault> {
         let query = sqlx::query::<Any>(AssertSqlSafe(self.sql)).persistent(false);
-        Ok(self.values.into_iter().fold(query, |query, value| query.bind(value)).fetch_all(connection).await?)
+        let bound = self.values.into_iter().fold(query, |query, value| match value {
+            Value::Text(text) => query.bind(text),
+            Value::Number(number) => query.bind(number),
+        });
+        Ok(bound.fetch_all(connection).await?)
     }
 }
 
@@ -99,7 +117,7 @@ pub(super) async fn add_branches(connection: &mut AnyConnection, namespace: &str
         return Ok(());
     }
     // For SQLite a cross join is also an order: first the sessions, then the few entries of each that are on a branch.
-    let mut statement = Statement::new("WITH wanted (agent, id) AS (VALUES ".to_owned());
+    let mut statement = Statement::new("WITH wanted (agent, id) AS (VALUES ");
     for (number, session) in sessions.iter().enumerate() {
         statement.say(if number == 0 { "(" } else { ", (" }).value(&session.agent).say(", ").value(&session.id).say(")");
     }

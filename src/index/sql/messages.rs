@@ -10,7 +10,8 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Row};
 
 use super::Terms;
 use super::fault::Fault;
-use super::rows::{LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, whole};
+use super::rows::{LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, tokens, whole};
+use super::texts;
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::Record;
@@ -125,6 +126,9 @@ pub(super) async fn take(
     let said: Vec<&Said> = record.told.said.iter().filter(|said| said.path == part.path).collect();
     for some in said.chunks(ROWS) {
         insert(transaction, (record, terms), &file, some, &mut read, totals).await?;
+        if terms.text {
+            texts::insert(transaction, record, &file, some).await?;
+        }
     }
     let unread = record.told.unread.get(&part.path).copied().unwrap_or(0);
     read.unread += unread;
@@ -274,16 +278,6 @@ async fn counted(
         Ok((text(row, "answer")?, Took { tokens: tokens(row)?, cost: cost.and_then(|cost| u64::try_from(cost).ok()) }))
     };
     query.fetch_all(transaction).await?.iter().map(read).collect()
-}
-
-/// The tokens of a row.
-pub(super) fn tokens(row: &AnyRow) -> Result<Tokens, Fault> {
-    Ok(Tokens {
-        input: count(row, "input_tokens")?,
-        output: count(row, "output_tokens")?,
-        cache_read: count(row, "cache_read_tokens")?,
-        cache_write: count(row, "cache_write_tokens")?,
-    })
 }
 
 /// A file got another path.

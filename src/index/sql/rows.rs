@@ -8,8 +8,9 @@ use sqlx::any::AnyRow;
 
 use super::fault::Fault;
 use crate::error::{Error, Result};
-use crate::index::{EntryRow, Failure, FenceRow, SessionRow};
-use crate::model::{FileAt, FileKind, LogId, NamedFile};
+use crate::index::catalog::cost_of;
+use crate::index::{EntryRow, Failure, FenceRow, MessageRow, SessionRow, Totals};
+use crate::model::{FileAt, FileKind, LogId, NamedFile, Tokens};
 
 /// Longest text of a fact or message, in bytes; titles and errors are a line.
 pub(super) const LONGEST: usize = 4096;
@@ -19,7 +20,8 @@ pub(super) const LONGEST_PROJECT: usize = 1024;
 
 /// The columns that [`session`] reads.
 pub(super) const SESSION: &str = "namespace, agent, id, project, cwd, title, model, agent_version, status, created, updated, \
-                                  head, writer, raw_bytes, stored_bytes";
+                                  head, writer, raw_bytes, stored_bytes, messages, turns, input_tokens, output_tokens, \
+                                  cache_read_tokens, cache_write_tokens, cost, uncosted, told_cost, unread";
 
 /// The columns that name a log.
 pub(super) fn log_columns(log: &LogId) -> (&str, &str, String) {
@@ -79,6 +81,22 @@ pub(super) fn count(row: &AnyRow, column: &str) -> Result<u64, Fault> {
     Ok(u64::try_from(number).map_err(|_| damaged(column, &number.to_string()))?)
 }
 
+/// A column that counts, where there is something to count.
+pub(super) fn maybe_count(row: &AnyRow, column: &str) -> Result<Option<u64>, Fault> {
+    let number: Option<i64> = row.try_get(column)?;
+    Ok(number.map(|number| u64::try_from(number).map_err(|_| damaged(column, &number.to_string()))).transpose()?)
+}
+
+/// The tokens of a row.
+pub(super) fn tokens(row: &AnyRow) -> Result<Tokens, Fault> {
+    Ok(Tokens {
+        input: count(row, "input_tokens")?,
+        output: count(row, "output_tokens")?,
+        cache_read: count(row, "cache_read_tokens")?,
+        cache_write: count(row, "cache_write_tokens")?,
+    })
+}
+
 fn small(row: &AnyRow, column: &str) -> Result<u32, Fault> {
     let number = count(row, column)?;
     Ok(u32::try_from(number).map_err(|_| damaged(column, &number.to_string()))?)
@@ -108,7 +126,38 @@ pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
         writer: text(row, "writer")?,
         raw_bytes: count(row, "raw_bytes")?,
         stored_bytes: count(row, "stored_bytes")?,
+        totals: Totals {
+            messages: count(row, "messages")?,
+            turns: count(row, "turns")?,
+            tokens: tokens(row)?,
+            cost: cost_of(count(row, "cost")?, count(row, "uncosted")?, maybe_count(row, "told_cost")?),
+            unread: count(row, "unread")?,
+        },
         branches: Vec::new(),
+    })
+}
+
+/// A message without the path of its file.
+pub(super) fn message(row: &AnyRow) -> Result<MessageRow, Fault> {
+    let at: Option<String> = row.try_get("at")?;
+    Ok(MessageRow {
+        position: row.try_get("position")?,
+        path: None,
+        start: count(row, "start")?,
+        len: count(row, "len")?,
+        uuid: row.try_get("uuid")?,
+        parent: row.try_get("parent")?,
+        role: text(row, "role")?,
+        kind: text(row, "kind")?,
+        at: at.map(|at| at.parse().map_err(|_| damaged("at", &at))).transpose()?,
+        model: row.try_get("model")?,
+        answer: row.try_get("answer")?,
+        tokens: match maybe_count(row, "input_tokens")? {
+            Some(_) => Some(tokens(row)?),
+            None => None,
+        },
+        cost: maybe_count(row, "cost")?,
+        sub_agent: row.try_get("sub_agent")?,
     })
 }
 
