@@ -93,6 +93,13 @@ pub async fn tell_index(parts: &Parts, reports: &[Report]) {
     }
 }
 
+/// Lets the index learn what was written of a log just now; the bucket has it in any case.
+pub async fn index_learns(parts: &Parts, id: &LogId) {
+    if let Err(error) = catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
+        tracing::warn!(%error, "the index was not told; sessiond reindex does it");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

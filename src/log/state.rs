@@ -18,6 +18,8 @@ pub struct State {
     pub checkpoints: Vec<Checkpoint>,
     /// How far the turns have come.
     pub turns: Turns,
+    /// Bytes shipped, before compression.
+    pub raw: u64,
     /// How the log ends, if it ends with a tombstone or a purge.
     pub removed: Option<EntryKind>,
 }
@@ -29,6 +31,7 @@ impl State {
             self.files.clear();
             self.checkpoints.clear();
             self.turns = Turns::default();
+            self.raw = 0;
         }
         if let Some(seq) = header.back_to {
             self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
@@ -62,6 +65,7 @@ impl State {
             };
             self.files.insert(part.path.clone(), file);
         }
+        self.raw = self.raw.saturating_add(header.covers.as_ref().map_or_else(|| header.body_len(), |covers| covers.raw));
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())

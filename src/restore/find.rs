@@ -43,6 +43,8 @@ pub async fn latest(logs: &Logs, index: &dyn Index, project: Option<&str>) -> Re
         id_prefix: None,
         project: project.map(str::to_owned),
         status: None,
+        request: None,
+        labels: Vec::new(),
         limit: 1,
         cursor: None,
     };

@@ -8,6 +8,7 @@ use crate::index::{Index, Record, Recorded};
 use crate::log::Logs;
 use crate::log::pieces::Prefer;
 use crate::log::walk::{Reading, Sink};
+use crate::log::wishes::Said;
 use crate::model::{LogId, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
@@ -43,7 +44,25 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
             }
         }
     }
+    tell_wishes(logs, index, id).await?;
     Ok(recorded)
+}
+
+/// Tells the index what people said of a session.
+async fn tell_wishes(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+    if id.name.is_project() {
+        return Ok(());
+    }
+    match logs.said(id).await {
+        Ok(Said { number: 0, .. }) => Ok(()),
+        Ok(said) => index.say(id, said.number, &said.wishes).await,
+        // The rest of the rows is right without them.
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::warn!(%error, %id, "what was said of it is not in the index");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Gathers what the index takes in; the bytes of the files are not kept.

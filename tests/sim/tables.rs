@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use sessiond::model::{AgentName, LogId, NamedFile, Namespace, Seq};
+use sessiond::model::{AgentName, LogId, NamedFile, Namespace, Seq, Wishes};
 
 use super::life::Life;
 use super::world::{Fate, World};
@@ -17,6 +17,7 @@ use super::world::{Fate, World};
 struct Rows {
     main: BTreeMap<LogId, BTreeMap<Seq, Record>>,
     branches: BTreeMap<LogId, BTreeMap<(String, Seq), Record>>,
+    said: BTreeMap<LogId, (u64, Wishes)>,
 }
 
 impl Rows {
@@ -57,6 +58,9 @@ impl Rows {
             model: None,
             agent_version: None,
             status: "active".to_owned(),
+            request_id: self.said.get(log).and_then(|(_, wishes)| wishes.request_id.clone()),
+            ttl: self.said.get(log).and_then(|(_, wishes)| wishes.ttl),
+            labels: self.said.get(log).map(|(_, wishes)| wishes.labels.clone()).unwrap_or_default(),
             created: first.header.at,
             updated: last.header.at,
             head: last.header.seq,
@@ -152,6 +156,15 @@ impl Index for Session {
         self.statement("record", |inner| inner.rows.record(record)).await
     }
 
+    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
+        self.statement("say", |inner| {
+            if inner.rows.main.contains_key(log) && inner.rows.said.get(log).is_none_or(|(known, _)| *known <= number) {
+                inner.rows.said.insert(log.clone(), (number, wishes.clone()));
+            }
+        })
+        .await
+    }
+
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>> {
         self.query("select session", |rows| rows.session(log)).await
     }
@@ -177,6 +190,7 @@ impl Index for Session {
         self.statement("forget", |inner| {
             inner.rows.main.remove(log);
             inner.rows.branches.remove(log);
+            inner.rows.said.remove(log);
         })
         .await
     }
