@@ -138,13 +138,14 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// What is said of every session that is written to.
+    /// What is said of every session that is written to. A variable that is set to nothing says nothing.
     pub fn wishes(&self) -> Result<Wishes> {
-        let labels = self.label.iter().map(|text| text.parse()).collect::<Result<Vec<Label>>>()?;
+        let said = |text: &&str| !text.trim().is_empty();
+        let labels = self.label.iter().map(String::as_str).filter(said).map(str::parse).collect::<Result<Vec<Label>>>()?;
         let wishes = Wishes {
-            ttl: self.ttl.as_deref().map(|text| ttl("--ttl", text)).transpose()?,
+            ttl: self.ttl.as_deref().filter(said).map(|text| ttl("--ttl", text)).transpose()?,
             labels: labels.into_iter().map(|label| (label.name, label.value)).collect(),
-            request_id: self.request_id.clone(),
+            request_id: self.request_id.as_deref().filter(said).map(str::to_owned),
             status: None,
         };
         wishes.check()?;

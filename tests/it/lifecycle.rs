@@ -1,6 +1,9 @@
 //! What people say of sessions: labels, requests, how long to keep them, and where they are in their life.
 
-use sessiond::model::Wishes;
+use std::time::Duration;
+
+use sessiond::daemon::sayer;
+use sessiond::model::{Ttl, Wishes};
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, append, transcript};
@@ -135,4 +138,95 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
     }
     assert_eq!(logs.said(&id).await.unwrap().wishes.labels.len(), 48);
     assert_eq!(logs.wishes(&id).await.unwrap().len(), 1, "older ones are deleted");
+}
+
+fn text(home: &TempHome, session: &str) -> String {
+    std::fs::read_to_string(transcript(home, session)).unwrap()
+}
+
+#[test]
+fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_finds_the_latest() {
+    for mut backend in Backend::all() {
+        let home = TempHome::new();
+        let config = home.path().join("config.toml");
+        std::fs::write(&config, "label = [\"team=infra\", \"env=test\"]\nttl = \"1d\"\n").unwrap();
+        let mut daemon = backend.daemon(&home, &["--request-id", "r 1", "--ttl", "30d", "--config", &config.to_string_lossy()]);
+        for session in ["s1", "s2"] {
+            append(&transcript(&home, session), &format!("{{\"n\":\"{session}\"}}\n"));
+            backend.run(&home, &["flush", "--wait"]).ok();
+        }
+        append(&home.home().join(".claude/projects/-work-app/memory/MEMORY.md"), "remember");
+        daemon.signal("TERM");
+        assert_eq!(daemon.code(), Some(0));
+        // Another process says something else of one of them: what it does not name stays.
+        backend.set("SESSIOND_LABELS", "env=prod,more=yes");
+        stream(&backend, &home, "s2", "{\"n\":2}\n");
+        stream(&backend, &home, "s3", "{\"n\":3}\n");
+        backend.set("SESSIOND_LABELS", "");
+
+        let rows = || {
+            let page = backend.run(&home, &["ls", "--json"]).ok().json();
+            let said = |row: &serde_json::Value| serde_json::json!([row["id"], row["labels"], row["request_id"], row["ttl"]]);
+            page["sessions"].as_array().unwrap().iter().map(said).collect::<Vec<_>>()
+        };
+        let expected = [
+            serde_json::json!(["s3", {"env": "prod", "more": "yes"}, null, null]),
+            serde_json::json!(["s2", {"env": "prod", "more": "yes", "team": "infra"}, "r 1", {"seconds": 30 * 86400}]),
+            serde_json::json!(["s1", {"env": "test", "team": "infra"}, "r 1", {"seconds": 30 * 86400}]),
+        ];
+        assert_eq!(rows(), expected, "{}", backend.name);
+        backend.run(&home, &["reindex"]).ok();
+        assert_eq!(rows(), expected);
+
+        let restored = |backend: &Backend| {
+            let other = TempHome::new();
+            let said = backend.run(&other, &["restore", "--request", "r 1"]).ok().out();
+            assert!(said.contains("resume with s2"), "{said}");
+            assert_eq!(text(&other, "s2"), text(&home, "s2"));
+            backend.run(&other, &["pull", "--request", "r 1", "--to", "copy"]).ok();
+            assert!(other.home().join("copy/projects/-work-app/s2.jsonl").exists());
+            backend.run(&other, &["restore", "--request", "other"]).fails(3, "no session of request \"other\"", "sessiond ls");
+            backend.run(&other, &["restore", "--request", "other", "--if-exists"]).ok();
+        };
+        restored(&backend);
+        let other = TempHome::new();
+        let ran = backend.run(&other, &["run", "--request", "r 1", "--", "sh", "-c", "wc -l < $HOME/.claude/projects/-work-app/s2.jsonl"]);
+        assert_eq!(ran.ok().out().trim(), "2");
+        // The bucket knows without the index.
+        if backend.name == "file+sqlite" {
+            backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+            restored(&backend);
+        }
+        backend.run(&home, &["daemon", "--label", "odd"]).fails(2, "read label", "NAME=VALUE");
+        backend.run(&home, &["run", "--ttl", "soon", "--", "true"]).fails(2, "read --ttl", "7d");
+        backend.run(&home, &["run", "--request-id", "a\nb", "--", "true"]).fails(2, "a request id", "");
+        backend.run(&home, &["restore", "--request", ""]).fails(2, "a request id", "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable() {
+    let world = World::new();
+    let (logs, id) = (world.logs(), world.id("s1"));
+    world.store.refuse("wishes/");
+    world.feed.say_of_each();
+    let handle = world.stream();
+    let wishes = Wishes { ttl: Some(Ttl::Never), ..Wishes::default() };
+    let task = tokio::spawn(sayer::run(world.feed.clone(), logs.clone(), wishes.clone()));
+    world.append("projects/-w/s1.jsonl", "{\"n\":1}\n");
+    world.write("projects/-w/memory/m.md", "a project is no session");
+    handle.flush(None).await.unwrap();
+    assert!(!sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_millis(300)).await);
+    assert!(world.stored("s1").await.is_some());
+    world.store.recover();
+    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert_eq!(logs.said(&id).await.unwrap().wishes, wishes);
+    assert!(logs.wishes(&world.id("@-w")).await.unwrap().is_empty());
+    // Once for each session and process.
+    logs.say(&id, |_| Ok(Wishes::default())).await.unwrap();
+    world.append("projects/-w/s1.jsonl", "{\"n\":2}\n");
+    handle.flush(None).await.unwrap();
+    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert_eq!(logs.said(&id).await.unwrap().wishes, Wishes::default());
+    task.abort();
 }
