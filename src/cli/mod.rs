@@ -10,6 +10,8 @@ pub mod flush;
 pub mod fork;
 pub mod gc;
 pub mod inspect;
+pub mod label;
+pub mod life;
 pub mod ls;
 pub mod manual;
 pub mod messages;
@@ -34,6 +36,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{self, LogFormat, Settings, Stream};
 use crate::error::{Error, Kind, Result};
+use crate::upkeep::status::Move;
 
 /// Makes a coding agent's conversation outlive the machine it ran on.
 ///
@@ -71,6 +74,10 @@ enum Command {
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
+    Label(label::Args),
+    Close(life::CloseArgs),
+    Archive(life::ArchiveArgs),
+    Reopen(life::ReopenArgs),
     Gc(gc::Args),
     Verify(verify::Args),
     Reindex(reindex::Args),
@@ -141,6 +148,10 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,
+        Command::Label(args) => label::run(&settings, args).await,
+        Command::Close(args) => life::run(&settings, &args.id, Move::Close).await,
+        Command::Archive(args) => life::run(&settings, &args.id, Move::Archive).await,
+        Command::Reopen(args) => life::run(&settings, &args.id, Move::Reopen).await,
         Command::Gc(args) => gc::run(&settings, args).await,
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::cli::select::Latest;
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
@@ -20,8 +21,12 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond pull 3f2a --to /tmp/look")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(value_name = "ID")]
-    pub id: String,
+    #[arg(value_name = "ID", required_unless_present = "request", conflicts_with = "request")]
+    pub id: Option<String>,
+
+    /// The session of this request that was written last
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
 
     /// Where to put it; must not hold other files of the same names [default: ./ID]
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
@@ -57,7 +62,11 @@ struct Pulled {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
-    let id = find::by_id(&parts.logs, &args.id).await?;
+    let latest = Latest { request: args.request.as_deref(), ..Latest::default() };
+    let id = match &args.id {
+        Some(id) => find::by_id(&parts.logs, id).await?,
+        None => select::session(&parts, None, latest).await?.ok_or_else(|| select::nothing(&parts, None, args.request.as_deref()))?,
+    };
     let to = args.to.clone().unwrap_or_else(|| PathBuf::from(id.name.to_string()));
     let to = std::path::absolute(&to).map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
     if parts.root().is_ok_and(|root| overlaps(&to, root)) {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::cli::select::Latest;
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
@@ -16,7 +17,7 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond restore 3f2a --if-exists && claude --resume 3f2a…")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(value_name = "ID", conflicts_with_all = ["all", "latest"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["all", "latest", "request"])]
     pub id: Option<String>,
 
     /// Every session of the agent
@@ -26,6 +27,10 @@ pub struct Args {
     /// The session that was written last
     #[arg(long, env = "SESSIOND_LATEST")]
     pub latest: bool,
+
+    /// The session of this request that was written last
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID", conflicts_with = "all")]
+    pub request: Option<String>,
 
     /// With --latest: only sessions of the project in this folder
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
@@ -81,14 +86,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             names.sort_by_key(LogName::is_project);
             names.into_iter().map(|name| parts.logs.id(name)).collect()
         }
-        (None, false) if !args.latest => {
-            return Err(crate::error::Error::usage("restore: which session?").hint("give an ID, --latest or --all; sessiond ls shows them"));
+        (None, false) if !args.latest && args.request.is_none() => {
+            return Err(crate::error::Error::usage("restore: which session?")
+                .hint("give an ID, --latest, --request or --all; sessiond ls shows them"));
         }
-        _ => select::session(&parts, args.id.as_deref(), args.latest, args.project.as_deref()).await?.into_iter().collect::<Vec<_>>(),
+        _ => {
+            let latest = Latest { latest: args.latest, project: args.project.as_deref(), request: args.request.as_deref() };
+            select::session(&parts, args.id.as_deref(), latest).await?.into_iter().collect::<Vec<_>>()
+        }
     };
     if ids.is_empty() {
         if !args.if_exists {
-            return Err(select::nothing(&parts, args.id.as_deref()));
+            return Err(select::nothing(&parts, args.id.as_deref(), args.request.as_deref()));
         }
         if args.json {
             print::json(&Vec::<Report>::new())?;

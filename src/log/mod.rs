@@ -16,6 +16,7 @@ pub mod probe;
 pub mod schedule;
 pub mod state;
 pub mod walk;
+pub mod wishes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

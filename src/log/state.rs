@@ -19,6 +19,8 @@ pub struct State {
     pub checkpoints: Vec<Checkpoint>,
     /// How far the turns have come.
     pub turns: Turns,
+    /// Bytes shipped, before compression.
+    pub raw: u64,
     /// How the log ends, if it ends with a tombstone or a purge.
     pub removed: Option<EntryKind>,
 }
@@ -30,6 +32,7 @@ impl State {
             self.files.clear();
             self.checkpoints.clear();
             self.turns = Turns::default();
+            self.raw = 0;
         }
         if let Some(fork) = &header.fork {
             self.turns = Turns::after(fork.turn, fork.last);
@@ -63,6 +66,7 @@ impl State {
             }
             self.put(part, header.seq);
         }
+        self.raw = self.raw.saturating_add(header.covers.as_ref().map_or_else(|| header.body_len(), |covers| covers.raw));
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())

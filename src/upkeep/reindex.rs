@@ -10,6 +10,7 @@ use crate::log::fork::{Renaming, cut_lengths};
 use crate::log::pieces::Prefer;
 use crate::log::state::State;
 use crate::log::walk::{Reading, Sink};
+use crate::log::wishes::Said;
 use crate::model::{At, FileKind, Fork, LogId, RelPath, Told, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
@@ -49,6 +50,7 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
             }
         }
     }
+    tell_wishes(logs, index, id).await?;
     Ok(recorded)
 }
 
@@ -112,6 +114,23 @@ impl Sink for Contents {
 pub async fn tell_names(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
     let named = logs.named_points(id).await?.into_iter().map(|named| (named.name, named.point)).collect::<Vec<_>>();
     index.name_points(id, &named).await
+}
+
+/// Tells the index what people said of a session.
+async fn tell_wishes(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+    if id.name.is_project() {
+        return Ok(());
+    }
+    match logs.said(id).await {
+        Ok(Said { number: 0, .. }) => Ok(()),
+        Ok(said) => index.say(id, said.number, &said.wishes).await,
+        // The rest of the rows is right without them.
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::warn!(%error, %id, "what was said of it is not in the index");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Gathers what the index takes in; the bytes of the files are not kept.

@@ -22,6 +22,7 @@ mod index_contract;
 mod index_faults;
 mod layers;
 mod ledger_props;
+mod lifecycle;
 mod log_props;
 mod messages;
 mod outage;

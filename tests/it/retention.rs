@@ -137,9 +137,14 @@ fn what_is_left_of_a_deleted_session_goes_too() {
     let backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, 2);
+    backend.run(&home, &["label", "s1", "a=b"]).ok();
+    assert_eq!(count(&session(&backend).join("wishes")), 1);
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
+    assert_eq!(count(&session(&backend).join("wishes")), 0);
+    // Somebody who found the session before says something of what is left.
+    backend.run(&home, &["label", "s1", "a=c"]).ok();
     let_pass(&backend, 8 * DAY);
     assert_eq!(backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0], "forget");
     assert!(!session(&backend).exists());

@@ -9,6 +9,7 @@ use super::Terms;
 use super::fault::Fault;
 use super::messages::{self, Taken, Totals};
 use super::rows::{self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::say;
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
 use crate::model::checkpoint::MOST_CHECKPOINTS;
@@ -19,7 +20,7 @@ use crate::model::{Checkpoint, Digest, EntryKind, LogId, Move, Part};
 const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING created, updated, head, raw_bytes, stored_bytes, status, messages, turns, input_tokens, output_tokens, \
+     RETURNING created, updated, head, raw_bytes, stored_bytes, rest, rest_bytes, messages, turns, input_tokens, output_tokens, \
      cache_read_tokens, cache_write_tokens, cost, uncosted, unread";
 
 /// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
@@ -120,7 +121,7 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     if added.rows_affected() == 0 {
         return Ok(Recorded::Already);
     }
-    let Some(known) = known else {
+    let Some(mut known) = known else {
         return Ok(Recorded::New);
     };
     if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
@@ -129,9 +130,14 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     let mut totals = known.totals;
     if header.begins_anew() || header.kind == EntryKind::Snapshot {
         totals = Totals::default();
+        (known.raw, known.stored) = (0, 0);
         for sql in CLEAR {
             sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
         }
+    }
+    if header.kind == EntryKind::Purge {
+        say::forget(transaction, &record.log).await?;
+        known.rest = None;
     }
     let mut deleted = false;
     for rename in &header.moves {
@@ -168,7 +174,7 @@ struct Known {
     head: u64,
     raw: u64,
     stored: u64,
-    status: String,
+    rest: Option<say::Rest>,
     totals: Totals,
 }
 
@@ -180,7 +186,7 @@ impl Known {
             head: count(row, "head")?,
             raw: count(row, "raw_bytes")?,
             stored: count(row, "stored_bytes")?,
-            status: text(row, "status")?,
+            rest: say::Rest::read(row)?,
             totals: Totals::read(row)?,
         })
     }
@@ -191,13 +197,7 @@ async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &s
     let (header, facts) = (&record.header, &record.told.facts);
     let raw = known.raw.saturating_add(raw_of(record));
     let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
-    let status = match header.kind {
-        kind if kind.is_removal() => "removed",
-        _ if raw == 0 => "created",
-        // What somebody completed is active again when it is written to, not when it is looked at.
-        _ if raw_of(record) == 0 && matches!(known.status.as_str(), "completed" | "archived") => known.status.as_str(),
-        _ => "active",
-    };
+    let status = if header.kind.is_removal() { "removed" } else { say::status(raw, known.rest.as_ref()) };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
     let first = known.head == 0;
     sqlx::query(SESSION)
