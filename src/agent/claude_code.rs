@@ -1,6 +1,8 @@
 //! Claude Code and the Claude Agent SDK: `$CLAUDE_CONFIG_DIR` or `~/.claude`.
 
+pub mod hooks;
 mod lines;
+pub mod settings;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

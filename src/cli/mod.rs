@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod exit;
 pub mod flush;
 pub mod gc;
+pub mod hook;
 pub mod ls;
 pub mod manual;
 pub mod print;
@@ -51,6 +52,7 @@ enum Command {
     Pull(pull::Args),
     Flush(flush::Args),
     Status(status::Args),
+    Hook(hook::Args),
     Ls(ls::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
@@ -70,14 +72,16 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
+            let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+            return ExitCode::from(if hook::is_called() { exit::OK } else { code });
         }
     };
+    let heard = matches!(&cli.command, Command::Hook(args) if args.hears());
     match run(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
-            ExitCode::from(exit::of(error.kind()))
+            ExitCode::from(if heard { exit::OK } else { exit::of(error.kind()) })
         }
     }
 }
@@ -113,6 +117,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Pull(args) => pull::run(&settings, args).await,
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
+        Command::Hook(args) => hook::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,

@@ -18,6 +18,7 @@ mod cutter_model;
 mod fencing;
 mod format;
 mod found;
+mod hook;
 mod index_contract;
 mod index_faults;
 mod layers;
