@@ -22,6 +22,9 @@ impl ClaudeCode {
     /// The name of the profile.
     pub const NAME: &str = "claude-code";
 
+    /// The agent itself.
+    pub const PROGRAM: &str = "claude";
+
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {
         ClaudeCode { name }

@@ -4,6 +4,7 @@ pub mod daemon;
 pub mod demo;
 pub mod doctor;
 pub mod exit;
+pub mod fallback;
 pub mod flush;
 pub mod gc;
 pub mod hook;

@@ -9,6 +9,7 @@ pub mod file;
 pub mod ids;
 pub mod keys;
 pub mod message;
+pub mod version;
 
 pub use at::At;
 pub use checkpoint::{Checkpoint, Turns};
@@ -18,3 +19,4 @@ pub use facts::Facts;
 pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};
 pub use message::{Block, Call, Line, Mark, Message, Role, Said, Tokens, Told};
+pub use version::Version;

@@ -3,7 +3,9 @@
 //! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
 
 pub mod find;
+pub mod history;
 pub mod place;
+pub mod prose;
 pub mod verify;
 
 use std::collections::BTreeMap;
