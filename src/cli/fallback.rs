@@ -15,9 +15,9 @@ use serde::Serialize;
 use crate::agent::claude_code::ClaudeCode;
 use crate::cli::{print, restore};
 use crate::error::{Doing, Error, Kind, Result};
-use crate::model::{AgentName, LogId, RelPath, Version};
+use crate::model::{AgentName, LogId, Point, RelPath, Version};
 use crate::restore::history::{History, history};
-use crate::restore::{Options, Report};
+use crate::restore::{Options, Report, point};
 use crate::sys::{Disk, Folder, STATE_FOLDER};
 use crate::wire::Parts;
 
@@ -123,9 +123,10 @@ impl Fallback {
     }
 
     /// Restores a session, or does what was asked for where that cannot be.
-    pub async fn session(&self, parts: &Parts, id: &LogId, options: &Options) -> Result<Outcome> {
+    pub async fn session(&self, parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Outcome> {
         let most = usize::from(self.args.fallback_messages);
-        let listen = || history(&parts.logs, &*parts.profile, id, options.at, most);
+        let goal = point::find(&parts.logs, id, point).await?;
+        let listen = || history(&parts.logs, &*parts.profile, id, &goal, most);
         let mut heard = None;
         let mut refused = None;
         if let Some(newest) = self.newest.as_ref().filter(|_| !id.name.is_project()) {
@@ -135,7 +136,7 @@ impl Fallback {
         }
         let (error, why) = match refused {
             Some(error) => (error, "a newer version of the agent wrote it"),
-            None => match restore::alone(parts, id, options).await {
+            None => match restore::alone(parts, id, &Options { at: goal.at, cut: goal.cut.clone(), ..options.clone() }).await {
                 Ok(report) => return restore::with_project(parts, report, options).await.map(Outcome::Restored),
                 Err(error) if error.kind() == Kind::Corrupt => (error, "what is stored of it is damaged"),
                 Err(error) => return Err(error),

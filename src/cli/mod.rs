@@ -1,13 +1,17 @@
 //! The command line: arguments → one call into the library → print. One verb per file.
 
+pub mod checkpoints;
 pub mod daemon;
 pub mod demo;
+pub mod diff;
 pub mod doctor;
 pub mod exit;
 pub mod fallback;
 pub mod flush;
+pub mod fork;
 pub mod gc;
 pub mod hook;
+pub mod inspect;
 pub mod ls;
 pub mod manual;
 pub mod print;
@@ -55,6 +59,11 @@ enum Command {
     Status(status::Args),
     Hook(hook::Args),
     Ls(ls::Args),
+    Checkpoints(checkpoints::ListArgs),
+    Checkpoint(checkpoints::NameArgs),
+    Inspect(inspect::Args),
+    Diff(diff::Args),
+    Fork(fork::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
@@ -120,6 +129,11 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Status(args) => status::run(&settings, args).await,
         Command::Hook(args) => hook::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
+        Command::Checkpoints(args) => checkpoints::list(&settings, args).await,
+        Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
+        Command::Inspect(args) => inspect::run(&settings, args).await,
+        Command::Diff(args) => diff::run(&settings, args).await,
+        Command::Fork(args) => fork::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,

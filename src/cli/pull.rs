@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::model::{At, LogId, WriterId, keys};
+use crate::model::{LogId, WriterId, keys};
+use crate::restore::point::{self, Goal};
 use crate::restore::{self, Context, Options, find};
 use crate::store::{Store, list_folders, list_objects};
 use crate::sys::{Disk, STATE_FOLDER};
@@ -26,7 +27,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT", conflicts_with = "raw")]
     pub at: Option<String>,
 
@@ -90,9 +91,9 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         Some(branch) => Some(whole_name(parts, id, branch).await?),
         None => None,
     };
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let Goal { at, cut } = point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
     let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, &Options { at, branch, ..Options::default() }).await?;
+    let report = restore::restore(&context, id, &Options { at, cut, branch, ..Options::default() }).await?;
     // Only the temporary folder was in it.
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER));

@@ -7,7 +7,8 @@ use crate::cli::{exit, fallback, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
-use crate::model::{At, LogId, LogName};
+use crate::model::{At, LogId, LogName, Point};
+use crate::restore::point::{self, Goal};
 use crate::restore::{self, Context, Options, Report, place::Action};
 use crate::wire::Parts;
 
@@ -35,7 +36,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -103,9 +104,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     let fallback = fallback::Fallback::of(args.fallback, parts.profile.name()).await?;
     let disk = parts.folder()?;
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let point = select::point(args.at.as_deref())?;
     let options = Options {
-        at,
+        at: At::Latest,
+        cut: None,
         force: args.force,
         dry_run: args.dry_run,
         claim: true,
@@ -121,7 +123,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
             continue;
         }
-        match fallback.session(&parts, id, &options).await {
+        match fallback.session(&parts, id, &point, &options).await {
             Ok(Outcome::Restored(done)) => reports.extend(done),
             Ok(Outcome::Told(history)) => told.push(history),
             // One that fails does not hold up the others.
@@ -145,8 +147,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 }
 
 /// Restores a session and what belongs to its project.
-pub async fn session(parts: &Parts, id: &LogId, options: &Options) -> Result<Vec<Report>> {
-    with_project(parts, alone(parts, id, options).await?, options).await
+pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
+    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
+    let report = alone(parts, id, &Options { at, cut, ..options.clone() }).await?;
+    with_project(parts, report, options).await
 }
 
 /// Restores a session.
@@ -165,7 +169,7 @@ pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> R
     let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
     let mut reports = vec![report];
     for name in projects {
-        match restore::restore(&context, &parts.logs.id(name), &Options { at: At::Latest, ..options.clone() }).await {
+        match restore::restore(&context, &parts.logs.id(name), options).await {
             Ok(report) => reports.push(report),
             Err(error) if error.kind() == crate::error::Kind::NotFound => {}
             Err(error) => return Err(error),
@@ -197,6 +201,9 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     if report.torn() > 0 {
         print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+    }
+    for (path, bytes) in &report.cut_off {
+        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
     }
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;

@@ -15,7 +15,7 @@ use crate::daemon::lock::{self, Lock};
 use crate::daemon::service::Service;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
-use crate::model::{At, LogName};
+use crate::model::LogName;
 use crate::restore::Options;
 use crate::sys::{Disk, Owner};
 use crate::wire::Parts;
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -193,9 +193,9 @@ async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Resu
         }
         return Ok(Vec::new());
     };
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
-    let options = Options { at, force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
-    let reports = restore::session(parts, &id, &options).await?;
+    let point = select::point(args.at.as_deref())?;
+    let options = Options { force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
+    let reports = restore::session(parts, &id, &point, &options).await?;
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
     }

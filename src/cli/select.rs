@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::model::LogId;
+use crate::model::{LogId, Point};
 use crate::restore::{Report, find};
 use crate::sys::{Disk, Owner};
 use crate::upkeep::reindex::catch_up;
@@ -26,6 +26,20 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: bool, project: Opt
         }
         None => Ok(None),
     }
+}
+
+/// The point that is meant; none is the end.
+pub fn point(text: Option<&str>) -> Result<Point> {
+    text.map_or(Ok(Point::default()), str::parse)
+}
+
+/// A session and a point of it, as in `ID@POINT`.
+pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, Point)> {
+    let (id, at) = match text.split_once('@') {
+        Some((id, at)) if !id.is_empty() => (id, Some(at)),
+        _ => (text, None),
+    };
+    Ok((find::by_id(&parts.logs, id).await?, point(at)?))
 }
 
 /// The agent's name for the project in a folder.

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::model::{AgentName, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
+use crate::model::{AgentName, Checkpoint, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]
@@ -174,6 +174,9 @@ pub struct FenceRow {
 pub trait Index: Send + Sync + 'static {
     /// Takes in one entry.
     async fn record(&self, record: &Record) -> Result<Recorded>;
+
+    /// The checkpoints of a log that have a name: these and no others.
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()>;
 
     /// One session.
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>>;

@@ -25,7 +25,7 @@ use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use crate::model::{AgentName, LogId, NamedFile, Namespace};
+use crate::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace};
 use crate::sys::{Chance, SystemChance};
 
 /// How long a call may take, connecting and migrating included.
@@ -110,6 +110,16 @@ impl Index for SqlIndex {
                 Recorded::Already | Recorded::Gap { .. } => transaction.rollback().await?,
             }
             Ok(recorded)
+        })
+        .await
+    }
+
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+        self.call(async {
+            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            record::name_points(&mut transaction, log, named).await?;
+            transaction.commit().await?;
+            Ok(())
         })
         .await
     }

@@ -110,6 +110,7 @@ impl Merger {
             moves: self.moves,
             parts,
             checkpoints: self.checkpoints,
+            fork: None,
             back_to: None,
         };
         if self.from_nothing { snapshot::encode(header, &bodies) } else { entry::encode(header, &bodies) }.map(Some)
@@ -127,6 +128,10 @@ fn is_written_anew(header: &Header, at: usize) -> bool {
 impl Sink for Merger {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
+        if header.fork.is_some() {
+            // It stands for entries of another log, which stay where they are.
+            return Err(Error::conflict("merge: what a fork begins with stays an entry of its own"));
+        }
         if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
             *self = Merger { from_nothing: true, ..Merger::default() };
         }

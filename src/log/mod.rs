@@ -6,10 +6,12 @@
 pub mod assemble;
 pub mod chain;
 pub mod fence;
+pub mod fork;
 pub mod ledger;
 pub mod merge;
 pub mod pen;
 pub mod pieces;
+pub mod pins;
 pub mod probe;
 pub mod schedule;
 pub mod state;

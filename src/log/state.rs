@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, RelPath, Seq, Turns};
+use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, Part, RelPath, Seq, Turns};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +30,12 @@ impl State {
             self.checkpoints.clear();
             self.turns = Turns::default();
         }
+        if let Some(fork) = &header.fork {
+            self.turns = Turns::after(fork.turn, fork.last);
+            for part in &fork.files {
+                self.put(part, header.seq);
+            }
+        }
         if let Some(seq) = header.back_to {
             self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
         }
@@ -52,18 +58,22 @@ impl State {
                     header.seq, part.path, part.start
                 )));
             }
-            let file = FileAt {
-                kind: part.kind,
-                len: part.end(),
-                sha256: part.file_sha256,
-                mode: part.mode,
-                mtime_ns: part.mtime_ns,
-                seq: part.seq.unwrap_or(header.seq),
-            };
-            self.files.insert(part.path.clone(), file);
+            self.put(part, header.seq);
         }
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())
+    }
+
+    fn put(&mut self, part: &Part, seq: Seq) {
+        let file = FileAt {
+            kind: part.kind,
+            len: part.end(),
+            sha256: part.file_sha256,
+            mode: part.mode,
+            mtime_ns: part.mtime_ns,
+            seq: part.seq.unwrap_or(seq),
+        };
+        self.files.insert(part.path.clone(), file);
     }
 }

@@ -69,6 +69,21 @@ pub fn wishes(id: &LogId) -> String {
     format!("{}wishes.json", log_root(id))
 }
 
+/// The folder of what must stay reachable: named checkpoints and where forks begin.
+pub fn pins_folder(id: &LogId) -> String {
+    format!("{}pins/", log_root(id))
+}
+
+/// A checkpoint that has a name.
+pub fn named_point(id: &LogId, name: &str) -> String {
+    format!("{}point.{name}.json", pins_folder(id))
+}
+
+/// Where a fork begins.
+pub fn fork_pin(id: &LogId, fork: &LogName) -> String {
+    format!("{}fork.{fork}.json", pins_folder(id))
+}
+
 /// A scratch key by which a collector learns the store's time.
 pub fn gc_mark(token: &str) -> String {
     format!("{}{token}", gc_folder())

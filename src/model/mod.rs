@@ -11,10 +11,10 @@ pub mod keys;
 pub mod message;
 pub mod version;
 
-pub use at::At;
+pub use at::{At, Point};
 pub use checkpoint::{Checkpoint, Turns};
 pub use digest::{Digest, RunningHash};
-pub use entry::{Covers, EntryKind, Header, Move, Part};
+pub use entry::{Covers, EntryKind, Fork, Header, Move, Part};
 pub use facts::Facts;
 pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};

@@ -4,16 +4,18 @@
 
 use std::collections::BTreeSet;
 
+use super::point::Goal;
 use super::prose::Prose;
 use crate::agent::Profile;
 use crate::agent::transcript::Reader;
 use crate::codec::entry::Entry;
 use crate::error::{Doing, Kind, Result};
 use crate::log::Logs;
+use crate::log::fork::Renaming;
 use crate::log::pieces::{self, Name, Prefer, cover};
 use crate::log::state::State;
 use crate::log::walk::{Reading, Sink};
-use crate::model::{At, Facts, FileKind, LogId, Seq, Version};
+use crate::model::{At, Facts, FileKind, Fork, LogId, Seq, Version};
 
 /// What was heard of a session.
 pub struct History {
@@ -50,6 +52,19 @@ impl Sink for Listener<'_> {
         self.hear(entry);
         Ok(())
     }
+
+    fn wants_origin(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+        for (path, len) in fork.cut.iter().flatten() {
+            self.prose.cut(path, *len);
+        }
+        self.prose.forked(|path| renaming.path(path))?;
+        (self.reader, self.state) = (Reader::default(), State::default());
+        Ok(())
+    }
 }
 
 impl Listener<'_> {
@@ -72,19 +87,22 @@ impl Listener<'_> {
 
 /// Listens to a session up to a point, and keeps its last `most` messages. Behind damage it goes on with every piece that
 /// can be read by itself.
-pub async fn history(logs: &Logs, profile: &dyn Profile, id: &LogId, at: At, most: usize) -> Result<History> {
-    read(logs, profile, id, at, most).await.doing_with(|| format!("read the conversation of {id}"))
+pub async fn history(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
+    read(logs, profile, id, goal, most).await.doing_with(|| format!("read the conversation of {id}"))
 }
 
-async fn read(logs: &Logs, profile: &dyn Profile, id: &LogId, at: At, most: usize) -> Result<History> {
+async fn read(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
     let fresh =
         || Listener { profile, reader: Reader::default(), prose: Prose::new(most), facts: Facts::default(), state: State::default() };
-    let read = logs.read_log(id, Reading { at, ..Reading::default() }, fresh).await?;
+    let read = logs.read_log(id, Reading { at: goal.at, ..Reading::default() }, fresh).await?;
     let mut listener = read.sink;
     if read.damage.is_some() {
-        beyond(logs, id, at, read.seq, &mut listener).await?;
+        beyond(logs, id, goal.at, read.seq, &mut listener).await?;
     }
-    let Listener { prose, facts, .. } = listener;
+    let Listener { mut prose, facts, .. } = listener;
+    for (path, len) in goal.cut.iter().flat_map(|point| &point.files) {
+        prose.cut(path, *len);
+    }
     Ok(History { prose, facts, sound_to: read.seq, head: read.head.max(read.seq) })
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
+use crate::error::Result;
 use crate::model::{Block, Message, RelPath, Role, Said};
 
 /// The most that is kept of what somebody says: some screens.
@@ -86,6 +87,14 @@ impl Prose {
     /// A transcript has another name now.
     pub fn moved(&mut self, from: &RelPath, to: &RelPath) {
         self.spoken.iter_mut().filter(|spoken| spoken.path == *from).for_each(|spoken| spoken.path = to.clone());
+    }
+
+    /// It goes on under other names. What was said before has no place in the new files that could be cut off.
+    pub fn forked(&mut self, name: impl Fn(&RelPath) -> Result<RelPath>) -> Result<()> {
+        self.spoken.iter_mut().try_for_each(|spoken| {
+            (spoken.path, spoken.start) = (name(&spoken.path)?, 0);
+            Ok(())
+        })
     }
 
     /// Something is missing before what comes next.

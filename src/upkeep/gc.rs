@@ -18,6 +18,7 @@ use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::pen::Pen;
 use crate::log::pieces::{Piece, PieceKind, head};
+use crate::log::pins::Pin;
 use crate::log::walk::Reading;
 use crate::model::{EntryKind, LogId, Seq, keys};
 use crate::store::list_objects;
@@ -109,13 +110,45 @@ impl Job<'_> {
 
     async fn list(&self) -> Result<(Listed, bool)> {
         let root = keys::log_root(self.id);
-        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, branches: Vec::new() };
+        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, ..Listed::default() };
         for writer in self.logs.branches(self.id).await? {
             let pieces = self.logs.branch_pieces(self.id, &writer).await?;
             listed.branches.push((writer, pieces));
         }
+        for pin in self.pins().await? {
+            listed.held |= pin.holds_all();
+            // One that cannot be read may mean any entry.
+            listed.pinned.extend(pin.seq());
+            if matches!(pin, Pin::Unknown(_)) {
+                listed.pinned.extend(listed.pieces.iter().map(|piece| piece.to));
+            }
+        }
         let wishes = keys::wishes(self.id);
         Ok((listed, list_objects(&*self.logs.store, &root, None).await?.iter().any(|object| object.key == wishes)))
+    }
+
+    /// What holds the log; where a fork begins that is gone holds nothing.
+    async fn pins(&self) -> Result<Vec<Pin>> {
+        let mut pins = self.logs.pins(self.id).await?;
+        for at in (0..pins.len()).rev() {
+            if let Pin::Fork { fork, .. } = &pins[at]
+                && self.is_gone(&self.logs.id(fork.clone())).await?
+            {
+                pins.remove(at);
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Whether a session was deleted for good.
+    async fn is_gone(&self, id: &LogId) -> Result<bool> {
+        let pieces = self.logs.pieces(id).await?;
+        let Some(newest) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry)) else {
+            // It may be just about to begin: what holds for it is written first.
+            return Ok(false);
+        };
+        let entry = self.logs.read_piece(id, newest, None).await?;
+        Ok(entry.is_some_and(|entry| entry.header.kind == EntryKind::Purge))
     }
 
     /// What the log ends with.
@@ -135,6 +168,11 @@ impl Job<'_> {
             Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL).await.map(|_| Deleted::default()),
             Step::Collect(pieces) => {
                 self.rehearse(listed, &pieces).await?;
+                // Somebody may have named a point meanwhile, or forked.
+                let pinned: Vec<Seq> = self.pins().await?.iter().filter_map(Pin::seq).collect();
+                if pinned.iter().any(|seq| !listed.pinned.contains(seq)) {
+                    return Ok(Deleted::default());
+                }
                 self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await
             }
             Step::Expire => {
@@ -190,7 +228,8 @@ impl Job<'_> {
             .branches
             .iter()
             .flat_map(|(writer, pieces)| pieces.iter().map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size)));
-        self.delete(own.chain(branches).chain([(keys::wishes(self.id), 0)])).await
+        let pins: Vec<(String, u64)> = self.logs.pins(self.id).await?.iter().map(|pin| (pin.key(self.id), 0)).collect();
+        self.delete(own.chain(branches).chain(pins).chain([(keys::wishes(self.id), 0)])).await
     }
 
     async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {

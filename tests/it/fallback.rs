@@ -165,6 +165,32 @@ fn what_a_newer_agent_wrote_is_refused_or_told() {
 }
 
 #[test]
+fn a_fork_tells_what_was_said_before_it_and_a_point_what_was_said_by_then() {
+    let backend = stored();
+    let at =
+        |point: &str| told(&restore(&backend, &TempHome::new(), &["--max-agent-version", "1", "--fallback", "history", "--at", point]));
+    let early = at("seq:3");
+    assert!(early.contains("Do it SCRIPT:tools") && !early.contains("All done"), "{early}");
+    assert!(at("turn").ends_with("All done: a.txt has 2 lines.\n"));
+    let home = TempHome::new();
+    let forked = backend.run(&home, &["fork", TOOLS, "--json"]).ok().json();
+    let fork = forked["session"].as_str().unwrap_or_else(|| panic!("{forked}"));
+    let text = told(&backend.run(&home, &["restore", fork, "--max-agent-version", "1", "--fallback", "history"]));
+    assert!(text.contains(fork) && text.contains("Do it SCRIPT:tools") && text.ends_with("All done: a.txt has 2 lines.\n"), "{text}");
+    // Where the session it was forked from is damaged, what it said itself is told.
+    backend.run(&home, &["restore", fork]).ok();
+    append(
+        &home.home().join(format!(".claude/projects/-work-work/{fork}.jsonl")),
+        "{\"type\":\"user\",\"message\":{\"content\":\"and now?\"}}\n",
+    );
+    backend.run(&home, &["run", "--", "true"]).ok();
+    spoil(&backend, 4);
+    let other = TempHome::new();
+    let text = told(&backend.run(&other, &["restore", fork, "--salvage", "--fallback", "history"]));
+    assert!(text.contains("and now?") && !text.contains("All done"), "{text}");
+}
+
+#[test]
 fn other_failures_are_no_reason_to_tell() {
     let (backend, home) = (stored(), TempHome::new());
     backend.run(&home, &["restore", "unknown", "--fallback", "history"]).fails(3, "unknown", "");

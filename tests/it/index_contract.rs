@@ -112,6 +112,7 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         moves: Vec::new(),
         parts,
         checkpoints: Vec::new(),
+        fork: None,
         back_to: None,
     };
     Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), told: Told::default() }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use sessiond::model::{AgentName, LogId, NamedFile, Namespace, Seq};
+use sessiond::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Seq};
 
 use super::life::Life;
 use super::world::{Fate, World};
@@ -17,6 +17,7 @@ use super::world::{Fate, World};
 struct Rows {
     main: BTreeMap<LogId, BTreeMap<Seq, Record>>,
     branches: BTreeMap<LogId, BTreeMap<(String, Seq), Record>>,
+    named: BTreeMap<LogId, Vec<(String, Checkpoint)>>,
 }
 
 impl Rows {
@@ -173,10 +174,18 @@ impl Index for Session {
         self.query("select logs", |rows| rows.main.keys().cloned().collect()).await
     }
 
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+        self.statement("name points", |inner| {
+            inner.rows.named.insert(log.clone(), named.to_vec());
+        })
+        .await
+    }
+
     async fn forget(&self, log: &LogId) -> Result<()> {
         self.statement("forget", |inner| {
             inner.rows.main.remove(log);
             inner.rows.branches.remove(log);
+            inner.rows.named.remove(log);
         })
         .await
     }

@@ -8,10 +8,10 @@ use sqlx::any::AnyRow;
 use super::Terms;
 use super::fault::Fault;
 use super::messages::{self, Taken, Totals};
-use super::rows::{self, LONGEST, LONGEST_PROJECT, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::rows::{self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text, whole};
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
-use crate::model::{Checkpoint, Digest, EntryKind, Move, Part};
+use crate::model::{Checkpoint, Digest, EntryKind, LogId, Move, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
 /// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
@@ -57,7 +57,7 @@ const FILE: &str = "INSERT INTO files \
      position = excluded.position, unread = excluded.unread";
 
 const CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, body) \
-     VALUES ($1, $2, $3, $4, '', $5, $6, $7, $8) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
      seq = excluded.seq, turn = excluded.turn, at = excluded.at, body = excluded.body";
 
 const CLEAR: [&str; 4] = [
@@ -69,6 +69,10 @@ const CLEAR: [&str; 4] = [
 
 /// Bytes before compression that a record stands for.
 fn raw_of(record: &Record) -> u64 {
+    // What a fork begins with is another's.
+    if record.header.fork.is_some() {
+        return 0;
+    }
     record.header.covers.as_ref().map_or_else(|| record.header.body_len(), |covers| covers.raw)
 }
 
@@ -144,7 +148,7 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     }
     for point in header.points() {
         totals.turns = point.turn;
-        add_checkpoint(transaction, record, &point).await?;
+        add_checkpoint(transaction, &record.log, "", &point).await?;
     }
     update_session(transaction, record, &at, known, totals).await?;
     Ok(Recorded::New)
@@ -259,14 +263,26 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
     Ok(())
 }
 
-async fn add_checkpoint(transaction: &mut AnyConnection, record: &Record, point: &Checkpoint) -> Result<(), Fault> {
-    let (namespace, agent, id) = log_columns(&record.log);
+/// The named checkpoints of a log, instead of those there are.
+pub(super) async fn name_points(transaction: &mut AnyConnection, log: &LogId, named: &[(String, Checkpoint)]) -> Result<(), Fault> {
+    const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
+    let (namespace, agent, id) = log_columns(log);
+    sqlx::query(CLEAR).bind(namespace).bind(agent).bind(id).execute(&mut *transaction).await?;
+    for (name, point) in named {
+        add_checkpoint(transaction, log, name, point).await?;
+    }
+    Ok(())
+}
+
+async fn add_checkpoint(transaction: &mut AnyConnection, log: &LogId, name: &str, point: &Checkpoint) -> Result<(), Fault> {
+    let (namespace, agent, id) = log_columns(log);
     sqlx::query(CHECKPOINT)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(whole("checkpoint", point.number)?)
-        .bind(whole("entry number", point.seq.unwrap_or(record.header.seq))?)
+        .bind(clip(name, LONGEST_PROJECT))
+        .bind(whole("entry number", point.seq.unwrap_or(0))?)
         .bind(whole("turn", point.turn)?)
         .bind(stamp(point.at))
         .bind(rows::json(point)?)
