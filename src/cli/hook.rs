@@ -21,7 +21,10 @@ use crate::config::{self, Settings};
 use crate::daemon::lock::state_folder;
 use crate::daemon::socket::{self, Answer, Request};
 use crate::error::{Doing, Error, Kind, Result};
-use crate::wire::root_of;
+use crate::model::LogName;
+use crate::restore::point::{self, Goal};
+use crate::upkeep::reindex::tell_names;
+use crate::wire::{Parts, root_of};
 
 /// A flush takes some ten milliseconds; a store that needs longer than this is in trouble, and the agent goes on.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -49,6 +52,10 @@ pub struct Args {
     /// Also after each tool: what is written by then, which is all but its answer
     #[arg(long, env = "SESSIOND_HOOK_AT_TOOLS")]
     pub at_tools: bool,
+
+    /// At the end of a turn or a session, let this name point to it; a name that is there moves
+    #[arg(long, env = "SESSIOND_HOOK_CHECKPOINT", value_name = "NAME")]
+    pub checkpoint: Option<String>,
 
     /// Say on stderr what was done, also when all went well
     #[arg(long, env = "SESSIOND_HOOK_VERBOSE")]
@@ -139,6 +146,9 @@ async fn hear(settings: &Settings, args: &Args, until: Instant) -> Result<Option
             let patience = LINE_PATIENCE.min(until.saturating_duration_since(Instant::now()) / 2);
             let whole = said(&event, patience).await?;
             let done = flush(&root, &event).await?;
+            if let (Some(name), Moment::End) = (&args.checkpoint, event.moment()) {
+                mark(settings, &root, &event, name).await.doing_with(|| format!("{done}, but has no checkpoint {name}"))?;
+            }
             if whole {
                 return Ok(Some(done));
             }
@@ -248,6 +258,29 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
     Ok(format!("session {session} is durable at entry {}", log.head))
 }
 
+/// Lets a name point to the end of the session, in the store that the daemon writes to.
+async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Result<()> {
+    let Some(session) = event.session() else { return Ok(()) };
+    let parts = Parts::make(settings, None).await?;
+    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else { return Ok(()) };
+    let ours = [parts.store.address(), parts.logs.namespace.to_string(), parts.logs.agent.to_string()];
+    if ours != [status.store.as_str(), status.namespace.as_str(), status.agent.as_str()] {
+        return Err(Error::usage(format!("the daemon keeps it in {}, and the hook was told {}", status.store, ours[0])));
+    }
+    let id = parts.logs.id(LogName::Session(session));
+    let end = Goal::default();
+    match point::name(&parts.logs, &*parts.profile, &id, name, &end).await {
+        Err(error) if error.kind() == Kind::Conflict => {
+            point::unname(&parts.logs, &id, name).await?;
+            point::name(&parts.logs, &*parts.profile, &id, name, &end).await?
+        }
+        named => named?,
+    };
+    // The name is in the bucket; an index that does not answer learns of it by a reindex.
+    let _ = tokio::time::timeout(DAEMON_PATIENCE, tell_names(&parts.logs, &*parts.index, &id)).await;
+    Ok(())
+}
+
 /// Does what may block on a thread of its own, so that the deadline holds.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|cause| Error::new(Kind::Internal, "hook").because(cause))
@@ -307,6 +340,9 @@ fn ours(args: &Args, deadline: Duration) -> Result<Hook> {
         flags.extend(["--deadline".to_owned(), deadline.trim().to_owned()]);
     }
     flags.extend(args.at_tools.then(|| "--at-tools".to_owned()));
+    if let Some(name) = &args.checkpoint {
+        flags.extend(["--checkpoint".to_owned(), crate::model::at::point_name(name)?]);
+    }
     flags.extend(args.verbose.then(|| "--verbose".to_owned()));
     // The agent kills a hook at its own limit, after 1.5 seconds where a session ends: ours comes first.
     let timeout = deadline.as_secs() + u64::from(deadline.subsec_nanos() > 0) + 1;

@@ -232,6 +232,36 @@ fn a_session_that_was_taken_over_is_told_apart() {
 }
 
 #[test]
+fn a_name_follows_the_end_of_the_last_turn() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let _daemon = slow_daemon(&backend, &home);
+    let named = || backend.run(&home, &["checkpoints", SESSION, "--json"]).ok().json()["named"].clone();
+    let mut last = 0;
+    for _ in 0..2 {
+        append(&transcript(&home), &lines().concat());
+        assert_eq!(hook(&backend, &home, &["--checkpoint", "ended"], &event(&home, "09-Stop.json")).0, "");
+        let names = named();
+        assert_eq!((names.as_array().unwrap().len(), names[0]["name"].as_str()), (1, Some("ended")), "{names}");
+        let seq = names[0]["seq"].as_u64().unwrap();
+        assert!(seq > last, "{names}");
+        last = seq;
+    }
+    // Not at other events, and not in another store than the daemon's.
+    let before = named();
+    append(&transcript(&home), "{\"type\":\"mode\"}\n");
+    hook(&backend, &home, &["--checkpoint", "ended", "--at-tools"], &event(&home, "06-PostToolUse.json"));
+    assert_eq!(named(), before);
+    let stop = event(&home, "10-SessionEnd.json");
+    let (said, _) = hook_with(&backend, &home, &["--checkpoint", "other"], stop.as_bytes(), |command| {
+        command.env("SESSIOND_STORE", format!("file://{}/elsewhere", home.path().display()));
+    });
+    assert!(said.contains("has no checkpoint other") && said.contains("elsewhere"), "{said}");
+    assert_eq!(named(), before);
+    assert!(installed(&backend, &home, &["--print", "--checkpoint", "ended"]).contains("hook --checkpoint ended"));
+    assert_ne!(backend.run(&home, &["hook", "--print", "--checkpoint", "a b"]).code(), 0);
+}
+
+#[test]
 fn whatever_is_wrong_the_agent_is_not_stopped() {
     let (backend, home) = (Backend::file(), TempHome::new());
     for garbage in [&b""[..], b"\n\n", b"{", b"not json\n", b"[1,2]\n", b"\xff\xfe\0\n", b"{\"hook_event_name\":\"Stop\"}\n"] {
