@@ -1,6 +1,8 @@
 //! Claude Code and the Claude Agent SDK: `$CLAUDE_CONFIG_DIR` or `~/.claude`.
 
+pub mod hooks;
 mod lines;
+pub mod settings;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,9 @@ pub struct ClaudeCode {
 impl ClaudeCode {
     /// The name of the profile.
     pub const NAME: &str = "claude-code";
+
+    /// The agent itself.
+    pub const PROGRAM: &str = "claude";
 
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {

@@ -6,9 +6,11 @@ pub mod demo;
 pub mod diff;
 pub mod doctor;
 pub mod exit;
+pub mod fallback;
 pub mod flush;
 pub mod fork;
 pub mod gc;
+pub mod hook;
 pub mod inspect;
 pub mod label;
 pub mod life;
@@ -62,6 +64,7 @@ enum Command {
     Pull(pull::Args),
     Flush(flush::Args),
     Status(status::Args),
+    Hook(hook::Args),
     Ls(ls::Args),
     Checkpoints(checkpoints::ListArgs),
     Checkpoint(checkpoints::NameArgs),
@@ -93,14 +96,16 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
+            let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+            return ExitCode::from(if hook::is_called() { exit::OK } else { code });
         }
     };
+    let heard = matches!(&cli.command, Command::Hook(args) if args.hears());
     match run(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
-            ExitCode::from(exit::of(error.kind()))
+            ExitCode::from(if heard { exit::OK } else { exit::of(error.kind()) })
         }
     }
 }
@@ -136,6 +141,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Pull(args) => pull::run(&settings, args).await,
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
+        Command::Hook(args) => hook::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
         Command::Checkpoints(args) => checkpoints::list(&settings, args).await,
         Command::Checkpoint(args) => checkpoints::name(&settings, args).await,

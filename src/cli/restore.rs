@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::cli::fallback::Outcome;
 use crate::cli::select::Latest;
-use crate::cli::{exit, print, select};
+use crate::cli::{exit, fallback, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
@@ -60,6 +61,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_SALVAGE")]
     pub salvage: bool,
 
+    /// What to do where that does not help.
+    #[command(flatten)]
+    pub fallback: fallback::Args,
+
     /// Only say what would be done
     #[arg(long, env = "SESSIOND_DRY_RUN")]
     pub dry_run: bool,
@@ -106,6 +111,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         return Ok(exit::OK);
     }
+    let fallback = fallback::Fallback::of(args.fallback, parts.profile.name()).await?;
     let disk = parts.folder()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {
@@ -120,13 +126,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
+    let mut told = Vec::new();
     let mut failed = None;
     for id in &ids {
         if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
             continue;
         }
-        match session(&parts, id, &point, &options).await {
-            Ok(done) => reports.extend(done),
+        match fallback.session(&parts, id, &point, &options).await {
+            Ok(Outcome::Restored(done)) => reports.extend(done),
+            Ok(Outcome::Told(history)) => told.push(history),
             // One that fails does not hold up the others.
             Err(error) if args.all => {
                 print::error(&error);
@@ -139,19 +147,34 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         select::tell_index(&parts, &reports).await;
     }
     if args.json {
-        print::json(&reports)?;
+        print::json(&fallback::rows(&reports, &told))?;
     } else {
         reports.iter().try_for_each(|report| say(&parts, report))?;
+        told.iter().try_for_each(fallback::say)?;
     }
-    Ok(failed.unwrap_or(exit::OK))
+    Ok(failed.unwrap_or(if told.is_empty() { exit::OK } else { exit::FELL_BACK }))
 }
 
 /// Restores a session and what belongs to its project.
 pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
-    let disk = parts.folder()?;
-    let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
     let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
-    let report = restore::restore(&context, id, &Options { at, cut, ..options.clone() }).await?;
+    let report = alone(parts, id, &Options { at, cut, ..options.clone() }).await?;
+    with_project(parts, report, options).await
+}
+
+/// Restores a session.
+pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
+    restore::restore(&context(parts)?, id, options).await
+}
+
+fn context(parts: &Parts) -> Result<Context> {
+    Ok(Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() })
+}
+
+/// Restores what belongs to the project of a session that was restored.
+pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> Result<Vec<Report>> {
+    let disk = parts.folder()?;
+    let context = context(parts)?;
     let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
     let mut reports = vec![report];
     for name in projects {

@@ -9,6 +9,7 @@ pub mod file;
 pub mod ids;
 pub mod keys;
 pub mod message;
+pub mod version;
 pub mod wishes;
 
 pub use at::{At, Point};
@@ -19,4 +20,5 @@ pub use facts::Facts;
 pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};
 pub use message::{Block, Call, Line, Mark, Message, Role, Said, Tokens, Told};
+pub use version::Version;
 pub use wishes::{AtRest, Label, Rest, Status, Ttl, Wishes};

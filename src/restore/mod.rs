@@ -4,8 +4,10 @@
 
 pub mod find;
 pub mod fork;
+pub mod history;
 pub mod place;
 pub mod point;
+pub mod prose;
 pub mod talk;
 pub mod verify;
 
