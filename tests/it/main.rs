@@ -40,3 +40,4 @@ mod time_travel;
 mod torture;
 mod torture_disk;
 mod torture_net;
+mod walkthrough;
