@@ -4,8 +4,11 @@ pub mod daemon;
 pub mod demo;
 pub mod doctor;
 pub mod exit;
+pub mod export;
 pub mod flush;
+pub mod from_env;
 pub mod gc;
+pub mod import;
 pub mod label;
 pub mod life;
 pub mod ls;
@@ -63,6 +66,8 @@ enum Command {
     Archive(life::ArchiveArgs),
     Reopen(life::ReopenArgs),
     Gc(gc::Args),
+    Export(export::Args),
+    Import(import::Args),
     Verify(verify::Args),
     Reindex(reindex::Args),
     Doctor(doctor::Args),
@@ -129,6 +134,8 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Archive(args) => life::run(&settings, &args.id, Move::Archive).await,
         Command::Reopen(args) => life::run(&settings, &args.id, Move::Reopen).await,
         Command::Gc(args) => gc::run(&settings, args).await,
+        Command::Export(args) => export::run(&settings, args).await,
+        Command::Import(args) => import::run(&settings, args).await,
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,
