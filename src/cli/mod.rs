@@ -6,11 +6,14 @@ pub mod demo;
 pub mod diff;
 pub mod doctor;
 pub mod exit;
+pub mod export;
 pub mod fallback;
 pub mod flush;
 pub mod fork;
+pub mod from_env;
 pub mod gc;
 pub mod hook;
+pub mod import;
 pub mod inspect;
 pub mod label;
 pub mod life;
@@ -82,6 +85,8 @@ enum Command {
     Archive(life::ArchiveArgs),
     Reopen(life::ReopenArgs),
     Gc(gc::Args),
+    Export(export::Args),
+    Import(import::Args),
     Verify(verify::Args),
     Reindex(reindex::Args),
     Doctor(doctor::Args),
@@ -159,6 +164,8 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Archive(args) => life::run(&settings, &args.id, Move::Archive).await,
         Command::Reopen(args) => life::run(&settings, &args.id, Move::Reopen).await,
         Command::Gc(args) => gc::run(&settings, args).await,
+        Command::Export(args) => export::run(&settings, args).await,
+        Command::Import(args) => import::run(&settings, args).await,
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,

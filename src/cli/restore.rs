@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::cli::fallback::Outcome;
 use crate::cli::select::Latest;
-use crate::cli::{exit, fallback, print, select};
+use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
@@ -32,6 +32,11 @@ pub struct Args {
     /// The session of this request that was written last
     #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID", conflicts_with = "all")]
     pub request: Option<String>,
+
+    /// The session in AGENT_SESSION_BLOB, as sessiond export --base64 writes it, or base64 of a gzipped transcript of
+    /// AGENT_SESSION_ID for an agent that runs in this folder; no store is asked
+    #[arg(long, env = "SESSIOND_FROM_ENV", conflicts_with_all = ["id", "all", "latest", "request", "at", "salvage"])]
+    pub from_env: bool,
 
     /// With --latest: only sessions of the project in this folder
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
@@ -83,6 +88,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut parts = Parts::make(settings, None).await?;
     if let Some(to) = &args.to {
         parts = parts.rooted_at(std::path::absolute(to).unwrap_or_else(|_| to.clone()));
+    }
+    if args.from_env {
+        return from_env::run(&parts, &args);
     }
     let ids = match (&args.id, args.all) {
         (None, true) => {

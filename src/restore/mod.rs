@@ -2,6 +2,7 @@
 //!
 //! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
 
+pub mod blob;
 pub mod find;
 pub mod fork;
 pub mod history;

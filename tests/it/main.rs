@@ -15,6 +15,7 @@ mod broken;
 mod compaction;
 mod corpus;
 mod cutter_model;
+mod exchange;
 mod fallback;
 mod fencing;
 mod format;
