@@ -87,13 +87,13 @@ impl Job<'_> {
     async fn run(&self, now: Timestamp, dry_run: bool) -> Result<Outcome> {
         let mut outcome = Outcome { session: self.id.name.to_string(), ..Outcome::default() };
         let (listed, wishes) = self.list().await?;
-        if !listed.may_be_due(self.rules, now) {
-            return Ok(outcome);
-        }
-        let last = self.last(&listed).await?;
         let wish = if wishes.is_empty() { None } else { self.logs.said(self.id).await?.wishes.ttl };
         // A project's memory has no time of its own.
         let ttl = if self.id.name.is_project() { None } else { wish.map_or(self.rules.ttl, Ttl::duration) };
+        if !listed.may_be_due(&Rules { ttl, ..*self.rules }, now) {
+            return Ok(outcome);
+        }
+        let last = self.last(&listed).await?;
         for step in decide(&listed, last, ttl, self.rules, now) {
             outcome.steps.push(word(&step));
             let deleted = match &step {

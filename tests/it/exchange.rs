@@ -62,7 +62,7 @@ fn assert_equal(one: &Path, other: &Path) {
 
 #[test]
 fn a_session_moves_between_stores_and_is_byte_equal() {
-    for backend in Backend::all() {
+    for mut backend in Backend::all() {
         let home = TempHome::new();
         stream(&backend, &home);
         let (_home, before) = pulled(&backend, "s1");
@@ -116,6 +116,11 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(&earlier.0.stdout).unwrap();
         assert!(child.wait().unwrap().success());
+        // Where the database fences, too.
+        backend.set("SESSIOND_FENCING", "database");
+        backend.run(&home, &["import", "s1.txt", "--id", "s4"]).ok();
+        backend.run(&home, &["verify", "s4", "--deep"]).ok();
+        assert!(backend.run(&home, &["import", "s1.tar.gz", "--id", "s4"]).ok().out().contains("is there already"));
         backend.run(&home, &["reindex"]).ok();
         let rows = backend.run(&home, &["ls", "--json"]).ok().json();
         assert!(rows["sessions"].as_array().unwrap().iter().any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"), "{rows}");

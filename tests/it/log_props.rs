@@ -8,7 +8,7 @@ use sessiond::codec::entry::{Entry, decode, encode};
 use sessiond::error::{Error, Kind};
 use sessiond::log::chain::Chain;
 use sessiond::log::state::State;
-use sessiond::model::{Digest, EntryKind, FileKind, Header, Move, Part, RelPath, Seq};
+use sessiond::model::{Covers, Digest, EntryKind, FileKind, Header, Move, Part, RelPath, Seq};
 
 fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> Header {
     let text = serde_json::json!({
@@ -261,7 +261,10 @@ proptest! {
             mtime_ns: file.mtime_ns,
             seq: Some(file.seq),
         });
-        let snapshot = Header { kind: EntryKind::Snapshot, parts: parts.collect(), ..header(state.seq, None, Some(0), "w") };
+        let first = header(state.seq, None, Some(0), "w");
+        let (digest, began) = (state.digest.unwrap(), first.at);
+        let covers = Covers { from: 1, digest, began, entries: state.seq, raw: state.raw, stored: 0, writers: BTreeMap::new() };
+        let snapshot = Header { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
         let mut again = State::default();
         let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };
         again.apply(&Header { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();

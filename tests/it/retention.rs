@@ -193,3 +193,37 @@ fn a_removed_id_can_be_used_again_and_the_old_session_is_history() {
     let row = backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
     assert_eq!((&row["status"], &row["branches"]), (&"active".into(), &serde_json::json!([])), "{row}");
 }
+
+#[test]
+fn a_session_that_was_said_to_be_short_lived_expires_first() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, 2);
+    backend.run(&home, &["ttl", "s1", "1h"]).ok();
+    let_pass(&backend, DAY / 48);
+    assert!(backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"].as_array().unwrap().is_empty());
+    let_pass(&backend, DAY / 48);
+    assert_eq!(backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"][0]["steps"][0], "expire");
+}
+
+#[test]
+fn what_was_deleted_for_good_can_be_imported_again() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let whole = stream(&backend, &home, 3);
+    backend.run(&home, &["label", "s1", "a=b"]).ok();
+    backend.run(&home, &["close", "s1"]).ok();
+    backend.run(&home, &["export", "s1", "-o", "s1.tar.gz"]).ok();
+    backend.run(&home, &["rm", "s1", "--yes"]).ok();
+    let_pass(&backend, 2 * DAY);
+    backend.run(&home, &["gc"]).ok();
+    assert_eq!(count(&session(&backend).join("log")), 1, "only the mark is left");
+    backend.run(&home, &["import", "s1.tar.gz"]).ok();
+    assert_eq!(restored(&backend, &[]), whole);
+    backend.run(&home, &["verify", "--all", "--deep"]).ok();
+    let row = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    assert_eq!((&row()["status"], &row()["labels"]["a"]), (&"active".into(), &"b".into()));
+    let before = row();
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(row(), before);
+}

@@ -198,8 +198,9 @@ async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &s
     let raw = known.raw.saturating_add(raw_of(record));
     let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
     let status = if header.kind.is_removal() { "removed" } else { say::status(raw, known.rest.as_ref()) };
-    // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
-    let first = known.head == 0;
+    // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first. One that begins
+    // anew says so again: what comes before it is not always there to be read.
+    let first = known.head == 0 || header.begins_anew();
     sqlx::query(SESSION)
         .bind(namespace)
         .bind(agent)
