@@ -78,7 +78,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
     // In it are the first call of a tool and what came of it.
     spoil(&backend, 4);
     let home = TempHome::new();
-    restore(&backend, &home, &[]).fails(6, "damaged", "--salvage");
+    restore(&backend, &home, &[]).fails(6, "000000000004.gz", "--salvage");
     let ran = restore(&backend, &home, &["--fallback", "history"]);
     assert!(ran.err().contains("error: ") && ran.err().contains("000000000004.gz"), "{}", ran.err());
     let text = told(&ran);
