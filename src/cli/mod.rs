@@ -17,8 +17,10 @@ pub mod rm;
 pub mod run;
 pub mod search;
 pub mod select;
+pub mod show;
 pub mod stats;
 pub mod status;
+pub mod tail;
 pub mod verify;
 pub mod when;
 
@@ -56,6 +58,8 @@ enum Command {
     Flush(flush::Args),
     Status(status::Args),
     Ls(ls::Args),
+    Show(show::Args),
+    Tail(tail::Args),
     Messages(messages::Args),
     Search(search::Args),
     Stats(stats::Args),
@@ -121,6 +125,8 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
+        Command::Show(args) => show::run(&settings, args).await,
+        Command::Tail(args) => tail::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
         Command::Search(args) => search::run(&settings, args).await,
         Command::Stats(args) => stats::run(&settings, args).await,

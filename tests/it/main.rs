@@ -23,6 +23,7 @@ mod index_faults;
 mod layers;
 mod ledger_props;
 mod log_props;
+mod looking;
 mod messages;
 mod outage;
 mod program;

@@ -241,7 +241,7 @@ fn search(words: &str) -> SearchFilter {
 }
 
 /// A line of a transcript.
-fn line(number: u32, role: &str, text: &str) -> String {
+pub fn line(number: u32, role: &str, text: &str) -> String {
     let content = serde_json::to_string(text).unwrap();
     let rest = match role {
         "user" => format!(r#""message":{{"role":"user","content":{content}}}"#),
