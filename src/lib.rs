@@ -10,6 +10,7 @@ pub mod config;
 pub mod daemon;
 pub mod error;
 pub mod exchange;
+pub mod history;
 pub mod index;
 pub mod log;
 pub mod model;

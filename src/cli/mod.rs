@@ -28,8 +28,10 @@ pub mod rm;
 pub mod run;
 pub mod search;
 pub mod select;
+pub mod show;
 pub mod stats;
 pub mod status;
+pub mod tail;
 pub mod verify;
 pub mod when;
 
@@ -74,6 +76,8 @@ enum Command {
     Inspect(inspect::Args),
     Diff(diff::Args),
     Fork(fork::Args),
+    Show(show::Args),
+    Tail(tail::Args),
     Messages(messages::Args),
     Search(search::Args),
     Stats(stats::Args),
@@ -153,6 +157,8 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Inspect(args) => inspect::run(&settings, args).await,
         Command::Diff(args) => diff::run(&settings, args).await,
         Command::Fork(args) => fork::run(&settings, args).await,
+        Command::Show(args) => show::run(&settings, args).await,
+        Command::Tail(args) => tail::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
         Command::Search(args) => search::run(&settings, args).await,
         Command::Stats(args) => stats::run(&settings, args).await,

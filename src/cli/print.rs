@@ -84,6 +84,16 @@ pub fn line(text: impl std::fmt::Display) -> Result<()> {
     }
 }
 
+/// Prints text as it is; false if the reader has gone away.
+pub fn text(text: &str) -> Result<bool> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(cause) => Err(Error::io("print", cause)),
+        Ok(()) => Ok(true),
+    }
+}
+
 /// Prints a value as JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
     line(serde_json::to_string_pretty(value).map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?)

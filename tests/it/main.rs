@@ -27,6 +27,7 @@ mod layers;
 mod ledger_props;
 mod lifecycle;
 mod log_props;
+mod looking;
 mod messages;
 mod outage;
 mod program;

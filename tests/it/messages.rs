@@ -17,6 +17,8 @@ use sessiond::upkeep::reindex::{catch_up, rebuild};
 use sqlx::{AnyConnection, Connection, Row};
 
 use crate::index_contract::{Place, entry, log, postgres_place, sqlite_place};
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append};
 use crate::support::world::{Files, World, files_below};
 
 /// Makes one test of each case for each database.
@@ -241,7 +243,7 @@ fn search(words: &str) -> SearchFilter {
 }
 
 /// A line of a transcript.
-fn line(number: u32, role: &str, text: &str) -> String {
+pub fn line(number: u32, role: &str, text: &str) -> String {
     let content = serde_json::to_string(text).unwrap();
     let rest = match role {
         "user" => format!(r#""message":{{"role":"user","content":{content}}}"#),
@@ -520,4 +522,53 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
     assert_eq!((before.texts.len(), before.messages.len(), before.session.as_ref().unwrap().totals.unread), (2, 2, 0));
     rebuild(&world.logs(), &index, &*world.profile, |_, _| ()).await.unwrap();
     assert_eq!(all(&place, &index, &id).await, before);
+}
+
+#[test]
+fn the_program_lists_searches_and_counts() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        let (session, files) = fixture("tools");
+        for (path, bytes) in files {
+            append(&home.home().join(".claude").join(path), &String::from_utf8(bytes).unwrap());
+        }
+        backend.run(&home, &["run", "--", "true"]).ok();
+        let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+        assert_eq!((&row["turns"], &row["tokens"]["input"], &row["cost_usd"]), (&1.into(), &600.into(), &0.00835.into()), "{row}");
+        let listed = backend.run(&home, &["ls"]).ok().out();
+        assert!(listed.contains("COST") && listed.contains("$0.0083"), "{listed}");
+
+        // A page, the next one by the line that tells how, and all of it.
+        let page = backend.run(&home, &["messages", &session[..8], "--limit", "20"]).ok().out();
+        let more = page.lines().last().unwrap().strip_prefix("more: sessiond ").unwrap_or_else(|| panic!("{page}")).replace('\'', "");
+        let rest = backend.run(&home, &more.split(' ').collect::<Vec<_>>()).ok().out();
+        let all = backend.run(&home, &["messages", &session, "--json"]).ok().json();
+        let count = all["messages"].as_array().unwrap().len();
+        assert_eq!((page.lines().count() - 2 + rest.lines().count() - 1, &all["next"]), (count, &serde_json::Value::Null));
+        assert!(rest.contains(&format!("{session}.jsonl:")) && rest.contains("1.1k in, 42 out"), "{rest}");
+        let users = backend.run(&home, &["messages", &session, "--role", "user", "--since", "2020-01-01", "--json"]).ok().json();
+        assert_eq!(users["messages"].as_array().unwrap().len(), 1);
+        let none = backend.run(&home, &["messages", &session, "--since", "2100-01-01", "--json"]).ok().json();
+        assert_eq!(none["messages"].as_array().unwrap().len(), 0);
+        backend.run(&home, &["messages", &session, "--cursor", "x"]).fails(2, "cursor", "the page before");
+        backend.run(&home, &["messages", &session, "--since", "soon"]).fails(2, "--since", "2026-05-01");
+
+        // Nothing is kept to search in unless it is asked for.
+        backend.run(&home, &["search", "lines"]).fails(3, "holds no text", "sessiond reindex --index-text");
+        backend.run(&home, &["search", "***"]).fails(2, "no word", "");
+        backend.run(&home, &["reindex", "--index-text"]).ok();
+        let found = backend.run(&home, &["search", "\"all done\" -nothing"]).ok().out();
+        assert!(found.contains(&session) && found.contains("\n    All done: a.txt has 2 lines."), "{found}");
+        let found = backend.run(&home, &["search", "a.txt", "--json"]).ok().json();
+        assert_eq!(found["hits"][0]["marks"], serde_json::json!([[10, 15]]), "{found}");
+        assert_eq!(backend.run(&home, &["search", "nowhere"]).ok().out(), "nothing found\n");
+
+        let stats = backend.run(&home, &["stats", "--by", "model"]).ok().out();
+        assert!(
+            stats.lines().nth(1).unwrap().starts_with("claude-opus-5-5  1") && stats.contains("$0.0083") && !stats.contains('█'),
+            "{stats}"
+        );
+        let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+        assert_eq!((&stats["total"]["cost_usd"], &stats["total"]["turns"]), (&0.00835.into(), &1.into()), "{stats}");
+    }
 }

@@ -498,7 +498,36 @@ fn help_version_completions_and_manual_are_there() {
     assert!(run(&["man"]).contains(".TH sessiond"));
     run(&["man", "--to", "pages"]);
     assert!(home.home().join("pages/sessiond-run.1").exists());
-    for verb in ["run", "daemon", "restore", "pull", "flush", "status", "hook", "ls", "verify", "reindex", "doctor", "demo"] {
+    for verb in [
+        "run",
+        "daemon",
+        "restore",
+        "pull",
+        "flush",
+        "status",
+        "hook",
+        "checkpoints",
+        "checkpoint",
+        "inspect",
+        "diff",
+        "fork",
+        "export",
+        "import",
+        "label",
+        "close",
+        "archive",
+        "reopen",
+        "ls",
+        "show",
+        "tail",
+        "messages",
+        "search",
+        "stats",
+        "verify",
+        "reindex",
+        "doctor",
+        "demo",
+    ] {
         let (short, long) = (run(&[verb, "-h"]), run(&[verb, "--help"]));
         assert!(long.contains("Example"), "{verb} --help has no example");
         assert!(short.contains("SESSIOND_STORE"), "{verb} -h does not name the variables");

@@ -1,0 +1,255 @@
+//! Looking at conversations: `show` and `tail`, from the bucket alone.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use sessiond::capture::ship::Shipment;
+use sessiond::history::{Bit, Follow, News};
+use sessiond::log::schedule;
+use sessiond::sys::Disk;
+use sessiond::upkeep::collect::Rules;
+use sessiond::upkeep::compact::compact;
+use sessiond::upkeep::{gc, remove};
+
+use crate::messages::{fixture, line};
+use crate::support::TempHome;
+use crate::support::backend::{Backend, Running, append, eventually, transcript};
+use crate::support::world::World;
+
+const PATH: &str = "projects/-work-app/s1.jsonl";
+
+/// A session that the real program wrote, streamed; and its id.
+fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
+    let home = TempHome::new();
+    let (session, files) = fixture(name);
+    for (path, bytes) in files {
+        append(&home.home().join(".claude").join(path), &String::from_utf8(bytes).unwrap());
+    }
+    backend.run(&home, &["run", "--", "true"]).ok();
+    (home, session)
+}
+
+#[test]
+fn a_conversation_is_shown_with_its_sub_agents_where_they_were_started() {
+    for mut backend in Backend::all() {
+        let (home, session) = streamed(&backend, "subagent");
+        // The bucket is enough.
+        backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/nothing");
+        let shown = backend.run(&home, &["show", &session[..8]]).ok().out();
+        let want = format!(
+            "Session  {session} · /work/work · claude-opus-5-5 · 2.1.325
+
+user  2026-11-16 10:58:09
+  Do it SCRIPT:agent
+
+assistant  2026-11-16 10:58:10 · claude-opus-5-5
+  I start a sub-agent.
+  ▸ Agent Look around  ok, 754 B
+
+    user  sub-agent a9a329da92180d99f · 2026-11-16 10:58:10
+      SCRIPT:child do it
+
+    assistant  sub-agent a9a329da92180d99f · 2026-11-16 10:58:10 · claude-opus-5-5
+      Child runs.
+      ▸ Bash echo child; sleep 1  ok, 5 B
+      Child result: ok.
+
+assistant  2026-11-16 10:58:12 · claude-opus-5-5
+  The sub-agent is done.
+"
+        );
+        assert_eq!(shown, want);
+        let markdown = backend.run(&home, &["show", &session, "--markdown"]).ok().out();
+        let want = format!(
+            "# Session
+
+{session} · /work/work · claude-opus-5-5 · 2.1.325
+
+### user · 2026-11-16 10:58:09
+
+Do it SCRIPT:agent
+
+### assistant · 2026-11-16 10:58:10 · claude-opus-5-5
+
+I start a sub-agent.
+
+- **Agent** `Look around` — ok, 754 B
+
+> ### user · sub-agent a9a329da92180d99f · 2026-11-16 10:58:10
+>
+> SCRIPT:child do it
+>
+> ### assistant · sub-agent a9a329da92180d99f · 2026-11-16 10:58:10 · claude-opus-5-5
+>
+> Child runs.
+>
+> - **Bash** `echo child; sleep 1` — ok, 5 B
+>
+> Child result: ok.
+>
+
+### assistant · 2026-11-16 10:58:12 · claude-opus-5-5
+
+The sub-agent is done.
+
+"
+        );
+        assert_eq!(markdown, want);
+        let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
+        assert!(full.contains("\"run_in_background\": false") && full.contains("system  environment"), "{full}");
+        let last = backend.run(&home, &["show", &session, "--last", "1"]).ok().out();
+        assert!(last.ends_with("The sub-agent is done.\n") && !last.contains("user"), "{last}");
+        let tail = backend.run(&home, &["tail", &session, "-n", "2"]).ok().out();
+        assert!(tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"), "{tail}");
+        backend.run(&home, &["show", "nobody"]).fails(3, "there is no session nobody", "sessiond ls");
+        backend.run(&home, &["show", &session, "--at", "never"]).fails(2, "never", "");
+    }
+}
+
+#[test]
+fn an_earlier_point_shows_what_had_been_said_by_then() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let daemon = backend.daemon(&home, &[]);
+    for number in 1..=3 {
+        append(&transcript(&home, "s1"), &line(number, "user", &format!("number {number}\x1b]0;title\x07")));
+        backend.run(&home, &["flush", "--wait"]).ok();
+    }
+    drop(daemon);
+    let shown = backend.run(&home, &["show", "s1", "--at", "seq:3"]).ok().out();
+    assert!(shown.contains("number 2") && !shown.contains("number 3") && !shown.contains('\x1b'), "{shown}");
+}
+
+fn texts(news: &[News]) -> Vec<String> {
+    let text = |news: &News| match news {
+        News::Said(spoken) => match &spoken.bits[..] {
+            [Bit::Text(text)] => text.clone(),
+            bits => format!("{bits:?}"),
+        },
+        other => format!("{other:?}"),
+    };
+    news.iter().map(text).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
+    let world = World::new();
+    let (logs, id) = (world.logs(), world.id("s1"));
+    let mut shipment = Shipment::new(id.clone());
+    shipment.hints.insert(PATH.parse().unwrap());
+    let mut number = 0;
+    let mut write = async |shipment: &mut Shipment| {
+        number += 1;
+        world.append(PATH, line(number, "user", &format!("n{number}")));
+        shipment.flush(&world.context(), false).await.unwrap();
+    };
+    for _ in 0..3 {
+        write(&mut shipment).await;
+    }
+    let (mut follow, news) = Follow::begin(&logs, &*world.profile, &id, 2, false).await.unwrap();
+    assert_eq!(texts(&news), ["n2", "n3"]);
+    // Nothing new is one listing, however often.
+    let before = world.store.requests();
+    for _ in 0..3 {
+        assert_eq!(follow.look().await.unwrap(), []);
+    }
+    assert_eq!(world.store.requests() - before, 3);
+    write(&mut shipment).await;
+    write(&mut shipment).await;
+    let before = world.store.requests();
+    assert_eq!(texts(&follow.look().await.unwrap()), ["n4", "n5"]);
+    assert_eq!(world.store.requests() - before, 3, "a listing and two entries");
+    // An outage only delays.
+    write(&mut shipment).await;
+    world.store.refuse("log/");
+    assert!(follow.look().await.unwrap_err().is_retryable());
+    world.store.recover();
+    assert_eq!(texts(&follow.look().await.unwrap()), ["n6"]);
+    // Written anew, with one line more.
+    let whole = std::fs::read_to_string(world.root().join(PATH)).unwrap();
+    world.write(PATH, whole.replacen("n1", "N1", 1) + &line(50, "user", "after the rewrite"));
+    shipment.flush(&world.context(), false).await.unwrap();
+    assert_eq!(texts(&follow.look().await.unwrap()), ["after the rewrite"]);
+    // Merged and collected while nobody looked: every entry is gone.
+    number = 100;
+    let mut write = async |shipment: &mut Shipment| {
+        number += 1;
+        world.append(PATH, line(number, "user", &format!("n{number}")));
+        shipment.flush(&world.context(), false).await.unwrap();
+    };
+    for _ in 0..40 {
+        write(&mut shipment).await;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let rules = Rules { history: Duration::ZERO, ttl: None, grace: Duration::ZERO };
+    let collect = async || {
+        let now = gc::store_time(&logs).await.unwrap();
+        gc::collect(&logs, &id, &rules, now, &Disk::new(scratch.path()), false).await.unwrap()
+    };
+    for seq in (1..=shipment.ledger.as_ref().unwrap().pen.seq).filter(|seq| schedule::is_due(*seq)) {
+        compact(&logs, &id, seq).await.unwrap();
+    }
+    for _ in 0..3 {
+        collect().await;
+    }
+    assert!(logs.entries(&id, 0).await.unwrap().is_empty());
+    assert_eq!(texts(&follow.look().await.unwrap()), (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>());
+    assert_eq!(follow.look().await.unwrap(), []);
+    write(&mut shipment).await;
+    assert_eq!(texts(&follow.look().await.unwrap()), ["n141"]);
+    // Removed, and brought back by its writer.
+    remove::remove(&logs, &id).await.unwrap();
+    assert_eq!(texts(&follow.look().await.unwrap()), ["Removed"]);
+    write(&mut shipment).await;
+    assert_eq!(texts(&follow.look().await.unwrap()), ["n142"]);
+    // Deleted for good, to the last object; it begins anew, with all that its writer still has.
+    remove::remove(&logs, &id).await.unwrap();
+    assert_eq!(texts(&follow.look().await.unwrap()), ["Removed"]);
+    for _ in 0..4 {
+        collect().await;
+    }
+    assert!(logs.pieces(&id).await.unwrap().is_empty());
+    assert_eq!(follow.look().await.unwrap(), []);
+    let mut shipment = Shipment::new(id.clone());
+    shipment.hints.insert(PATH.parse().unwrap());
+    write(&mut shipment).await;
+    assert!(shipment.ledger.as_ref().unwrap().pen.seq < 10, "it begins anew");
+    assert_eq!(texts(&follow.look().await.unwrap()), ["n143"]);
+    // And the end is read from few objects.
+    for _ in 0..20 {
+        write(&mut shipment).await;
+    }
+    let before = world.store.requests();
+    let (_, news) = Follow::begin(&logs, &*world.profile, &id, 1, false).await.unwrap();
+    assert_eq!(texts(&news), ["n163"]);
+    assert!(world.store.requests() - before <= 10, "{} requests for one message", world.store.requests() - before);
+}
+
+#[test]
+fn what_is_written_on_another_machine_shows_up_within_two_flush_intervals() {
+    for backend in Backend::all() {
+        let (home, other) = (TempHome::new(), TempHome::new());
+        let _daemon = backend.daemon(&home, &["--flush-interval", "1s"]);
+        append(&transcript(&home, "s1"), &line(1, "user", "before"));
+        backend.run(&home, &["flush", "--wait"]).ok();
+        let out = other.path().join("tail.out");
+        let mut command = backend.command(&other, &["tail", "-f", "s1"]);
+        command.stdout(std::fs::File::create(&out).unwrap()).stderr(Stdio::null());
+        let mut tail = Running(command.spawn().unwrap());
+        let shown = || std::fs::read_to_string(&out).unwrap();
+        eventually("the last message is shown", || shown().contains("before"));
+        let mut slowest = Duration::ZERO;
+        for number in 2..6 {
+            let wrote = Instant::now();
+            append(&transcript(&home, "s1"), &line(number, "assistant", &format!("answer {number}")));
+            eventually("what was written is shown", || shown().contains(&format!("answer {number}")));
+            slowest = slowest.max(wrote.elapsed());
+        }
+        println!("{}: the slowest took {slowest:?}", backend.name);
+        // Two intervals of a second, and some for a busy machine.
+        assert!(slowest < Duration::from_secs(5), "{slowest:?} on {}", backend.name);
+        tail.signal("INT");
+        assert_eq!(tail.code(), Some(0));
+        assert_eq!(shown().matches("answer").count(), 4);
+    }
+}
