@@ -19,6 +19,11 @@ ALTER TABLE sessions ADD COLUMN unread BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE sessions ADD COLUMN request_id bytewise_text;
 -- Seconds to keep it after the last change, -1 for ever; NULL: as the collector is told.
 ALTER TABLE sessions ADD COLUMN ttl BIGINT;
+-- What somebody said of its status, and the raw_bytes it had then: once it has others, this does not hold any more.
+ALTER TABLE sessions ADD COLUMN rest TEXT;
+ALTER TABLE sessions ADD COLUMN rest_bytes BIGINT;
+-- Number of the object that says all this; 0 where nothing was said.
+ALTER TABLE sessions ADD COLUMN wishes BIGINT NOT NULL DEFAULT 0;
 
 CREATE INDEX sessions_by_request ON sessions (namespace, request_id, updated DESC);
 

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model::Tokens;
+use crate::model::{Label, Tokens, Ttl, Wishes};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
@@ -123,6 +123,34 @@ pub struct Stream {
     /// Create this file when everything is restored and streaming
     #[arg(long, env = "SESSIOND_READY_FILE", value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
+
+    /// Say of every session that is written to that it belongs to this request
+    #[arg(long, env = "SESSIOND_REQUEST_ID", value_name = "ID")]
+    pub request_id: Option<String>,
+
+    /// Give every session that is written to this label; several times, or with commas, for several labels
+    #[arg(long, env = "SESSIOND_LABELS", value_name = "NAME=VALUE", value_delimiter = ',')]
+    pub label: Vec<String>,
+
+    /// Say of every session that is written to how long to keep it after its last change: a length of time, or never
+    #[arg(long, env = "SESSIOND_TTL", value_name = "TIME")]
+    pub ttl: Option<String>,
+}
+
+impl Stream {
+    /// What is said of every session that is written to. A variable that is set to nothing says nothing.
+    pub fn wishes(&self) -> Result<Wishes> {
+        let said = |text: &&str| !text.trim().is_empty();
+        let labels = self.label.iter().map(String::as_str).filter(said).map(str::parse).collect::<Result<Vec<Label>>>()?;
+        let wishes = Wishes {
+            ttl: self.ttl.as_deref().filter(said).map(|text| ttl("--ttl", text)).transpose()?,
+            labels: labels.into_iter().map(|label| (label.name, label.value)).collect(),
+            request_id: self.request_id.as_deref().filter(said).map(str::to_owned),
+            status: None,
+        };
+        wishes.check()?;
+        Ok(wishes)
+    }
 }
 
 /// The `[profile]` table: which files of a custom agent belong to which session.
@@ -227,7 +255,10 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
     settings.profile = file.profile;
     settings.prices = file.prices;
     if let Some(stream) = stream {
-        fill!(stream, file.stream, flush_interval, flush_deadline, parallel, ready_file);
+        fill!(stream, file.stream, flush_interval, flush_deadline, parallel, ready_file, request_id, ttl);
+        if stream.label.is_empty() {
+            stream.label = file.stream.label;
+        }
     }
     Ok(())
 }
@@ -253,6 +284,14 @@ pub fn duration(what: &str, text: Option<&str>, default: Duration) -> Result<Dur
     let seconds = seconds.or_else(|| long('d', 86_400)).or_else(|| long('w', 604_800));
     let read = seconds.or_else(|| text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok()));
     read.ok_or_else(|| Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 500ms, 8s, 1m30s or 7d"))
+}
+
+/// Reads how long to keep a session: a length of time, or `never`.
+pub fn ttl(what: &str, text: &str) -> Result<Ttl> {
+    match text.trim() {
+        "never" => Ok(Ttl::Never),
+        text => Ok(Ttl::Seconds(duration(what, Some(text), Duration::ZERO)?.as_secs())),
+    }
 }
 
 #[cfg(test)]

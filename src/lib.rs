@@ -9,6 +9,7 @@ pub mod codec;
 pub mod config;
 pub mod daemon;
 pub mod error;
+pub mod exchange;
 pub mod history;
 pub mod index;
 pub mod log;

@@ -9,7 +9,7 @@ pub mod transcript;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
 
 /// What to do with a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +54,12 @@ pub trait Profile: Send + Sync + 'static {
 
     /// The agent's name for the project that runs in `cwd`.
     fn project_of(&self, cwd: &Path) -> String;
+
+    /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
+    fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath>;
+
+    /// The path that a file of a session has in another session; none if its path does not say whose it is.
+    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath>;
 
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;

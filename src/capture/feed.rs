@@ -1,5 +1,6 @@
 //! What others are to learn of what was written: the index, in a bounded queue that forgets records and never logs; and
-//! who merges entries, the logs that have enough of them.
+//! who merges entries, the logs that have enough of them; and who says something of each session that is written to, which
+//! those are.
 //!
 //! A database that is down for days must not cost memory or hold up a flush: when the queue is full, only the names of
 //! the logs are kept, and the index reads what it missed from the bucket.
@@ -63,6 +64,12 @@ struct Grown {
     heads: BTreeMap<LogName, Seq>,
     /// Those in which a run of entries is complete.
     due: BTreeMap<LogName, Seq>,
+    /// Something is to be said of each session.
+    says: bool,
+    /// Those of which it was not said yet.
+    unsaid: BTreeSet<LogName>,
+    /// It is being said of one.
+    saying: bool,
 }
 
 /// What others are to learn.
@@ -72,6 +79,7 @@ pub struct Feed {
     arrived: Notify,
     grown: Mutex<Grown>,
     ripe: Notify,
+    to_say: Notify,
 }
 
 impl Feed {
@@ -98,8 +106,12 @@ impl Feed {
     }
 
     fn grew(&self, name: &LogName, seq: Seq) {
-        let mut grown = self.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grown = self.grown();
         let before = grown.heads.insert(name.clone(), seq);
+        if before.is_none() && grown.says && !name.is_project() {
+            grown.unsaid.insert(name.clone());
+            self.to_say.notify_one();
+        }
         // What an earlier process left undone is found at the first entry of this one.
         let first = before.is_none() && schedule::runs(seq).iter().any(|(from, to)| from < to);
         if first || (before.map_or(seq, |before| before + 1)..=seq).any(schedule::is_due) {
@@ -112,7 +124,7 @@ impl Feed {
     pub async fn ripe(&self) -> (LogName, Seq) {
         loop {
             let ripe = self.ripe.notified();
-            if let Some(due) = self.grown.lock().unwrap_or_else(PoisonError::into_inner).due.pop_first() {
+            if let Some(due) = self.grown().due.pop_first() {
                 return due;
             }
             ripe.await;
@@ -121,8 +133,45 @@ impl Feed {
 
     /// That log was not seen to; it waits again.
     pub fn still_ripe(&self, name: LogName, seq: Seq) {
-        self.grown.lock().unwrap_or_else(PoisonError::into_inner).due.entry(name).or_insert(seq);
+        self.grown().due.entry(name).or_insert(seq);
         self.ripe.notify_one();
+    }
+
+    /// From now on something is to be said of each session that is written to for the first time.
+    pub fn say_of_each(&self) {
+        self.grown().says = true;
+    }
+
+    /// Waits for a session of which it was not said yet. It counts as unsaid until the one after it is asked for.
+    pub async fn unsaid(&self) -> LogName {
+        self.grown().saying = false;
+        loop {
+            let arrived = self.to_say.notified();
+            {
+                let mut grown = self.grown();
+                if let Some(name) = grown.unsaid.pop_first() {
+                    grown.saying = true;
+                    return name;
+                }
+            }
+            arrived.await;
+        }
+    }
+
+    /// It was not said of that session; it waits again.
+    pub fn still_unsaid(&self, name: LogName) {
+        self.grown().unsaid.insert(name);
+        self.to_say.notify_one();
+    }
+
+    /// Whether all is said.
+    pub fn all_said(&self) -> bool {
+        let grown = self.grown();
+        grown.unsaid.is_empty() && !grown.saying
+    }
+
+    fn grown(&self) -> MutexGuard<'_, Grown> {
+        self.grown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A log has entries that the index may not know.

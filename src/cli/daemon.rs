@@ -41,6 +41,7 @@ pub struct Args {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), FLUSH_DEADLINE)?;
+    args.stream.wishes()?;
     let pid = match args.wait_pid {
         Some(number) => {
             Some(Pid::from_raw(number).filter(|_| number > 0).ok_or_else(|| Error::usage(format!("--wait-pid {number}: no such number")))?)
@@ -91,7 +92,7 @@ pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
 pub fn options(stream: &Stream) -> Result<Options> {
     let flush_interval = config::duration("--flush-interval", stream.flush_interval.as_deref(), FLUSH_INTERVAL)?;
     let parallel = stream.parallel.unwrap_or(PARALLEL).clamp(1, 1024);
-    Ok(Options { flush_interval, parallel, ready_file: stream.ready_file.clone() })
+    Ok(Options { flush_interval, parallel, ready_file: stream.ready_file.clone(), wishes: stream.wishes()? })
 }
 
 /// The final flush; false if something is not durable. A second request to stop gives up.

@@ -23,6 +23,8 @@ pub const CONFLICT: u8 = 7;
 pub const NOT_RESTORED: u8 = 8;
 /// Stopped with bytes that are not durable.
 pub const GAVE_UP: u8 = 9;
+/// `restore --fallback`: not restored; the conversation was written as text instead.
+pub const FELL_BACK: u8 = 10;
 
 /// The code for an error.
 pub fn of(kind: Kind) -> u8 {

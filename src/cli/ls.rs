@@ -16,9 +16,17 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
     pub project: Option<PathBuf>,
 
-    /// Only sessions in this status: created, active, or removed, which are not shown otherwise
-    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active", "removed"])]
+    /// Only sessions in this status: created, active, completed, archived, or removed, which are not shown otherwise
+    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active", "completed", "archived", "removed"])]
     pub status: Option<String>,
+
+    /// Only sessions of this request
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
+
+    /// Only sessions with this label; give it several times for several labels
+    #[arg(long, env = "SESSIOND_LS_LABELS", value_name = "NAME=VALUE", value_delimiter = ',')]
+    pub label: Vec<String>,
 
     /// At most so many
     #[arg(long, env = "SESSIOND_LIMIT", value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -43,6 +51,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         id_prefix: None,
         project: args.project.as_deref().map(|folder| select::project_of(&parts, folder)),
         status: args.status.clone(),
+        request: args.request.clone(),
+        labels: args.label.iter().map(|label| label.parse()).collect::<Result<_>>()?,
         limit: args.limit,
         cursor: args.cursor.clone(),
     };
@@ -50,6 +60,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if page.sessions.is_empty()
         && args.project.is_none()
         && args.status.is_none()
+        && args.request.is_none()
+        && args.label.is_empty()
         && args.cursor.is_none()
         && parts.index.logs(&parts.logs.namespace, &parts.logs.agent).await?.is_empty()
         && !parts.logs.names("").await?.is_empty()

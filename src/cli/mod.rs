@@ -1,11 +1,22 @@
 //! The command line: arguments → one call into the library → print. One verb per file.
 
+pub mod checkpoints;
 pub mod daemon;
 pub mod demo;
+pub mod diff;
 pub mod doctor;
 pub mod exit;
+pub mod export;
+pub mod fallback;
 pub mod flush;
+pub mod fork;
+pub mod from_env;
 pub mod gc;
+pub mod hook;
+pub mod import;
+pub mod inspect;
+pub mod label;
+pub mod life;
 pub mod ls;
 pub mod manual;
 pub mod messages;
@@ -32,6 +43,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{self, LogFormat, Settings, Stream};
 use crate::error::{Error, Kind, Result};
+use crate::upkeep::status::Move;
 
 /// Makes a coding agent's conversation outlive the machine it ran on.
 ///
@@ -57,16 +69,28 @@ enum Command {
     Pull(pull::Args),
     Flush(flush::Args),
     Status(status::Args),
+    Hook(hook::Args),
     Ls(ls::Args),
     Show(show::Args),
     Tail(tail::Args),
+    Checkpoints(checkpoints::ListArgs),
+    Checkpoint(checkpoints::NameArgs),
+    Inspect(inspect::Args),
+    Diff(diff::Args),
+    Fork(fork::Args),
     Messages(messages::Args),
     Search(search::Args),
     Stats(stats::Args),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
     Ttl(rm::TtlArgs),
+    Label(label::Args),
+    Close(life::CloseArgs),
+    Archive(life::ArchiveArgs),
+    Reopen(life::ReopenArgs),
     Gc(gc::Args),
+    Export(export::Args),
+    Import(import::Args),
     Verify(verify::Args),
     Reindex(reindex::Args),
     Doctor(doctor::Args),
@@ -81,14 +105,16 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(exit::USAGE));
+            let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+            return ExitCode::from(if hook::is_called() { exit::OK } else { code });
         }
     };
+    let heard = matches!(&cli.command, Command::Hook(args) if args.hears());
     match run(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
-            ExitCode::from(exit::of(error.kind()))
+            ExitCode::from(if heard { exit::OK } else { exit::of(error.kind()) })
         }
     }
 }
@@ -124,16 +150,28 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Pull(args) => pull::run(&settings, args).await,
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
+        Command::Hook(args) => hook::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
         Command::Show(args) => show::run(&settings, args).await,
         Command::Tail(args) => tail::run(&settings, args).await,
+        Command::Checkpoints(args) => checkpoints::list(&settings, args).await,
+        Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
+        Command::Inspect(args) => inspect::run(&settings, args).await,
+        Command::Diff(args) => diff::run(&settings, args).await,
+        Command::Fork(args) => fork::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
         Command::Search(args) => search::run(&settings, args).await,
         Command::Stats(args) => stats::run(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,
+        Command::Label(args) => label::run(&settings, args).await,
+        Command::Close(args) => life::run(&settings, &args.id, Move::Close).await,
+        Command::Archive(args) => life::run(&settings, &args.id, Move::Archive).await,
+        Command::Reopen(args) => life::run(&settings, &args.id, Move::Reopen).await,
         Command::Gc(args) => gc::run(&settings, args).await,
+        Command::Export(args) => export::run(&settings, args).await,
+        Command::Import(args) => import::run(&settings, args).await,
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::cli::{exit, print};
+use crate::cli::select::Latest;
+use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::model::{At, LogId, WriterId, keys};
+use crate::model::{LogId, WriterId, keys};
+use crate::restore::point::{self, Goal};
 use crate::restore::{self, Context, Options, find};
 use crate::store::{Store, list_folders, list_objects};
 use crate::sys::{Disk, STATE_FOLDER};
@@ -19,14 +21,18 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond pull 3f2a --to /tmp/look")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(value_name = "ID")]
-    pub id: String,
+    #[arg(value_name = "ID", required_unless_present = "request", conflicts_with = "request")]
+    pub id: Option<String>,
+
+    /// The session of this request that was written last
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
 
     /// Where to put it; must not hold other files of the same names [default: ./ID]
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT", conflicts_with = "raw")]
     pub at: Option<String>,
 
@@ -56,7 +62,11 @@ struct Pulled {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
-    let id = find::by_id(&parts.logs, &args.id).await?;
+    let latest = Latest { request: args.request.as_deref(), ..Latest::default() };
+    let id = match &args.id {
+        Some(id) => find::by_id(&parts.logs, id).await?,
+        None => select::session(&parts, None, latest).await?.ok_or_else(|| select::nothing(&parts, None, args.request.as_deref()))?,
+    };
     let to = args.to.clone().unwrap_or_else(|| PathBuf::from(id.name.to_string()));
     let to = std::path::absolute(&to).map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
     if parts.root().is_ok_and(|root| overlaps(&to, root)) {
@@ -90,9 +100,9 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         Some(branch) => Some(whole_name(parts, id, branch).await?),
         None => None,
     };
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let Goal { at, cut } = point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
     let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, &Options { at, branch, ..Options::default() }).await?;
+    let report = restore::restore(&context, id, &Options { at, cut, branch, ..Options::default() }).await?;
     // Only the temporary folder was in it.
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER));

@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
-use crate::cli::{exit, print, select};
+use crate::cli::fallback::Outcome;
+use crate::cli::select::Latest;
+use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
-use crate::model::{At, LogId, LogName};
+use crate::model::{At, LogId, LogName, Point};
+use crate::restore::point::{self, Goal};
 use crate::restore::{self, Context, Options, Report, place::Action};
 use crate::wire::Parts;
 
@@ -15,7 +18,7 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond restore 3f2a --if-exists && claude --resume 3f2a…")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(value_name = "ID", conflicts_with_all = ["all", "latest"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["all", "latest", "request"])]
     pub id: Option<String>,
 
     /// Every session of the agent
@@ -26,6 +29,15 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_LATEST")]
     pub latest: bool,
 
+    /// The session of this request that was written last
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID", conflicts_with = "all")]
+    pub request: Option<String>,
+
+    /// The session in AGENT_SESSION_BLOB, as sessiond export --base64 writes it, or base64 of a gzipped transcript of
+    /// AGENT_SESSION_ID for an agent that runs in this folder; no store is asked
+    #[arg(long, env = "SESSIOND_FROM_ENV", conflicts_with_all = ["id", "all", "latest", "request", "at", "salvage"])]
+    pub from_env: bool,
+
     /// With --latest: only sessions of the project in this folder
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
@@ -34,7 +46,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -53,6 +65,10 @@ pub struct Args {
     /// Where the log is damaged, bring back the longest sound beginning of it instead of stopping
     #[arg(long, env = "SESSIOND_SALVAGE")]
     pub salvage: bool,
+
+    /// What to do where that does not help.
+    #[command(flatten)]
+    pub fallback: fallback::Args,
 
     /// Only say what would be done
     #[arg(long, env = "SESSIOND_DRY_RUN")]
@@ -73,6 +89,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if let Some(to) = &args.to {
         parts = parts.rooted_at(std::path::absolute(to).unwrap_or_else(|_| to.clone()));
     }
+    if args.from_env {
+        return from_env::run(&parts, &args);
+    }
     let ids = match (&args.id, args.all) {
         (None, true) => {
             // Sessions first: each brings its project along.
@@ -80,14 +99,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             names.sort_by_key(LogName::is_project);
             names.into_iter().map(|name| parts.logs.id(name)).collect()
         }
-        (None, false) if !args.latest => {
-            return Err(crate::error::Error::usage("restore: which session?").hint("give an ID, --latest or --all; sessiond ls shows them"));
+        (None, false) if !args.latest && args.request.is_none() => {
+            return Err(crate::error::Error::usage("restore: which session?")
+                .hint("give an ID, --latest, --request or --all; sessiond ls shows them"));
         }
-        _ => select::session(&parts, args.id.as_deref(), args.latest, args.project.as_deref()).await?.into_iter().collect::<Vec<_>>(),
+        _ => {
+            let latest = Latest { latest: args.latest, project: args.project.as_deref(), request: args.request.as_deref() };
+            select::session(&parts, args.id.as_deref(), latest).await?.into_iter().collect::<Vec<_>>()
+        }
     };
     if ids.is_empty() {
         if !args.if_exists {
-            return Err(select::nothing(&parts, args.id.as_deref()));
+            return Err(select::nothing(&parts, args.id.as_deref(), args.request.as_deref()));
         }
         if args.json {
             print::json(&Vec::<Report>::new())?;
@@ -96,10 +119,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         return Ok(exit::OK);
     }
+    let fallback = fallback::Fallback::of(args.fallback, parts.profile.name()).await?;
     let disk = parts.folder()?;
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
+    let point = select::point(args.at.as_deref())?;
     let options = Options {
-        at,
+        at: At::Latest,
+        cut: None,
         force: args.force,
         dry_run: args.dry_run,
         claim: true,
@@ -109,13 +134,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
+    let mut told = Vec::new();
     let mut failed = None;
     for id in &ids {
         if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
             continue;
         }
-        match session(&parts, id, &options).await {
-            Ok(done) => reports.extend(done),
+        match fallback.session(&parts, id, &point, &options).await {
+            Ok(Outcome::Restored(done)) => reports.extend(done),
+            Ok(Outcome::Told(history)) => told.push(history),
             // One that fails does not hold up the others.
             Err(error) if args.all => {
                 print::error(&error);
@@ -128,22 +155,38 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         select::tell_index(&parts, &reports).await;
     }
     if args.json {
-        print::json(&reports)?;
+        print::json(&fallback::rows(&reports, &told))?;
     } else {
         reports.iter().try_for_each(|report| say(&parts, report))?;
+        told.iter().try_for_each(fallback::say)?;
     }
-    Ok(failed.unwrap_or(exit::OK))
+    Ok(failed.unwrap_or(if told.is_empty() { exit::OK } else { exit::FELL_BACK }))
 }
 
 /// Restores a session and what belongs to its project.
-pub async fn session(parts: &Parts, id: &LogId, options: &Options) -> Result<Vec<Report>> {
+pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
+    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
+    let report = alone(parts, id, &Options { at, cut, ..options.clone() }).await?;
+    with_project(parts, report, options).await
+}
+
+/// Restores a session.
+pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
+    restore::restore(&context(parts)?, id, options).await
+}
+
+fn context(parts: &Parts) -> Result<Context> {
+    Ok(Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() })
+}
+
+/// Restores what belongs to the project of a session that was restored.
+pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> Result<Vec<Report>> {
     let disk = parts.folder()?;
-    let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, options).await?;
+    let context = context(parts)?;
     let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
     let mut reports = vec![report];
     for name in projects {
-        match restore::restore(&context, &parts.logs.id(name), &Options { at: At::Latest, ..options.clone() }).await {
+        match restore::restore(&context, &parts.logs.id(name), options).await {
             Ok(report) => reports.push(report),
             Err(error) if error.kind() == crate::error::Kind::NotFound => {}
             Err(error) => return Err(error),
@@ -175,6 +218,9 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     if report.torn() > 0 {
         print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+    }
+    for (path, bytes) in &report.cut_off {
+        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
     }
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;

@@ -2,14 +2,12 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, select};
 use crate::config::{self, Settings};
 use crate::error::{Error, Result};
-use crate::model::LogId;
+use crate::model::{LogId, Ttl, Wishes};
 use crate::restore::find;
-use crate::upkeep::reindex::catch_up;
 use crate::upkeep::remove;
-use crate::upkeep::wishes::{self, Ttl, Wishes};
 use crate::wire::Parts;
 
 /// Remove a session; the collector deletes it for good after 24 hours
@@ -57,7 +55,7 @@ pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
         return Ok(exit::FAILED);
     }
     let removed = remove::remove(&parts.logs, &id).await?;
-    tell_index(&parts, &id).await;
+    select::index_learns(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
     if removed {
         print::line(format_args!("removed {name}; sessiond undelete {name} brings it back within 24 hours"))?;
@@ -85,7 +83,7 @@ pub async fn undelete(settings: &Settings, args: UndeleteArgs) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let back = remove::undelete(&parts.logs, &id).await?;
-    tell_index(&parts, &id).await;
+    select::index_learns(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
     print::line(if back { format!("{name} is back") } else { format!("{name} was not removed") })?;
     Ok(exit::OK)
@@ -96,25 +94,15 @@ pub async fn ttl(settings: &Settings, args: TtlArgs) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     if let Some(text) = &args.ttl {
-        let ttl = match text.trim() {
-            "never" => Some(Ttl::Never),
-            "default" => None,
-            text => Some(Ttl::Seconds(config::duration("TIME", Some(text), std::time::Duration::ZERO)?.as_secs())),
-        };
-        wishes::say_ttl(&parts.logs, &id, ttl).await?;
+        let ttl = if text.trim() == "default" { None } else { Some(config::ttl("TIME", text)?) };
+        parts.logs.say(&id, |before| Ok(Wishes { ttl, ..before.clone() })).await?;
+        select::index_learns(&parts, &id).await;
     }
-    let Wishes { ttl, .. } = wishes::read(&parts.logs, &id).await?;
-    let kept = match ttl {
+    let kept = match parts.logs.said(&id).await?.wishes.ttl {
         None => "as sessiond gc is told".to_owned(),
         Some(Ttl::Never) => "for ever".to_owned(),
         Some(Ttl::Seconds(seconds)) => format!("{} after its last change", print::length(seconds)),
     };
     print::line(format_args!("{} is kept {kept}", print::clean(&id.name.to_string())))?;
     Ok(exit::OK)
-}
-
-async fn tell_index(parts: &Parts, id: &LogId) {
-    if let Err(error) = catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
-        tracing::warn!(%error, "the index was not told; sessiond reindex does it");
-    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tokio::time::Instant;
 
+use crate::cli::select::Latest;
 use crate::cli::{daemon, exit, print, restore, select};
 use crate::config::{self, Settings, Stream};
 use crate::daemon::child::Child;
@@ -15,7 +16,7 @@ use crate::daemon::lock::{self, Lock};
 use crate::daemon::service::Service;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
-use crate::model::{At, LogName};
+use crate::model::LogName;
 use crate::restore::Options;
 use crate::sys::{Disk, Owner};
 use crate::wire::Parts;
@@ -39,18 +40,22 @@ pub enum OnRestoreError {
 )]
 pub struct Args {
     /// Restore this session first (its id, or the beginning of it)
-    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with = "latest")]
+    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["latest", "request"])]
     pub session: Option<String>,
 
     /// Restore the session that was written last
     #[arg(long, env = "SESSIOND_LATEST")]
     pub latest: bool,
 
+    /// Restore the session of this request that was written last
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
+
     /// With --latest: only sessions of the project in this folder
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
-    /// The point to go back to: latest, seq:N or a time [default: latest]
+    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -82,6 +87,7 @@ pub struct Args {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), daemon::FLUSH_DEADLINE)?;
+    args.stream.wishes()?;
     if args.session.as_deref().is_some_and(|id| id.trim().is_empty()) {
         return Err(Error::usage("run: --session is empty").hint("leave it out where there is no session to restore"));
     }
@@ -183,19 +189,20 @@ async fn prepare(settings: &Settings, args: &Args) -> Result<Streaming, (Error, 
 }
 
 async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Result<Vec<LogName>> {
-    let Some(id) = select::session(parts, args.session.as_deref(), args.latest, args.project.as_deref()).await? else {
-        let asked = args.session.is_some() || args.latest;
+    let latest = Latest { latest: args.latest, project: args.project.as_deref(), request: args.request.as_deref() };
+    let Some(id) = select::session(parts, args.session.as_deref(), latest).await? else {
+        let asked = args.session.is_some() || args.latest || args.request.is_some();
         if asked && args.must_exist {
-            return Err(select::nothing(parts, args.session.as_deref()));
+            return Err(select::nothing(parts, args.session.as_deref(), args.request.as_deref()));
         }
         if asked {
             tracing::info!(session = args.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
         }
         return Ok(Vec::new());
     };
-    let at: At = args.at.as_deref().unwrap_or("latest").parse()?;
-    let options = Options { at, force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
-    let reports = restore::session(parts, &id, &options).await?;
+    let point = select::point(args.at.as_deref())?;
+    let options = Options { force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
+    let reports = restore::session(parts, &id, &point, &options).await?;
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
     }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::model::LogId;
+use crate::model::{LogId, Point, wishes};
+use crate::restore::find::Among;
 use crate::restore::{Report, find};
 use crate::sys::{Disk, Owner};
 use crate::upkeep::reindex::catch_up;
@@ -12,20 +13,48 @@ use crate::wire::Parts;
 /// How long a command waits for the index to learn of a claim; it can learn later.
 const INDEX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 
-/// The session named by id, or the latest (of a project).
-pub async fn session(parts: &Parts, id: Option<&str>, latest: bool, project: Option<&Path>) -> Result<Option<LogId>> {
+/// The latest session, as asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Latest<'a> {
+    /// The latest is meant, of whatever.
+    pub latest: bool,
+    /// Of the project in this folder.
+    pub project: Option<&'a Path>,
+    /// Of this request.
+    pub request: Option<&'a str>,
+}
+
+/// The session named by id, or the latest (of a project, of a request).
+pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Result<Option<LogId>> {
+    if let Some(request) = latest.request {
+        wishes::check_request(request)?;
+    }
     match id {
         Some(id) => match find::by_id(&parts.logs, id).await {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind() == Kind::NotFound => Ok(None),
             Err(error) => Err(error),
         },
-        None if latest => {
-            let project = project.map(|project| project_of(parts, project));
-            find::latest(&parts.logs, &*parts.index, project.as_deref()).await
+        None if latest.latest || latest.request.is_some() => {
+            let project = latest.project.map(|project| project_of(parts, project));
+            find::latest(&parts.logs, &*parts.index, Among { project: project.as_deref(), request: latest.request }).await
         }
         None => Ok(None),
     }
+}
+
+/// The point that is meant; none is the end.
+pub fn point(text: Option<&str>) -> Result<Point> {
+    text.map_or(Ok(Point::default()), str::parse)
+}
+
+/// A session and a point of it, as in `ID@POINT`.
+pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, Point)> {
+    let (id, at) = match text.split_once('@') {
+        Some((id, at)) if !id.is_empty() => (id, Some(at)),
+        _ => (text, None),
+    };
+    Ok((find::by_id(&parts.logs, id).await?, point(at)?))
 }
 
 /// The agent's name for the project in a folder.
@@ -36,9 +65,13 @@ pub fn project_of(parts: &Parts, folder: &Path) -> String {
 }
 
 /// The answer where nothing was found.
-pub fn nothing(parts: &Parts, id: Option<&str>) -> Error {
+pub fn nothing(parts: &Parts, id: Option<&str>, request: Option<&str>) -> Error {
     let logs = &parts.logs;
-    let what = id.map_or_else(|| "there is no session".to_owned(), |id| format!("there is no session {id}"));
+    let what = match (id, request) {
+        (Some(id), _) => format!("there is no session {id}"),
+        (None, Some(request)) => format!("there is no session of request {request:?}"),
+        (None, None) => "there is no session".to_owned(),
+    };
     Error::not_found(format!("{what} in namespace {} of agent {}", logs.namespace, logs.agent))
         .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
 }
@@ -90,6 +123,13 @@ pub async fn tell_index(parts: &Parts, reports: &[Report]) {
             Ok(Err(error)) => return tracing::warn!(%error, "the index was not told; it catches up by itself"),
             Err(_) => return tracing::warn!("the index does not answer; it catches up by itself"),
         }
+    }
+}
+
+/// Lets the index learn what was written of a log just now; the bucket has it in any case.
+pub async fn index_learns(parts: &Parts, id: &LogId) {
+    if let Err(error) = catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
+        tracing::warn!(%error, "the index was not told; sessiond reindex does it");
     }
 }
 

@@ -3,14 +3,14 @@
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::history::conversation::answers;
 use crate::history::{Conversation, Look, Style};
-use crate::model::{At, Checkpoint, Facts, LogId};
-use crate::restore::find;
+use crate::model::{Facts, LogId};
+use crate::restore::{find, point};
 use crate::wire::Parts;
 
 /// Show the conversation of a session, through $PAGER on a terminal
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// The point to show it at: latest, seq:N or a time [default: latest]
+    /// The point to show it at: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
@@ -46,8 +46,8 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let (at, cut) = point(&parts, &id, args.at.as_deref()).await?;
-    let read = Conversation::read(&parts.logs, &*parts.profile, &id, (at, cut.as_ref()), args.full).await?;
+    let goal = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
+    let read = Conversation::read(&parts.logs, &*parts.profile, &id, (goal.at, goal.cut.as_ref()), args.full).await?;
     if read.head == 0 {
         return Err(find::unknown(&id));
     }
@@ -71,11 +71,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             Ok(exit::CORRUPT)
         }
     }
-}
-
-/// The point that is meant: where in the log, and what of it counts if that is not all.
-async fn point(_parts: &Parts, _id: &LogId, text: Option<&str>) -> Result<(At, Option<Checkpoint>)> {
-    Ok((text.unwrap_or("latest").parse()?, None))
 }
 
 fn heading(id: &LogId, facts: &Facts, style: Style) -> String {

@@ -191,6 +191,7 @@ mod tests {
             moves: Vec::new(),
             parts: parts.collect(),
             checkpoints: Vec::new(),
+            fork: None,
             back_to: None,
         }
     }

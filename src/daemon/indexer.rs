@@ -88,6 +88,8 @@ pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dy
             id_prefix: None,
             project: None,
             status: None,
+            request: None,
+            labels: Vec::new(),
             limit: 1000,
             cursor: cursor.take(),
         };

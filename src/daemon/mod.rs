@@ -4,6 +4,7 @@ pub mod child;
 pub mod compactor;
 pub mod indexer;
 pub mod lock;
+pub mod sayer;
 pub mod service;
 pub mod signals;
 pub mod socket;

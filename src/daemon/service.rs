@@ -13,9 +13,10 @@ use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
 use crate::daemon::compactor;
 use crate::daemon::indexer::{self, Indexer};
+use crate::daemon::sayer;
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
 use crate::error::{Error, Result};
-use crate::model::LogName;
+use crate::model::{LogName, Wishes};
 use crate::wire::Parts;
 
 /// The index gets this much of the end for itself; streaming never waits for it.
@@ -33,6 +34,8 @@ pub struct Options {
     pub parallel: usize,
     /// Made when everything is restored and streaming.
     pub ready_file: Option<PathBuf>,
+    /// Said of each session that is written to.
+    pub wishes: Wishes,
 }
 
 /// A running service.
@@ -57,6 +60,10 @@ impl Service {
         }
         let feed = Arc::new(Feed::default());
         stale.into_iter().for_each(|name| feed.stale(name));
+        let says = options.wishes != Wishes::default();
+        if says {
+            feed.say_of_each();
+        }
         let folder = parts.folder()?;
         let context = capture::Context {
             folder: folder.clone(),
@@ -79,6 +86,9 @@ impl Service {
         };
         let mut tasks = vec![tokio::spawn(follower.run())];
         tasks.push(tokio::spawn(compactor::run(feed.clone(), parts.logs.clone())));
+        if says {
+            tasks.push(tokio::spawn(sayer::run(feed.clone(), parts.logs.clone(), options.wishes)));
+        }
         tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
         let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
         tasks.push(socket::listen(&root, Arc::new(control))?);
@@ -95,6 +105,9 @@ impl Service {
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
         crate::sys::notify_ready::tell("STOPPING=1");
         let report = self.handle.finish(deadline).await;
+        if !sayer::finished(&self.feed, deadline).await {
+            tracing::error!("out of time: labels and the like were not said of every session; sessiond label does it");
+        }
         let drained = indexer::drained(&self.feed, deadline.min(Instant::now() + INDEX_SHARE)).await;
         if !drained {
             tracing::warn!("the index is behind; it catches up with the next run, or by sessiond reindex");

@@ -7,12 +7,14 @@ pub mod catalog;
 pub mod sql;
 pub mod words;
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::model::{AgentName, Digest, Header, LogId, NamedFile, Namespace, Seq, Told, WriterId};
+use crate::model::{AgentName, Checkpoint, Digest, Header, Label, LogId, NamedFile, Namespace, Seq, Told, Ttl, Wishes, WriterId};
 
 pub use catalog::{By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter, StatsRow, Totals};
 pub use words::{Snippet, Words};
@@ -67,8 +69,15 @@ pub struct SessionRow {
     pub model: Option<String>,
     /// The agent's version.
     pub agent_version: Option<String>,
-    /// `created` until it has bytes, then `active`; `removed` once it was deleted or has expired.
+    /// `created` until it has bytes, then `active`; `completed` or `archived` if somebody said so and nobody wrote since;
+    /// `removed` once it was deleted or has expired.
     pub status: String,
+    /// The request it belongs to.
+    pub request_id: Option<String>,
+    /// How long it is kept after its last change; none: as the collector is told.
+    pub ttl: Option<Ttl>,
+    /// What people call it.
+    pub labels: BTreeMap<String, String>,
     /// Time of the first entry.
     pub created: Timestamp,
     /// Time of the newest entry.
@@ -139,6 +148,10 @@ pub struct Filter {
     pub project: Option<String>,
     /// Only those in this status; none: all that are not removed.
     pub status: Option<String>,
+    /// Only those of this request.
+    pub request: Option<String>,
+    /// Only those that have all of these labels.
+    pub labels: Vec<Label>,
     /// At most so many.
     pub limit: u32,
     /// Go on behind a page.
@@ -182,6 +195,13 @@ pub struct FenceRow {
 pub trait Index: Send + Sync + 'static {
     /// Takes in one entry.
     async fn record(&self, record: &Record) -> Result<Recorded>;
+
+    /// The checkpoints of a log that have a name: these and no others.
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()>;
+
+    /// Takes in what people said of a session, in the object of that number. Nothing changes if the index does not know the
+    /// session, or has heard a later word.
+    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()>;
 
     /// One session.
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>>;

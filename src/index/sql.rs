@@ -11,6 +11,7 @@ mod list;
 mod messages;
 mod record;
 mod rows;
+mod say;
 mod search;
 mod stats;
 mod texts;
@@ -30,7 +31,7 @@ use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
-use crate::model::{AgentName, LogId, NamedFile, Namespace};
+use crate::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Wishes};
 use crate::sys::{Chance, SystemChance};
 
 /// How long a call may take, connecting and migrating included.
@@ -119,6 +120,26 @@ impl Index for SqlIndex {
         .await
     }
 
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+        self.call(async {
+            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            record::name_points(&mut transaction, log, named).await?;
+            transaction.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
+        self.call(async {
+            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            say::say(&mut transaction, log, number, wishes).await?;
+            transaction.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>> {
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
@@ -130,6 +151,7 @@ impl Index for SqlIndex {
             };
             let mut sessions = [rows::session(&row)?];
             list::add_branches(&mut connection, namespace, &mut sessions).await?;
+            list::add_labels(&mut connection, namespace, &mut sessions).await?;
             let [session] = sessions;
             Ok(Some(session))
         })

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, Result};
+use crate::log::fork::{Renaming, cut_lengths};
 use crate::log::ledger::FileCursor;
 use crate::log::state::State;
 use crate::log::walk::Sink;
-use crate::model::{FileAt, RelPath, RunningHash, Seq, WriterId};
+use crate::model::{Checkpoint, FileAt, FileKind, Fork, RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -44,7 +45,13 @@ impl<'a> Assembly<'a> {
 impl Sink for Assembly<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         // The rules first: an entry that breaks them changes no file.
+        let forked: BTreeMap<RelPath, FileAt> = if entry.header.fork.is_some() { self.state.files.clone() } else { BTreeMap::new() };
         self.state.apply(&entry.header, entry.digest)?;
+        for (path, was) in forked {
+            if self.state.files.get(&path).is_none_or(|now| (now.len, now.sha256) != (was.len, was.sha256)) {
+                return Err(Error::corrupt(format!("{path} is not what the fork says that it begins with")));
+            }
+        }
         match &entry.header.covers {
             Some(covers) => self.writers.extend(covers.writers.clone()),
             None => {
@@ -68,9 +75,38 @@ impl Sink for Assembly<'_> {
         }
         Ok(())
     }
+
+    fn wants_origin(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+        self.fork(fork.cut.as_ref(), renaming)
+    }
 }
 
 impl Assembly<'_> {
+    /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
+    pub fn fork(&mut self, cut: Option<&BTreeMap<RelPath, u64>>, renaming: &Renaming) -> Result<()> {
+        let lengths = cut_lengths(&self.state.files, cut);
+        let (files, staged) = (std::mem::take(&mut self.state.files), std::mem::take(&mut self.staged));
+        self.state = State::default();
+        self.writers.clear();
+        for (path, len) in lengths {
+            let (Some(file), Some(from)) = (files.get(&path), staged.get(&path)) else { continue };
+            let failed = |cause| Error::io(format!("read {path}"), cause);
+            let opened = self.folder.open(&from.at).map_err(failed)?.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
+            let name = renaming.path(&path)?;
+            self.new_file(&name)?;
+            let Some(to) = self.staged.get_mut(&name) else { continue };
+            let (len, hash) = renaming.copy(self.folder, &*opened, &path, &FileAt { len, ..file.clone() }, &to.at)?;
+            let sha256 = hash.digest();
+            (to.len, to.hash) = (len, hash);
+            self.state.files.insert(name, FileAt { len, sha256, ..file.clone() });
+        }
+        Ok(())
+    }
+
     fn new_file(&mut self, path: &RelPath) -> Result<()> {
         self.made += 1;
         let at = self.stage.join(&format!("{}-{:08}", self.attempt, self.made))?;
@@ -102,6 +138,37 @@ impl Assembly<'_> {
             return Ok(());
         }
         Err(Error::corrupt(format!("{path} does not have the digest that {by} says")))
+    }
+
+    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files. Answers how much of which.
+    pub fn cut(&mut self, point: &Checkpoint) -> Result<BTreeMap<RelPath, u64>> {
+        let mut cut = BTreeMap::new();
+        let transcripts: Vec<RelPath> =
+            self.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append).map(|(path, _)| path.clone()).collect();
+        for path in transcripts {
+            let keep = point.files.get(&path).copied();
+            let (Some(file), Some(staged)) = (self.state.files.get_mut(&path), self.staged.get_mut(&path)) else { continue };
+            let more = file.len.saturating_sub(keep.unwrap_or(0));
+            if more == 0 {
+                continue;
+            }
+            cut.insert(path.clone(), more);
+            let Some(keep) = keep else {
+                // It was begun later.
+                self.state.files.remove(&path);
+                self.staged.remove(&path);
+                continue;
+            };
+            let failed = |cause| Error::io(format!("cut {path}"), cause);
+            self.folder.write_at(&staged.at, keep, &[]).map_err(failed)?;
+            let opened = self.folder.open(&staged.at).map_err(failed)?.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
+            let cursor = FileCursor::over(&*opened, FileKind::Append, keep).map_err(failed)?;
+            let cursor = cursor.ok_or_else(|| Error::corrupt(format!("{path} is shorter than the checkpoint says")))?;
+            (file.len, file.sha256) = (keep, cursor.hash.digest());
+            (staged.len, staged.hash) = (keep, cursor.hash);
+        }
+        self.state.turns.go_back(Some(point));
+        Ok(cut)
     }
 
     /// Whether all that was written behind entry `seq` was written by `writer`.

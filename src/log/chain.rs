@@ -182,6 +182,7 @@ mod tests {
             moves: vec![],
             parts: vec![],
             checkpoints: Vec::new(),
+            fork: None,
             back_to: None,
         };
         decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes).unwrap()

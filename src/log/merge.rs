@@ -9,6 +9,7 @@ use super::walk::Sink;
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
 use crate::model::{Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId, entry::FORMAT};
 
 /// Entries in the making of one.
@@ -110,6 +111,7 @@ impl Merger {
             moves: self.moves,
             parts,
             checkpoints: self.checkpoints,
+            fork: None,
             back_to: None,
         };
         if self.from_nothing { snapshot::encode(header, &bodies) } else { entry::encode(header, &bodies) }.map(Some)
@@ -127,6 +129,10 @@ fn is_written_anew(header: &Header, at: usize) -> bool {
 impl Sink for Merger {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
+        if header.fork.is_some() {
+            // It stands for entries of another log, which stay where they are.
+            return Err(Error::conflict("merge: what a fork begins with stays an entry of its own"));
+        }
         if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
             *self = Merger { from_nothing: true, ..Merger::default() };
         }
@@ -135,6 +141,8 @@ impl Sink for Merger {
             self.apply_part(part, header.seq, bytes);
         }
         self.checkpoints.extend(header.points());
+        let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+        self.checkpoints.drain(..surplus);
         let covers = header.covers.as_ref();
         self.first.get_or_insert_with(|| First {
             follows: header.follows(),

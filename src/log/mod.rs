@@ -6,14 +6,17 @@
 pub mod assemble;
 pub mod chain;
 pub mod fence;
+pub mod fork;
 pub mod ledger;
 pub mod merge;
 pub mod pen;
 pub mod pieces;
+pub mod pins;
 pub mod probe;
 pub mod schedule;
 pub mod state;
 pub mod walk;
+pub mod wishes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use super::{Fence, Logs};
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{FenceRow, Index};
-use crate::model::{Digest, EntryKind, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys};
+use crate::model::{Digest, EntryKind, Fork, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys};
 use crate::store::Created;
 
 /// What a merge or a snapshot stands for is collected no sooner than this after it was made, and what was removed no
@@ -48,6 +48,9 @@ pub struct Pen {
     /// The entry that was gone back to, which the next claim says.
     #[serde(skip)]
     pub back_to: Option<Seq>,
+    /// What the session begins with, which the first claim says.
+    #[serde(skip)]
+    pub fork: Option<Fork>,
 }
 
 /// What an attempt to write did.
@@ -62,7 +65,7 @@ pub enum Appended {
 impl Pen {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None }
+        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None, fork: None }
     }
 
     /// Whether so much time has passed that the entry it follows, or the number it would write, may have been collected.
@@ -86,6 +89,7 @@ impl Pen {
             moves,
             parts,
             checkpoints: Vec::new(),
+            fork: self.fork.clone().filter(|_| kind == EntryKind::Claim && self.seq == 0),
             back_to: self.back_to.filter(|_| kind == EntryKind::Claim),
         }
     }

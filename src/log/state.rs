@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, RelPath, Seq, Turns};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
+use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, Part, RelPath, Seq, Turns};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct State {
     pub checkpoints: Vec<Checkpoint>,
     /// How far the turns have come.
     pub turns: Turns,
+    /// Bytes shipped, before compression.
+    pub raw: u64,
     /// How the log ends, if it ends with a tombstone or a purge.
     pub removed: Option<EntryKind>,
 }
@@ -29,6 +32,13 @@ impl State {
             self.files.clear();
             self.checkpoints.clear();
             self.turns = Turns::default();
+            self.raw = 0;
+        }
+        if let Some(fork) = &header.fork {
+            self.turns = Turns::after(fork.turn, fork.last);
+            for part in &fork.files {
+                self.put(part, header.seq);
+            }
         }
         if let Some(seq) = header.back_to {
             self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
@@ -37,6 +47,8 @@ impl State {
             self.turns.follow(&point);
             self.checkpoints.retain(|earlier| earlier.number != point.number);
             self.checkpoints.push(point);
+            let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+            self.checkpoints.drain(..surplus);
         }
         self.removed = header.kind.is_removal().then_some(header.kind);
         for moved in &header.moves {
@@ -52,18 +64,23 @@ impl State {
                     header.seq, part.path, part.start
                 )));
             }
-            let file = FileAt {
-                kind: part.kind,
-                len: part.end(),
-                sha256: part.file_sha256,
-                mode: part.mode,
-                mtime_ns: part.mtime_ns,
-                seq: part.seq.unwrap_or(header.seq),
-            };
-            self.files.insert(part.path.clone(), file);
+            self.put(part, header.seq);
         }
+        self.raw = self.raw.saturating_add(header.covers.as_ref().map_or_else(|| header.body_len(), |covers| covers.raw));
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())
+    }
+
+    fn put(&mut self, part: &Part, seq: Seq) {
+        let file = FileAt {
+            kind: part.kind,
+            len: part.end(),
+            sha256: part.file_sha256,
+            mode: part.mode,
+            mtime_ns: part.mtime_ns,
+            seq: part.seq.unwrap_or(seq),
+        };
+        self.files.insert(part.path.clone(), file);
     }
 }

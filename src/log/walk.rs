@@ -5,15 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
 
 use super::Logs;
 use super::chain::Chain;
+use super::fork::Renaming;
 use super::pieces::{self, Name, Piece, PieceKind, Prefer, cover};
 use super::state::State;
 use crate::codec::entry::Entry;
-use crate::error::{Error, Kind, Result};
-use crate::model::{At, Digest, Header, LogId, Seq, WriterId};
+use crate::error::{Doing, Error, Kind, Result};
+use crate::model::{At, Digest, Fork, Header, LogId, Seq, WriterId};
 
 /// So many objects are on their way or being inflated at a time; with their size it bounds the memory of a reader.
 const AT_ONCE: usize = 8;
@@ -25,6 +27,16 @@ const MOST_RELISTED: u32 = 5;
 pub trait Sink {
     /// Takes the next entry, merge or snapshot.
     fn take(&mut self, entry: &Entry) -> Result<()>;
+
+    /// Whether it needs the bytes of the session that a fork begins with.
+    fn wants_origin(&self) -> bool {
+        false
+    }
+
+    /// It has taken that session in: makes of it what the fork begins with.
+    fn begin(&mut self, _fork: &Fork, _renaming: &Renaming) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Sink for State {
@@ -189,7 +201,11 @@ impl Beliefs {
 impl Logs {
     /// Reads a log up to a point. `fresh` makes a sink: another one is begun where a damaged piece can be done without. An
     /// error means that the log could not be read; damage is in the answer.
-    pub async fn read_log<S: Sink>(&self, id: &LogId, reading: Reading<'_>, mut fresh: impl FnMut() -> S) -> Result<Read<S>> {
+    pub async fn read_log<S: Sink + Send>(&self, id: &LogId, reading: Reading<'_>, mut fresh: impl FnMut() -> S + Send) -> Result<Read<S>> {
+        self.read_with(id, reading, &mut fresh).await
+    }
+
+    async fn read_with<S: Sink + Send>(&self, id: &LogId, reading: Reading<'_>, fresh: Fresh<'_, S>) -> Result<Read<S>> {
         let newest = matches!((reading.at, reading.prefer, reading.branch), (At::Latest, Prefer::Long, None));
         let mut all = !newest || reading.after > 0 || reading.without.is_some();
         let mut listed = self.list(id, all).await?;
@@ -198,8 +214,9 @@ impl Logs {
         let mut doubts = Doubts::new(reading.without);
         doubts.now.entries_only = reading.prefer == Prefer::Short && listed.iter().any(begins);
         loop {
+            let (sink, seq) = (fresh(), reading.after);
             let mut walk =
-                Walk { logs: self, id, reading, sink: fresh(), seq: reading.after, digest: None, objects: 0, composites: Vec::new() };
+                Walk { logs: self, id, reading, fresh: &mut *fresh, sink, seq, digest: None, objects: 0, composites: Vec::new() };
             let mut walked = walk.all(&listed, &doubts.now).await;
             if walked.is_ok() && reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) {
                 walked = Err(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)).into());
@@ -252,10 +269,14 @@ impl Logs {
     }
 }
 
+/// Makes a sink.
+type Fresh<'a, S> = &'a mut (dyn FnMut() -> S + Send);
+
 struct Walk<'a, S> {
     logs: &'a Logs,
     id: &'a LogId,
     reading: Reading<'a>,
+    fresh: Fresh<'a, S>,
     sink: S,
     seq: Seq,
     digest: Option<Digest>,
@@ -271,14 +292,14 @@ enum Taken {
     Behind,
 }
 
-impl<S: Sink> Walk<'_, S> {
+impl<S: Sink + Send> Walk<'_, S> {
     async fn all(&mut self, listed: &[Piece], doubts: &Beliefs) -> std::result::Result<(), Stop> {
         let branch = match self.reading.branch {
             None => None,
             Some(writer) => Some((writer.clone(), self.logs.branch_pieces(self.id, writer).await?)),
         };
         let most = match (&branch, self.reading.at) {
-            (Some((writer, pieces)), _) => self.base(writer, pieces).await?,
+            (Some((writer, pieces)), _) => Self::base(self.logs, self.id, writer, pieces).await?,
             (None, At::Seq(seq)) => seq,
             (None, At::Latest | At::Time(_)) => Seq::MAX,
         };
@@ -310,9 +331,9 @@ impl<S: Sink> Walk<'_, S> {
     }
 
     /// The entry of the log that a branch goes on from.
-    async fn base(&self, writer: &WriterId, pieces: &[Piece]) -> Result<Seq> {
+    async fn base(logs: &Logs, id: &LogId, writer: &WriterId, pieces: &[Piece]) -> Result<Seq> {
         let Some(first) = pieces.first() else { return Ok(0) };
-        let entry = self.logs.read_branch(self.id, writer, first.to).await?;
+        let entry = logs.read_branch(id, writer, first.to).await?;
         Ok(entry.map_or(0, |entry| entry.header.follows()))
     }
 
@@ -359,7 +380,7 @@ impl<S: Sink> Walk<'_, S> {
                 }
                 read => {
                     if let Some(entry) = chain.push(piece.to, read).map_err(|error| self.refused(chain, &by_number, error))?
-                        && let Taken::Behind = self.take(&entry, &by_number)?
+                        && let Taken::Behind = self.take(&entry, &by_number).await?
                     {
                         return Ok(by_number.get(&entry.header.seq).copied());
                     }
@@ -367,7 +388,7 @@ impl<S: Sink> Walk<'_, S> {
             }
         }
         while let Some(entry) = chain.pop().map_err(|error| self.refused(chain, &by_number, error))? {
-            if let Taken::Behind = self.take(&entry, &by_number)? {
+            if let Taken::Behind = self.take(&entry, &by_number).await? {
                 return Ok(by_number.get(&entry.header.seq).copied());
             }
         }
@@ -379,12 +400,34 @@ impl<S: Sink> Walk<'_, S> {
         Stop { piece, passed_from: chain.passed_from(), ..Stop::from(error) }
     }
 
-    fn take(&mut self, entry: &Entry, by_number: &BTreeMap<Seq, Piece>) -> std::result::Result<Taken, Stop> {
+    /// Takes in the session that a fork begins with.
+    fn begin<'b>(&'b mut self, fork: &'b Fork) -> BoxFuture<'b, Result<()>> {
+        Box::pin(async move {
+            let id = self.logs.id(fork.from.clone());
+            let reading = Reading { at: At::Seq(fork.seq), parallel: self.reading.parallel, ..Reading::default() };
+            let origin = self.logs.read_with(&id, reading, &mut *self.fresh).await;
+            let origin = origin.doing_with(|| format!("read {id}, from which {} was forked", self.id))?;
+            self.objects += origin.objects;
+            let seq = origin.seq;
+            let mut sink = origin.sound()?;
+            if seq != fork.seq {
+                return Err(Error::corrupt(format!("{id} has no entry {}, with which {} begins", fork.seq, self.id)));
+            }
+            sink.begin(fork, &Renaming::new(&fork.from, &self.id.name))?;
+            self.sink = sink;
+            Ok(())
+        })
+    }
+
+    async fn take(&mut self, entry: &Entry, by_number: &BTreeMap<Seq, Piece>) -> std::result::Result<Taken, Stop> {
         let header = &entry.header;
         if !includes(self.reading, header) {
             return Ok(Taken::Behind);
         }
         let piece = by_number.get(&header.seq);
+        if let Some(fork) = header.fork.as_ref().filter(|_| self.sink.wants_origin()) {
+            self.begin(fork).await?;
+        }
         self.sink.take(entry).map_err(|error| {
             let damaged = piece.filter(|_| error.kind() == Kind::Corrupt && self.reading.branch.is_none());
             let error = match damaged {

@@ -46,6 +46,77 @@ impl FromStr for At {
     }
 }
 
+/// A point as people name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Point {
+    /// A point of the log.
+    At(At),
+    /// The end of a turn; none: of the last that is complete.
+    Turn(Option<u64>),
+    /// A checkpoint, by its number.
+    Checkpoint(u64),
+    /// A checkpoint, by the name that somebody gave it.
+    Name(String),
+}
+
+impl Default for Point {
+    fn default() -> Self {
+        Point::At(At::Latest)
+    }
+}
+
+impl FromStr for Point {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim();
+        let refuse = || {
+            Error::usage(format!("read point {text:?}"))
+                .hint("use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, or a checkpoint's number or name")
+        };
+        let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
+        if let Some(turn) = text.strip_prefix("turn:") {
+            return number(turn).map(|turn| Point::Turn(Some(turn))).ok_or_else(refuse);
+        }
+        if text == "turn" {
+            return Ok(Point::Turn(None));
+        }
+        if text.starts_with("seq:") || text.starts_with("time:") {
+            return text.parse().map(Point::At).map_err(|_| refuse());
+        }
+        if let Ok(at) = text.parse() {
+            return Ok(Point::At(at));
+        }
+        let name = text.strip_prefix("ckpt:").unwrap_or(text);
+        match number(name) {
+            Some(number) => Ok(Point::Checkpoint(number)),
+            None => point_name(name).map(Point::Name).map_err(|_| refuse()),
+        }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Point::At(at) => at.fmt(f),
+            Point::Turn(None) => f.write_str("turn"),
+            Point::Turn(Some(turn)) => write!(f, "turn:{turn}"),
+            Point::Checkpoint(number) => write!(f, "ckpt:{number}"),
+            Point::Name(name) => write!(f, "ckpt:{name}"),
+        }
+    }
+}
+
+/// A name for a checkpoint: it is part of a key, and no number.
+pub fn point_name(text: &str) -> Result<String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let good = !text.is_empty() && text.len() <= 64 && text.bytes().all(plain) && !text.bytes().all(|byte| byte.is_ascii_digit());
+    let taken = matches!(text, "latest" | "turn" | "." | "..");
+    if good && !taken {
+        return Ok(text.to_owned());
+    }
+    Err(Error::usage(format!("read name {text:?}")).hint("letters, digits, - _ and ., at most 64, not digits alone, not latest or turn"))
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,6 +139,23 @@ mod tests {
         assert!(matches!("time:2026-05-01T12:00:00Z".parse(), Ok(At::Time(_))));
         for bad in ["", "seq:", "seq:0", "seq:-1", "yesterday-ish", "turn:x"] {
             assert!(bad.parse::<At>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn points_are_read_as_people_name_them() {
+        let read = |text: &str| text.parse::<Point>().ok();
+        assert_eq!(read("turn"), Some(Point::Turn(None)));
+        assert_eq!(read("turn:3"), Some(Point::Turn(Some(3))));
+        assert_eq!(read("7"), Some(Point::Checkpoint(7)));
+        assert_eq!(read("ckpt:before-deploy"), Some(Point::Name("before-deploy".into())));
+        assert_eq!(read("before-deploy"), Some(Point::Name("before-deploy".into())));
+        for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {
+            assert_eq!(read(text).map(|point| point.to_string()).as_deref(), Some(text));
+        }
+        assert!(matches!(read("2026-05-01T12:00:00Z"), Some(Point::At(At::Time(_)))));
+        for bad in ["", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b"] {
+            assert_eq!(read(bad), None, "{bad:?}");
         }
     }
 }

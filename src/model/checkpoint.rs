@@ -11,6 +11,9 @@ use crate::model::{RelPath, Seq};
 /// What is kept of what a tool was given and said.
 const LONGEST_QUOTE: usize = 2000;
 
+/// So many checkpoints without a name are kept of a session, the newest.
+pub const MOST_CHECKPOINTS: usize = 100;
+
 /// The end of a turn, or a point that somebody gave a name. It stands in the header of the entry that carries its last
 /// byte, so that it is as durable as what it points at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +66,9 @@ pub struct Turns {
     /// The answer that completed the last of them, and whether nobody has prompted since.
     #[serde(default)]
     ended: Option<Ended>,
+    /// Somebody has prompted since.
+    #[serde(default)]
+    prompted: bool,
     /// When the last of them was. What is read once more, because its file was written anew, counts once.
     pub last: Option<Timestamp>,
     /// Tools that were called since and have not answered.
@@ -74,6 +80,11 @@ pub struct Turns {
 }
 
 impl Turns {
+    /// So many turns are complete, the last of them at that time.
+    pub fn after(turn: u64, last: Option<Timestamp>) -> Turns {
+        Turns { turn, last, ..Turns::default() }
+    }
+
     /// Takes in what was read; answers the checkpoints that it makes. `lengths` are the lengths of the session's transcripts.
     pub fn take(&mut self, marks: &[Marked], lengths: &BTreeMap<RelPath, u64>) -> Vec<Checkpoint> {
         let mut made: Vec<Checkpoint> = Vec::new();
@@ -114,6 +125,7 @@ impl Turns {
             self.pending.clear();
             self.last_answer = None;
             self.ended = None;
+            self.prompted = marked.at.is_none() || marked.at > self.last;
         }
         for (id, said) in &marked.answers {
             self.pending.retain(|call| call.id != *id);
@@ -124,6 +136,11 @@ impl Turns {
                 self.pending.push(Call { input: quote(&call.input), ..call.clone() });
             }
         }
+    }
+
+    /// Whether somebody has prompted, or a tool was called, since the last turn was complete.
+    pub fn is_open(&self) -> bool {
+        self.prompted || !self.pending.is_empty() || self.last_answer.is_some()
     }
 
     /// The conversation goes on from an earlier checkpoint, or from before the first.
@@ -142,6 +159,7 @@ impl Turns {
         self.parent = Some(checkpoint.number).filter(|number| *number > 0).or(checkpoint.parent);
         self.turn = checkpoint.turn;
         self.ended = None;
+        self.prompted = false;
         self.last = Some(checkpoint.at);
         self.pending.clear();
         self.last_answer = None;

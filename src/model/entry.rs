@@ -106,6 +106,9 @@ pub struct Header {
     /// Points to go back to that are reached with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<Checkpoint>,
+    /// In the first entry: the session it was forked from, which it begins with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<Fork>,
     /// In a claim: the entry that was gone back to, and from which the writer goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_to: Option<Seq>,
@@ -131,6 +134,25 @@ impl Header {
     pub fn body_len(&self) -> u64 {
         self.parts.iter().map(|part| part.len).fold(0, u64::saturating_add)
     }
+}
+
+/// What a session begins with that was forked from another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fork {
+    /// The other session.
+    pub from: LogName,
+    /// Up to this entry of it.
+    pub seq: Seq,
+    /// How long its transcripts were at the point, where that is not all of the entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<BTreeMap<RelPath, u64>>,
+    /// Its turns that were complete.
+    pub turn: u64,
+    /// When the last of them was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<Timestamp>,
+    /// The files that it begins with: under their new names, with the new id in their lines.
+    pub files: Vec<Part>,
 }
 
 /// A file that got another path.

@@ -64,9 +64,29 @@ pub fn merge(id: &LogId, from: Seq, to: Seq) -> String {
     format!("{}{from:0DIGITS$}-{to:0DIGITS$}.gz", merges_folder(id))
 }
 
-/// What people said of a session: how long to keep it.
-pub fn wishes(id: &LogId) -> String {
-    format!("{}wishes.json", log_root(id))
+/// The folder of what people said of a session.
+pub fn wishes_folder(id: &LogId) -> String {
+    format!("{}wishes/", log_root(id))
+}
+
+/// What people said of a session; the highest number counts.
+pub fn wishes(id: &LogId, number: u64) -> String {
+    format!("{}{number:0DIGITS$}.json", wishes_folder(id))
+}
+
+/// The folder of what must stay reachable: named checkpoints and where forks begin.
+pub fn pins_folder(id: &LogId) -> String {
+    format!("{}pins/", log_root(id))
+}
+
+/// A checkpoint that has a name.
+pub fn named_point(id: &LogId, name: &str) -> String {
+    format!("{}point.{name}.json", pins_folder(id))
+}
+
+/// Where a fork begins.
+pub fn fork_pin(id: &LogId, fork: &LogName) -> String {
+    format!("{}fork.{fork}.json", pins_folder(id))
 }
 
 /// A scratch key by which a collector learns the store's time.
@@ -107,6 +127,11 @@ pub fn entry_number(key: &str) -> Option<Seq> {
 /// The number in a snapshot's key, or nothing if the key is not one of ours.
 pub fn snapshot_number(key: &str) -> Option<Seq> {
     number(key, ".tar.gz")
+}
+
+/// The number in the key of what people said, or nothing if the key is not one of ours.
+pub fn wishes_number(key: &str) -> Option<u64> {
+    number(key, ".json")
 }
 
 /// The numbers in a merge's key, first and last, or nothing if the key is not one of ours.
@@ -165,6 +190,8 @@ mod tests {
             assert_eq!(entry_number(stranger), None, "{stranger:?}");
         }
         assert_eq!(entry_number(&snapshot(&id(), 77)), None);
+        assert_eq!(wishes_number(&wishes(&id(), 3)), Some(3));
+        assert_eq!(wishes_number("wishes/3.json"), None);
         assert_eq!(merge_range(&merge(&id(), 32, 62)), Some((32, 62)));
         for stranger in ["merge/32-62.gz", "merge/000000000062-000000000032.gz", "merge/000000000032.gz"] {
             assert_eq!(merge_range(stranger), None, "{stranger:?}");

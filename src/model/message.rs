@@ -144,6 +144,18 @@ impl Message {
         let texts = self.blocks.iter().filter_map(|block| if let Block::Text(text) = block { Some(text.as_str()) } else { None });
         texts.collect::<Vec<_>>().join("\n")
     }
+
+    /// What it is about, in a few words.
+    pub fn summary(&self) -> String {
+        let words = self.blocks.iter().map(|block| match block {
+            Block::Text(text) | Block::Thinking(text) => text.clone(),
+            Block::Call(call) => format!("{} {}", call.name, call.input),
+            Block::Answer { text, failed, .. } => format!("{}{text}", if *failed { "failed: " } else { "" }),
+            Block::Other(kind) => format!("[{kind}]"),
+        });
+        let words = words.collect::<Vec<_>>().join(" ");
+        if words.is_empty() { format!("[{}]", self.kind) } else { words }
+    }
 }
 
 /// What a line means for the turns of a conversation.

@@ -1,6 +1,6 @@
-//! Finds the session that is meant: by id, by the beginning of an id, or the latest.
+//! Finds the session that is meant: by id, by the beginning of an id, or the latest (of a project, of a request).
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::index::{Filter, Index};
 use crate::log::Logs;
 use crate::model::{LogId, LogName};
@@ -35,14 +35,25 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     }
 }
 
-/// The session of a project (of any, if none) that was written last.
-pub async fn latest(logs: &Logs, index: &dyn Index, project: Option<&str>) -> Result<Option<LogId>> {
+/// Of which sessions the latest is meant.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Among<'a> {
+    /// Only those of this project.
+    pub project: Option<&'a str>,
+    /// Only those of this request.
+    pub request: Option<&'a str>,
+}
+
+/// The session that was written last.
+pub async fn latest(logs: &Logs, index: &dyn Index, among: Among<'_>) -> Result<Option<LogId>> {
     let filter = Filter {
         namespace: logs.namespace.clone(),
         agent: Some(logs.agent.clone()),
         id_prefix: None,
-        project: project.map(str::to_owned),
+        project: among.project.map(str::to_owned),
         status: None,
+        request: among.request.map(str::to_owned),
+        labels: Vec::new(),
         limit: 1,
         cursor: None,
     };
@@ -54,21 +65,26 @@ pub async fn latest(logs: &Logs, index: &dyn Index, project: Option<&str>) -> Re
         }
         Err(error) => tracing::warn!(%error, "the index does not answer; asking the bucket"),
     }
-    latest_in_bucket(logs, project).await
+    latest_in_bucket(logs, among).await
 }
 
 /// The same without an index: reads the newest object of every session.
-async fn latest_in_bucket(logs: &Logs, project: Option<&str>) -> Result<Option<LogId>> {
+async fn latest_in_bucket(logs: &Logs, among: Among<'_>) -> Result<Option<LogId>> {
     let mut newest = None;
     for name in logs.names("").await?.into_iter().filter(|name| !name.is_project()) {
         let id = logs.id(name);
+        if let Some(request) = among.request
+            && !of_request(logs, &id, request).await?
+        {
+            continue;
+        }
         let pieces = logs.newest_pieces(&id).await?;
         let Some(last) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind)) else { continue };
         let Some(entry) = logs.read_piece(&id, last, None).await? else { continue };
         if entry.header.kind.is_removal() {
             continue;
         }
-        if let Some(project) = project
+        if let Some(project) = among.project
             && !belongs(logs, &id, project).await?
         {
             continue;
@@ -78,6 +94,18 @@ async fn latest_in_bucket(logs: &Logs, project: Option<&str>) -> Result<Option<L
         }
     }
     Ok(newest.map(|(_, id)| id))
+}
+
+/// Whether somebody said that the session belongs to the request.
+async fn of_request(logs: &Logs, id: &LogId, request: &str) -> Result<bool> {
+    match logs.said(id).await {
+        Ok(said) => Ok(said.wishes.request_id.as_deref() == Some(request)),
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::warn!(%error, "passed over");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the session's files lie in the project's folder.

@@ -2,8 +2,14 @@
 //!
 //! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
 
+pub mod blob;
 pub mod find;
+pub mod fork;
+pub mod history;
 pub mod place;
+pub mod point;
+pub mod prose;
+pub mod talk;
 pub mod verify;
 
 use std::collections::BTreeMap;
@@ -20,7 +26,7 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
-use crate::model::{At, Digest, EntryKind, FileKind, LogId, RelPath, Seq, WriterId};
+use crate::model::{At, Checkpoint, Digest, EntryKind, FileKind, LogId, RelPath, Seq, Turns, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
@@ -48,6 +54,8 @@ pub struct Context {
 pub struct Options {
     /// The point to go back to.
     pub at: At,
+    /// Within the entry at that point: only what was there at this checkpoint.
+    pub cut: Option<Checkpoint>,
     /// The branch to take instead of the log.
     pub branch: Option<WriterId>,
     /// Move local files that differ aside instead of stopping.
@@ -79,6 +87,8 @@ pub struct Report {
     pub bytes: u64,
     /// Each file and what became of it.
     pub files: Vec<FilePlan>,
+    /// What came behind the point and was left in the log: bytes, by file.
+    pub cut_off: BTreeMap<RelPath, u64>,
     /// Whether nothing was done on purpose.
     pub dry_run: bool,
     /// The claim, for the index.
@@ -194,6 +204,8 @@ struct Head {
     digest: Option<Digest>,
     /// The last number there is; higher if what stands behind the last sound entry is damaged.
     end: Seq,
+    /// The highest number of a checkpoint.
+    points: u64,
 }
 
 async fn head_of<'a>(
@@ -201,9 +213,9 @@ async fn head_of<'a>(
     id: &LogId,
     options: &Options,
     read: &Read<Assembly<'_>>,
-    fresh: impl FnMut() -> Assembly<'a>,
+    fresh: impl FnMut() -> Assembly<'a> + Send,
 ) -> Result<Head> {
-    let here = Head { seq: read.seq, digest: read.digest, end: read.head.max(read.seq) };
+    let here = Head { seq: read.seq, digest: read.digest, end: read.head.max(read.seq), points: read.sink.state.turns.number };
     if options.at == At::Latest || !options.claim {
         return Ok(here);
     }
@@ -213,13 +225,13 @@ async fn head_of<'a>(
     if let Some(error) = &latest.damage {
         tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry");
     }
-    Ok(Head { seq: latest.seq, digest: latest.digest, end: latest.head.max(latest.seq) })
+    Ok(Head { seq: latest.seq, digest: latest.digest, end: latest.head.max(latest.seq), points: latest.sink.state.turns.number })
 }
 
 /// Our own volume, nobody wrote since: what is here is the log or newer, and nothing needs to be read. The outer none
 /// means that this is not so.
 async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<Option<Option<Report>>> {
-    if !options.claim || options.at != At::Latest || options.force {
+    if !options.claim || options.at != At::Latest || options.cut.is_some() || options.force {
         return Ok(None);
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
@@ -238,14 +250,15 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         objects: 0,
         bytes: 0,
         files,
+        cut_off: BTreeMap::new(),
         dry_run: options.dry_run,
         claim: None,
     };
     if options.dry_run {
         return Ok(Some(Some(report)));
     }
-    let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq };
-    let taken = take_over(context, id, head, ledger.files, &mut report).await?;
+    let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq, points: ledger.turns.number };
+    let taken = take_over(context, id, head, Going { files: ledger.files, turns: ledger.turns, back_to: None }, &mut report).await?;
     Ok(Some(taken.then_some(report)))
 }
 
@@ -277,11 +290,23 @@ async fn claim(context: &Context, id: &LogId, pen: &mut Pen, end: Seq) -> Result
     }
 }
 
+/// What the daemon goes on from.
+struct Going {
+    /// How far each file is shipped.
+    files: BTreeMap<RelPath, FileCursor>,
+    /// How far the turns have come.
+    turns: Turns,
+    /// The entry that was gone back to, if it is not the last.
+    back_to: Option<Seq>,
+}
+
 /// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
-async fn take_over(context: &Context, id: &LogId, head: Head, files: BTreeMap<RelPath, FileCursor>, report: &mut Report) -> Result<bool> {
+async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, report: &mut Report) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
-    ledger.files = files;
+    ledger.files = going.files;
+    ledger.turns = going.turns;
+    pen.back_to = going.back_to;
     // Before the claim: a disk that takes no ledger must not cost whoever holds the session, and an attempt that loses the
     // race must know that what it finds in place is the log's.
     ledger.save(&*context.folder, true)?;
@@ -303,6 +328,11 @@ async fn take_over(context: &Context, id: &LogId, head: Head, files: BTreeMap<Re
 }
 
 async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Assembly<'_>>, head: Head) -> Result<Option<Report>> {
+    let mut read = read;
+    let cut_off = match &options.cut {
+        Some(point) => read.sink.cut(point)?,
+        None => BTreeMap::new(),
+    };
     let assembly = &read.sink;
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
     let files = place::decide_all(context, id, assembly, ledger.as_ref(), options)?;
@@ -314,6 +344,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         objects: read.objects,
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
         files,
+        cut_off,
         dry_run: options.dry_run,
         claim: None,
     };
@@ -329,7 +360,11 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     if !options.claim {
         return Ok(Some(report));
     }
-    let taken = take_over(context, id, head, cursors, &mut report).await?;
+    let back = read.seq < head.seq || options.cut.is_some();
+    let mut turns = assembly.state.turns.clone();
+    turns.number = turns.number.max(head.points);
+    let going = Going { files: cursors, turns, back_to: back.then_some(read.seq) };
+    let taken = take_over(context, id, head, going, &mut report).await?;
     Ok(taken.then_some(report))
 }
 

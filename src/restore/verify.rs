@@ -8,9 +8,10 @@ use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
+use crate::log::fork::Renaming;
 use crate::log::pieces::{Piece, PieceKind, Prefer};
 use crate::log::walk::{Read, Reading, Sink};
-use crate::model::{Digest, FileAt, LogId, RelPath, Seq};
+use crate::model::{Digest, FileAt, Fork, LogId, RelPath, Seq};
 use crate::sys::Folder;
 
 /// What was found of one log.
@@ -84,6 +85,18 @@ impl Sink for Witness<'_> {
             self.points.insert(entry.header.seq, (entry.digest, self.assembly.state.files.clone()));
         }
         Ok(())
+    }
+
+    fn wants_origin(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+        // What was seen of the other session is that one's.
+        self.taken.clear();
+        self.composites.clear();
+        self.points.clear();
+        self.assembly.begin(fork, renaming)
     }
 }
 

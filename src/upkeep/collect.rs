@@ -30,6 +30,10 @@ pub struct Listed {
     pub pieces: Vec<Piece>,
     /// The writers that lost it, and their entries.
     pub branches: Vec<(WriterId, Vec<Piece>)>,
+    /// Entries that must stay reachable: somebody named them, or another session begins there.
+    pub pinned: Vec<Seq>,
+    /// Another session begins with this one: it stays although it was removed.
+    pub held: bool,
 }
 
 /// What to do with a log.
@@ -76,7 +80,7 @@ pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &R
     match last {
         EntryKind::Purge if listed.pieces.len() > 1 || !listed.branches.is_empty() => return vec![Step::Sweep],
         EntryKind::Purge if idle >= rules.grace * REMAINS => return vec![Step::Forget],
-        EntryKind::Tombstone if idle >= rules.grace => return vec![Step::Purge],
+        EntryKind::Tombstone if idle >= rules.grace && !listed.held => return vec![Step::Purge],
         EntryKind::Purge | EntryKind::Tombstone => return Vec::new(),
         _ => {}
     }
@@ -111,8 +115,9 @@ fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
     let young = pieces.iter().filter(|piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history);
     let past: Seq = young.map(|piece| piece.from).min().map_or(head(pieces), |first| first - 1);
     // Who lost the session goes on from the entry before its first: that point must stay.
+    let left = listed.branches.iter().filter_map(|(_, branch)| branch.first()).map(|first| first.from - 1);
     let mut kept: BTreeSet<Piece> = BTreeSet::new();
-    for base in listed.branches.iter().filter_map(|(_, branch)| branch.first()).map(|first| first.from - 1).filter(|base| *base > 0) {
+    for base in left.chain(listed.pinned.iter().copied()).filter(|base| *base > 0) {
         kept.extend(cover(pieces, 0, base, Prefer::Long, &BTreeSet::new()));
     }
     // What a restore reads stays in any case; only that stands for others, so that no two of them lean on one another.
@@ -156,7 +161,7 @@ mod tests {
     #[test]
     fn what_others_stand_for_goes_when_it_is_history() {
         let snapshot = piece(PieceKind::Snapshot, 1, 2, 2);
-        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot], branches: Vec::new() };
+        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot], ..Listed::default() };
         assert_eq!(steps(&listed, 8), []);
         assert_eq!(steps(&listed, 9), [Step::Collect(vec![entry(1, 1), entry(2, 2)])]);
         // One can still go back to entry 2, which was the newest for longer than that.
@@ -171,27 +176,37 @@ mod tests {
     #[test]
     fn a_smaller_merge_goes_with_what_a_larger_one_stands_for() {
         let merges = [piece(PieceKind::Snapshot, 1, 2, 2), piece(PieceKind::Merge, 3, 4, 2), piece(PieceKind::Snapshot, 1, 4, 3)];
-        let listed = Listed { pieces: merges.iter().copied().chain([entry(5, 3)]).collect(), branches: Vec::new() };
+        let listed = Listed { pieces: merges.iter().copied().chain([entry(5, 3)]).collect(), ..Listed::default() };
         assert_eq!(steps(&listed, 20), [Step::Collect(vec![merges[0], merges[1]]), Step::Squeeze]);
+    }
+
+    #[test]
+    fn what_somebody_named_or_forked_stays() {
+        let snapshot = piece(PieceKind::Snapshot, 1, 5, 6);
+        let pieces: Vec<Piece> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
+        let listed = Listed { pieces: pieces.clone(), pinned: vec![3], ..Listed::default() };
+        assert_eq!(steps(&listed, 9)[0], Step::Collect(vec![entry(4, 1), entry(5, 1)]));
+        let held = Listed { pieces: vec![entry(1, 1), entry(2, 1)], held: true, ..Listed::default() };
+        assert_eq!(decide(&held, EntryKind::Tombstone, None, &RULES, day(20)), []);
     }
 
     #[test]
     fn the_point_that_a_branch_left_from_stays() {
         let writer: WriterId = "w".parse().unwrap();
         let pieces = vec![entry(1, 1), entry(2, 1), entry(3, 1), piece(PieceKind::Snapshot, 1, 3, 1)];
-        let listed = Listed { pieces, branches: vec![(writer, vec![entry(3, 1)])] };
+        let listed = Listed { pieces, branches: vec![(writer, vec![entry(3, 1)])], ..Listed::default() };
         assert_eq!(steps(&listed, 10), [Step::Collect(vec![entry(3, 1)]), Step::Squeeze]);
     }
 
     #[test]
     fn a_late_write_at_a_collected_number_is_never_collected() {
-        let listed = Listed { pieces: vec![piece(PieceKind::Snapshot, 1, 5, 1), entry(6, 1), entry(3, 19)], branches: Vec::new() };
+        let listed = Listed { pieces: vec![piece(PieceKind::Snapshot, 1, 5, 1), entry(6, 1), entry(3, 19)], ..Listed::default() };
         assert_eq!(steps(&listed, 40), [Step::Squeeze]);
     }
 
     #[test]
     fn removal_has_three_steps_and_a_change_stops_it() {
-        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 1)], branches: Vec::new() };
+        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 1)], ..Listed::default() };
         let at = |last: EntryKind, now: i64| decide(&listed, last, RULES.ttl, &RULES, day(now));
         assert_eq!(at(EntryKind::Delta, 30), [Step::Squeeze]);
         assert_eq!(at(EntryKind::Delta, 31), [Step::Expire]);
@@ -199,7 +214,7 @@ mod tests {
         assert_eq!(at(EntryKind::Tombstone, 1), []);
         assert_eq!(at(EntryKind::Tombstone, 2), [Step::Purge]);
         assert_eq!(at(EntryKind::Purge, 2), [Step::Sweep]);
-        let mark = Listed { pieces: vec![entry(3, 2)], branches: Vec::new() };
+        let mark = Listed { pieces: vec![entry(3, 2)], ..Listed::default() };
         assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)), []);
         assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)), [Step::Forget]);
         assert_eq!(decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)), [Step::Squeeze]);
@@ -280,7 +295,7 @@ mod tests {
             let branch = |first: u64| ("w".parse::<WriterId>().unwrap(), vec![Piece { size: 1, modified: newest, ..Piece::entry(first) }]);
             let branches = branches.into_iter().filter(|first| *first <= last as u64 + 1).map(branch).collect();
             let now = later(newest, Duration::from_secs((wait * HOUR) as u64));
-            Generated { listed: Listed { pieces, branches }, strays, rules, now }
+            Generated { listed: Listed { pieces, branches, ..Listed::default() }, strays, rules, now }
         })
     }
 

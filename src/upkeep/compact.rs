@@ -41,6 +41,12 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
         if !pieces.iter().any(|piece| piece.kind != PieceKind::Entry && piece.contains(&wanted)) {
             match run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}")) {
                 Ok(more) => made.add(more),
+                // The first entry of a fork stays by itself; what is behind it can be merged.
+                Err(error) if error.kind() == Kind::Conflict && from == 1 && to > 2 => match run(logs, id, &pieces, 2, to).await {
+                    Ok(more) => made.add(more),
+                    Err(again) if again.kind() == Kind::Conflict => conflict = Some(error),
+                    Err(error) => return Err(error),
+                },
                 Err(error) if error.kind() == Kind::Conflict => conflict = Some(error),
                 Err(error) => return Err(error),
             }

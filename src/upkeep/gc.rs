@@ -12,14 +12,14 @@ use serde::Serialize;
 use super::collect::{Listed, Rules, Step, decide};
 use super::compact::squeeze;
 use super::remove;
-use super::wishes;
 use crate::error::{Doing, Error, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::pen::Pen;
 use crate::log::pieces::{Piece, PieceKind, head};
+use crate::log::pins::Pin;
 use crate::log::walk::Reading;
-use crate::model::{EntryKind, LogId, Seq, keys};
+use crate::model::{EntryKind, LogId, Seq, Ttl, keys};
 use crate::store::list_objects;
 use crate::sys::Folder;
 use crate::sys::clock::new_writer;
@@ -86,20 +86,20 @@ struct Job<'a> {
 impl Job<'_> {
     async fn run(&self, now: Timestamp, dry_run: bool) -> Result<Outcome> {
         let mut outcome = Outcome { session: self.id.name.to_string(), ..Outcome::default() };
-        let (listed, has_wishes) = self.list().await?;
+        let (listed, wishes) = self.list().await?;
         if !listed.may_be_due(self.rules, now) {
             return Ok(outcome);
         }
         let last = self.last(&listed).await?;
-        let wish = if has_wishes { wishes::read(self.logs, self.id).await?.ttl } else { None };
+        let wish = if wishes.is_empty() { None } else { self.logs.said(self.id).await?.wishes.ttl };
         // A project's memory has no time of its own.
-        let ttl = if self.id.name.is_project() { None } else { wish.map_or(self.rules.ttl, wishes::Ttl::duration) };
+        let ttl = if self.id.name.is_project() { None } else { wish.map_or(self.rules.ttl, Ttl::duration) };
         for step in decide(&listed, last, ttl, self.rules, now) {
             outcome.steps.push(word(&step));
             let deleted = match &step {
                 Step::Collect(pieces) if dry_run => sizes(pieces),
                 _ if dry_run => Deleted::default(),
-                _ => self.step(&listed, step).await?,
+                _ => self.step(&listed, &wishes, step).await?,
             };
             outcome.objects += deleted.objects;
             outcome.bytes += deleted.bytes;
@@ -107,15 +107,45 @@ impl Job<'_> {
         Ok(outcome)
     }
 
-    async fn list(&self) -> Result<(Listed, bool)> {
-        let root = keys::log_root(self.id);
-        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, branches: Vec::new() };
+    async fn list(&self) -> Result<(Listed, Vec<u64>)> {
+        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, ..Listed::default() };
         for writer in self.logs.branches(self.id).await? {
             let pieces = self.logs.branch_pieces(self.id, &writer).await?;
             listed.branches.push((writer, pieces));
         }
-        let wishes = keys::wishes(self.id);
-        Ok((listed, list_objects(&*self.logs.store, &root, None).await?.iter().any(|object| object.key == wishes)))
+        for pin in self.pins().await? {
+            listed.held |= pin.holds_all();
+            // One that cannot be read may mean any entry.
+            listed.pinned.extend(pin.seq());
+            if matches!(pin, Pin::Unknown(_)) {
+                listed.pinned.extend(listed.pieces.iter().map(|piece| piece.to));
+            }
+        }
+        Ok((listed, self.logs.wishes(self.id).await?))
+    }
+
+    /// What holds the log; where a fork begins that is gone holds nothing.
+    async fn pins(&self) -> Result<Vec<Pin>> {
+        let mut pins = self.logs.pins(self.id).await?;
+        for at in (0..pins.len()).rev() {
+            if let Pin::Fork { fork, .. } = &pins[at]
+                && self.is_gone(&self.logs.id(fork.clone())).await?
+            {
+                pins.remove(at);
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Whether a session was deleted for good.
+    async fn is_gone(&self, id: &LogId) -> Result<bool> {
+        let pieces = self.logs.pieces(id).await?;
+        let Some(newest) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry)) else {
+            // It may be just about to begin: what holds for it is written first.
+            return Ok(false);
+        };
+        let entry = self.logs.read_piece(id, newest, None).await?;
+        Ok(entry.is_some_and(|entry| entry.header.kind == EntryKind::Purge))
     }
 
     /// What the log ends with.
@@ -130,20 +160,29 @@ impl Job<'_> {
         }
     }
 
-    async fn step(&self, listed: &Listed, step: Step) -> Result<Deleted> {
+    async fn step(&self, listed: &Listed, wishes: &[u64], step: Step) -> Result<Deleted> {
         match step {
             Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL).await.map(|_| Deleted::default()),
             Step::Collect(pieces) => {
                 self.rehearse(listed, &pieces).await?;
+                // Somebody may have named a point meanwhile, or forked.
+                let pinned: Vec<Seq> = self.pins().await?.iter().filter_map(Pin::seq).collect();
+                if pinned.iter().any(|seq| !listed.pinned.contains(seq)) {
+                    return Ok(Deleted::default());
+                }
                 self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await
             }
             Step::Expire => {
                 remove::remove_at(self.logs, self.id, Some(head(&listed.pieces))).await?;
                 Ok(Deleted::default())
             }
-            Step::Purge => self.purge(listed).await,
-            Step::Sweep => self.sweep(listed, Some(head(&listed.pieces))).await,
-            Step::Forget => self.delete(listed.pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await,
+            Step::Purge => self.purge(listed, wishes).await,
+            Step::Sweep => self.sweep(listed, wishes, Some(head(&listed.pieces))).await,
+            // What was said since goes first: without the mark nobody would look for it.
+            Step::Forget => {
+                let mark = listed.pieces.iter().map(|piece| (piece.key(self.id), piece.size));
+                self.delete(self.wishes(wishes).chain(mark)).await
+            }
         }
     }
 
@@ -170,19 +209,19 @@ impl Job<'_> {
         Ok(())
     }
 
-    async fn purge(&self, listed: &Listed) -> Result<Deleted> {
+    async fn purge(&self, listed: &Listed, wishes: &[u64]) -> Result<Deleted> {
         let seq = head(&listed.pieces);
         let Some(entry) = self.logs.read(self.id, seq).await? else { return Ok(Deleted::default()) };
         let mut pen = Pen::unclaimed(new_writer(&self.logs.chance), seq, Some(entry.digest), self.logs.clock.now());
         // Somebody may have brought it back just now; then nothing is deleted.
         match self.logs.mark(self.id, &mut pen, seq, EntryKind::Purge).await? {
-            Some(_) => self.sweep(listed, None).await,
+            Some(_) => self.sweep(listed, wishes, None).await,
             None => Ok(Deleted::default()),
         }
     }
 
     /// Deletes all that was listed but the mark, oldest first.
-    async fn sweep(&self, listed: &Listed, mark: Option<Seq>) -> Result<Deleted> {
+    async fn sweep(&self, listed: &Listed, wishes: &[u64], mark: Option<Seq>) -> Result<Deleted> {
         let mut pieces: Vec<&Piece> = listed.pieces.iter().filter(|piece| Some(piece.to) != mark).collect();
         pieces.sort_by_key(|piece| (piece.to, piece.from));
         let own = pieces.into_iter().map(|piece| (piece.key(self.id), piece.size));
@@ -190,7 +229,12 @@ impl Job<'_> {
             .branches
             .iter()
             .flat_map(|(writer, pieces)| pieces.iter().map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size)));
-        self.delete(own.chain(branches).chain([(keys::wishes(self.id), 0)])).await
+        let pins: Vec<(String, u64)> = self.logs.pins(self.id).await?.iter().map(|pin| (pin.key(self.id), 0)).collect();
+        self.delete(own.chain(branches).chain(pins).chain(self.wishes(wishes))).await
+    }
+
+    fn wishes(&self, numbers: &[u64]) -> impl Iterator<Item = (String, u64)> {
+        numbers.iter().map(|number| (keys::wishes(self.id, *number), 0))
     }
 
     async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {

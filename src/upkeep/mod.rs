@@ -5,4 +5,4 @@ pub mod compact;
 pub mod gc;
 pub mod reindex;
 pub mod remove;
-pub mod wishes;
+pub mod status;

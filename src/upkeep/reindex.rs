@@ -6,9 +6,12 @@ use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{Index, Record, Recorded};
 use crate::log::Logs;
+use crate::log::fork::{Renaming, cut_lengths};
 use crate::log::pieces::Prefer;
+use crate::log::state::State;
 use crate::log::walk::{Reading, Sink};
-use crate::model::{LogId, WriterId};
+use crate::log::wishes::Said;
+use crate::model::{At, FileKind, Fork, LogId, RelPath, Told, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
 pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId) -> Result<u64> {
@@ -30,7 +33,11 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
     let reading = Reading { prefer: Prefer::Short, after: have, ..Reading::default() };
     let read = logs.read_log(id, reading, || Records { id, profile, reader: Reader::default(), records: Vec::new() }).await?;
     let damage = read.damage;
-    for record in read.sink.records {
+    for mut record in read.sink.records {
+        if let Some(fork) = record.header.fork.clone() {
+            record.told = begins_with(logs, profile, id, &fork).await?;
+            record.header.parts = fork.files;
+        }
         recorded += tell(index, &record).await?;
     }
     if let Some(error) = damage {
@@ -43,7 +50,87 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
             }
         }
     }
+    tell_wishes(logs, index, id).await?;
     Ok(recorded)
+}
+
+/// What the files say that a fork begins with.
+async fn begins_with(logs: &Logs, profile: &dyn Profile, id: &LogId, fork: &Fork) -> Result<Told> {
+    let origin = logs.id(fork.from.clone());
+    let reading = Reading { at: At::Seq(fork.seq), ..Reading::default() };
+    let files = logs.read_log(&origin, reading, Contents::default).await?.sound()?;
+    let renaming = Renaming::new(&fork.from, &id.name);
+    let lengths = cut_lengths(&files.state.files, fork.cut.as_ref());
+    let mut bytes = std::collections::BTreeMap::new();
+    for (path, len) in lengths {
+        let (Some(file), Some(held)) = (files.state.files.get(&path), files.bytes.get(&path)) else { continue };
+        let held = &held[..usize::try_from(len).unwrap_or(usize::MAX).min(held.len())];
+        bytes.insert(renaming.path(&path)?, renaming.bytes(&path, file.kind, held));
+    }
+    let parts = fork.files.iter().filter_map(|part| Some((part, bytes.get(&part.path)?.as_slice())));
+    Ok(Reader::default().read(profile, parts))
+}
+
+/// The bytes of every file that is read for what it says.
+#[derive(Default)]
+struct Contents {
+    state: State,
+    bytes: std::collections::BTreeMap<RelPath, Vec<u8>>,
+}
+
+impl Sink for Contents {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
+        self.state.apply(&entry.header, entry.digest)?;
+        for moved in &entry.header.moves {
+            if let Some(bytes) = self.bytes.remove(&moved.from) {
+                self.bytes.insert(moved.to.clone(), bytes);
+            }
+        }
+        for (part, bytes) in entry.parts().filter(|(part, _)| part.kind == FileKind::Append) {
+            let file = self.bytes.entry(part.path.clone()).or_default();
+            file.truncate(usize::try_from(part.start).unwrap_or(usize::MAX));
+            file.extend_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn wants_origin(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+        let lengths = cut_lengths(&self.state.files, fork.cut.as_ref());
+        let held = std::mem::take(&mut self.bytes);
+        self.state = State::default();
+        for (path, mut bytes) in held {
+            bytes.truncate(lengths.get(&path).map_or(0, |len| usize::try_from(*len).unwrap_or(usize::MAX)));
+            self.bytes.insert(renaming.path(&path)?, renaming.bytes(&path, FileKind::Append, &bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Lets the index know the checkpoints that have a name.
+pub async fn tell_names(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+    let named = logs.named_points(id).await?.into_iter().map(|named| (named.name, named.point)).collect::<Vec<_>>();
+    index.name_points(id, &named).await
+}
+
+/// Tells the index what people said of a session.
+async fn tell_wishes(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+    if id.name.is_project() {
+        return Ok(());
+    }
+    match logs.said(id).await {
+        Ok(Said { number: 0, .. }) => Ok(()),
+        Ok(said) => index.say(id, said.number, &said.wishes).await,
+        // The rest of the rows is right without them.
+        Err(error) if error.kind() == Kind::Corrupt => {
+            tracing::warn!(%error, %id, "what was said of it is not in the index");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Gathers what the index takes in; the bytes of the files are not kept.
@@ -101,7 +188,12 @@ pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut 
     for name in names {
         let id = logs.id(name);
         index.forget(&id).await?;
-        let done = follow(logs, index, profile, &id, 0).await;
+        let mut done = follow(logs, index, profile, &id, 0).await;
+        if done.is_ok()
+            && let Err(error) = tell_names(logs, index, &id).await
+        {
+            done = Err(error);
+        }
         match &done {
             Ok(entries) => rebuilt.entries += entries,
             // Without the database there is no point in going on.

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use sessiond::error::Kind;
 use sessiond::index::sql::SqlIndex;
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionRow};
-use sessiond::model::{Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Seq, Told};
+use sessiond::model::{AtRest, Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Rest, Seq, Told, Ttl, Wishes};
 
 use crate::support::servers::postgres;
 
@@ -69,6 +69,9 @@ contract!(
     prefixes_are_literal,
     filters_narrow,
     bad_cursors_are_usage,
+    what_is_said_is_found_again,
+    a_status_follows_from_what_is_said_and_written_in_any_order,
+    an_older_word_changes_nothing,
     forgetting_and_replaying_gives_the_same_rows,
     one_of_racing_fences_wins,
     old_failures_go,
@@ -112,6 +115,7 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         moves: Vec::new(),
         parts,
         checkpoints: Vec::new(),
+        fork: None,
         back_to: None,
     };
     Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), told: Told::default() }
@@ -124,7 +128,17 @@ fn on_branch(mut record: Record, writer: &str) -> Record {
 }
 
 fn filter() -> Filter {
-    Filter { namespace: "team".parse().unwrap(), agent: None, id_prefix: None, project: None, status: None, limit: 100, cursor: None }
+    Filter {
+        namespace: "team".parse().unwrap(),
+        agent: None,
+        id_prefix: None,
+        project: None,
+        status: None,
+        request: None,
+        labels: Vec::new(),
+        limit: 100,
+        cursor: None,
+    }
 }
 
 async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
@@ -415,6 +429,82 @@ async fn filters_narrow(place: Place) {
     assert_eq!(ids(&index, &Filter { agent: codex, project: Some("p".into()), ..filter() }).await, ["s1"]);
     assert_eq!(ids(&index, &Filter { status: Some("active".into()), ..filter() }).await, ["s4"]);
     assert!(ids(&index, &Filter { namespace: "nobody".parse().unwrap(), ..filter() }).await.is_empty());
+}
+
+fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> Wishes {
+    let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Wishes { labels, request_id: request.map(str::to_owned), ttl: Some(Ttl::Seconds(60)), status: None }
+}
+
+async fn what_is_said_is_found_again(place: Place) {
+    let index = place.open();
+    for id in ["s1", "s2", "s3"] {
+        index.record(&entry(&log(id), 1, Vec::new())).await.unwrap();
+    }
+    index.say(&log("s1"), 1, &wishes(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1"))).await.unwrap();
+    index.say(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2"))).await.unwrap();
+    index.say(&log("s3"), 1, &Wishes { ttl: Some(Ttl::Never), ..wishes(&[("team", "web")], None) }).await.unwrap();
+    let row = index.session(&log("s1")).await.unwrap().unwrap();
+    assert_eq!((row.labels["odd"].as_str(), row.labels.len()), ("a'b\"c=ü", 2));
+    assert_eq!((row.request_id.as_deref(), row.ttl), (Some("r1"), Some(Ttl::Seconds(60))));
+    assert_eq!(index.session(&log("s3")).await.unwrap().unwrap().ttl, Some(Ttl::Never));
+    let with = |labels: &[&str]| Filter { labels: labels.iter().map(|label| label.parse().unwrap()).collect(), ..filter() };
+    assert_eq!(ids(&index, &with(&["team=infra"])).await, ["s1", "s2"]);
+    assert_eq!(ids(&index, &with(&["team=infra", "odd=a'b\"c=ü"])).await, ["s1"]);
+    assert!(ids(&index, &with(&["team=infr"])).await.is_empty());
+    assert_eq!(ids(&index, &Filter { request: Some("r2".into()), ..filter() }).await, ["s2"]);
+    // What is said anew replaces all of it, and what the index does not know cannot be said anything of.
+    index.say(&log("s1"), 2, &wishes(&[("team", "web")], None)).await.unwrap();
+    let page = index.sessions(&with(&["team=web"])).await.unwrap();
+    assert_eq!(page.sessions.iter().map(|row| row.labels.len()).collect::<Vec<_>>(), [1, 1]);
+    assert!(ids(&index, &Filter { request: Some("r1".into()), ..filter() }).await.is_empty());
+    index.say(&log("nobody"), 1, &wishes(&[], None)).await.unwrap();
+    assert_eq!(index.session(&log("nobody")).await.unwrap(), None);
+}
+
+async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
+    let index = place.open();
+    let at_rest = |is, raw| Wishes { status: Some(AtRest { is, raw }), ..Wishes::default() };
+    let records = |id: &str| [entry(&log(id), 1, Vec::new()), entry(&log(id), 2, vec![part("a", 0, 5)]), entry(&log(id), 3, Vec::new())];
+    // Said before, between and after the entries.
+    for (id, said_after) in [("s1", 1), ("s2", 2), ("s3", 3)] {
+        for (number, record) in (1..).zip(records(id)) {
+            index.record(&record).await.unwrap();
+            if number == said_after {
+                index.say(&log(id), 1, &at_rest(Rest::Completed, 5)).await.unwrap();
+            }
+        }
+        let status = || async { index.session(&log(id)).await.unwrap().unwrap().status };
+        assert_eq!(status().await, "completed", "{id}");
+        index.say(&log(id), 2, &at_rest(Rest::Archived, 5)).await.unwrap();
+        assert_eq!(status().await, "archived");
+        index.record(&entry(&log(id), 4, vec![part("a", 5, 1)])).await.unwrap();
+        assert_eq!(status().await, "active");
+        let mut gone = entry(&log(id), 5, Vec::new());
+        gone.header.kind = EntryKind::Tombstone;
+        index.record(&gone).await.unwrap();
+        index.say(&log(id), 3, &at_rest(Rest::Completed, 6)).await.unwrap();
+        assert_eq!(status().await, "removed");
+        index.record(&entry(&log(id), 6, Vec::new())).await.unwrap();
+        assert_eq!(status().await, "completed", "brought back as it was");
+    }
+}
+
+async fn an_older_word_changes_nothing(place: Place) {
+    let index = place.open();
+    index.record(&entry(&log("s1"), 1, Vec::new())).await.unwrap();
+    index.say(&log("s1"), 3, &wishes(&[("a", "new")], Some("r"))).await.unwrap();
+    let row = index.session(&log("s1")).await.unwrap();
+    index.say(&log("s1"), 2, &wishes(&[("a", "old")], None)).await.unwrap();
+    assert_eq!(index.session(&log("s1")).await.unwrap(), row);
+    // A session that was deleted for good begins with nothing.
+    let mut purge = entry(&log("s1"), 2, Vec::new());
+    purge.header.kind = EntryKind::Purge;
+    index.record(&purge).await.unwrap();
+    let row = index.session(&log("s1")).await.unwrap().unwrap();
+    assert_eq!((row.labels.len(), row.request_id, row.ttl), (0, None, None));
+    index.say(&log("s1"), 1, &wishes(&[("a", "again")], None)).await.unwrap();
+    assert_eq!(index.session(&log("s1")).await.unwrap().unwrap().labels["a"], "again");
 }
 
 async fn bad_cursors_are_usage(place: Place) {

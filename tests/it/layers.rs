@@ -10,7 +10,7 @@ const ROWS: [&[&str]; 8] = [
     &["model", "sys", "config", "error"],
     &["agent", "codec", "store", "index"],
     &["log"],
-    &["capture", "restore", "history", "upkeep"],
+    &["capture", "restore", "history", "upkeep", "exchange"],
     &["wire"],
     &["daemon"],
     &["cli"],

@@ -499,8 +499,8 @@ fn help_version_completions_and_manual_are_there() {
     run(&["man", "--to", "pages"]);
     assert!(home.home().join("pages/sessiond-run.1").exists());
     for verb in [
-        "run", "daemon", "restore", "pull", "flush", "status", "ls", "show", "tail", "messages", "search", "stats", "verify", "reindex",
-        "doctor", "demo",
+        "run", "daemon", "restore", "pull", "flush", "status", "hook", "ls", "show", "tail", "messages", "search", "stats", "verify",
+        "reindex", "doctor", "demo",
     ] {
         let (short, long) = (run(&[verb, "-h"]), run(&[verb, "--help"]));
         assert!(long.contains("Example"), "{verb} --help has no example");

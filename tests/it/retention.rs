@@ -9,7 +9,7 @@ use crate::support::backend::{Backend, append, transcript};
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Everything in the bucket was written that much earlier.
-fn let_pass(backend: &Backend, time: Duration) {
+pub fn let_pass(backend: &Backend, time: Duration) {
     let mut open = vec![backend.path().join("bucket/v1")];
     while let Some(folder) = open.pop() {
         for item in std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()) {
@@ -137,9 +137,14 @@ fn what_is_left_of_a_deleted_session_goes_too() {
     let backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, 2);
+    backend.run(&home, &["label", "s1", "a=b"]).ok();
+    assert_eq!(count(&session(&backend).join("wishes")), 1);
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
+    assert_eq!(count(&session(&backend).join("wishes")), 0);
+    // Somebody who found the session before says something of what is left.
+    backend.run(&home, &["label", "s1", "a=c"]).ok();
     let_pass(&backend, 8 * DAY);
     assert_eq!(backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0], "forget");
     assert!(!session(&backend).exists());

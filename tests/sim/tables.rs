@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow, Totals};
-use sessiond::model::{AgentName, LogId, NamedFile, Namespace, Seq};
+use sessiond::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Seq, Wishes};
 
 use super::life::Life;
 use super::world::{Fate, World};
@@ -17,6 +17,8 @@ use super::world::{Fate, World};
 struct Rows {
     main: BTreeMap<LogId, BTreeMap<Seq, Record>>,
     branches: BTreeMap<LogId, BTreeMap<(String, Seq), Record>>,
+    named: BTreeMap<LogId, Vec<(String, Checkpoint)>>,
+    said: BTreeMap<LogId, (u64, Wishes)>,
 }
 
 impl Rows {
@@ -57,6 +59,9 @@ impl Rows {
             model: None,
             agent_version: None,
             status: "active".to_owned(),
+            request_id: self.said.get(log).and_then(|(_, wishes)| wishes.request_id.clone()),
+            ttl: self.said.get(log).and_then(|(_, wishes)| wishes.ttl),
+            labels: self.said.get(log).map(|(_, wishes)| wishes.labels.clone()).unwrap_or_default(),
             created: first.header.at,
             updated: last.header.at,
             head: last.header.seq,
@@ -153,6 +158,15 @@ impl Index for Session {
         self.statement("record", |inner| inner.rows.record(record)).await
     }
 
+    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
+        self.statement("say", |inner| {
+            if inner.rows.main.contains_key(log) && inner.rows.said.get(log).is_none_or(|(known, _)| *known <= number) {
+                inner.rows.said.insert(log.clone(), (number, wishes.clone()));
+            }
+        })
+        .await
+    }
+
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>> {
         self.query("select session", |rows| rows.session(log)).await
     }
@@ -174,10 +188,19 @@ impl Index for Session {
         self.query("select logs", |rows| rows.main.keys().cloned().collect()).await
     }
 
+    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+        self.statement("name points", |inner| {
+            inner.rows.named.insert(log.clone(), named.to_vec());
+        })
+        .await
+    }
+
     async fn forget(&self, log: &LogId) -> Result<()> {
         self.statement("forget", |inner| {
             inner.rows.main.remove(log);
             inner.rows.branches.remove(log);
+            inner.rows.named.remove(log);
+            inner.rows.said.remove(log);
         })
         .await
     }

@@ -81,6 +81,7 @@ pub(super) async fn page(connection: &mut AnyConnection, filter: &Filter, cursor
     sessions.truncate(limit);
     let next = sessions.last().filter(|_| more).map(|last| Cursor::behind(last).to_text());
     add_branches(connection, filter.namespace.as_str(), &mut sessions).await?;
+    add_labels(connection, filter.namespace.as_str(), &mut sessions).await?;
     Ok(SessionPage { sessions, next })
 }
 
@@ -97,6 +98,14 @@ fn query(filter: &Filter, prefix: &str, cursor: Option<Cursor>, limit: usize) ->
         Some(status) => statement.say(" AND status = ").value(clip(status, LONGEST_PROJECT)),
         None => statement.say(" AND status <> 'removed'"),
     };
+    if let Some(request) = &filter.request {
+        statement.say(" AND request_id = ").value(clip(request, LONGEST_PROJECT));
+    }
+    for label in &filter.labels {
+        statement.say(" AND EXISTS (SELECT 1 FROM labels WHERE labels.namespace = sessions.namespace AND labels.agent = sessions.agent");
+        statement.say(" AND labels.session = sessions.id AND labels.name = ").value(clip(&label.name, LONGEST_PROJECT));
+        statement.say(" AND labels.value = ").value(clip(&label.value, LONGEST_PROJECT)).say(")");
+    }
     if !prefix.is_empty() {
         // '~' comes behind every character of an id.
         statement.say(" AND id >= ").value(prefix).say(" AND id < ").value(format!("{prefix}~"));
@@ -111,17 +120,44 @@ fn query(filter: &Filter, prefix: &str, cursor: Option<Cursor>, limit: usize) ->
     statement
 }
 
+/// The beginning of a query about these sessions. For SQLite a cross join with them is also an order: first the sessions, then
+/// the few rows of each.
+fn wanted(sessions: &[SessionRow]) -> Statement {
+    let mut statement = Statement::new("WITH wanted (agent, id) AS (VALUES ".to_owned());
+    for (number, session) in sessions.iter().enumerate() {
+        statement.say(if number == 0 { "(" } else { ", (" }).value(&session.agent).say(", ").value(&session.id).say(")");
+    }
+    statement.say(")");
+    statement
+}
+
+/// Fills in the labels of all of these sessions of one namespace, in one query.
+pub(super) async fn add_labels(connection: &mut AnyConnection, namespace: &str, sessions: &mut [SessionRow]) -> Result<(), Fault> {
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    let mut statement = wanted(sessions);
+    statement.say(" SELECT labels.agent AS agent, labels.session AS session, labels.name AS name, labels.value AS value ");
+    statement.say("FROM wanted CROSS JOIN labels WHERE labels.namespace = ").value(namespace);
+    statement.say(" AND labels.agent = wanted.agent AND labels.session = wanted.id");
+    let mut labels: BTreeMap<(String, String), BTreeMap<String, String>> = BTreeMap::new();
+    for row in statement.fetch(connection).await? {
+        let of = labels.entry((text(&row, "agent")?, text(&row, "session")?)).or_default();
+        of.insert(text(&row, "name")?, text(&row, "value")?);
+    }
+    for session in sessions {
+        session.labels = labels.remove(&(session.agent.clone(), session.id.clone())).unwrap_or_default();
+    }
+    Ok(())
+}
+
 /// Fills in the branches of all of these sessions of one namespace, in one query.
 pub(super) async fn add_branches(connection: &mut AnyConnection, namespace: &str, sessions: &mut [SessionRow]) -> Result<(), Fault> {
     if sessions.is_empty() {
         return Ok(());
     }
-    // For SQLite a cross join is also an order: first the sessions, then the few entries of each that are on a branch.
-    let mut statement = Statement::new("WITH wanted (agent, id) AS (VALUES ");
-    for (number, session) in sessions.iter().enumerate() {
-        statement.say(if number == 0 { "(" } else { ", (" }).value(&session.agent).say(", ").value(&session.id).say(")");
-    }
-    statement.say(") SELECT DISTINCT entries.agent AS agent, entries.session AS session, entries.branch AS branch ");
+    let mut statement = wanted(sessions);
+    statement.say(" SELECT DISTINCT entries.agent AS agent, entries.session AS session, entries.branch AS branch ");
     statement.say("FROM wanted CROSS JOIN entries WHERE entries.namespace = ").value(namespace);
     statement.say(" AND entries.agent = wanted.agent AND entries.session = wanted.id AND entries.branch > ''");
     let mut branches: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();

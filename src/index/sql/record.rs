@@ -8,17 +8,19 @@ use sqlx::any::AnyRow;
 use super::Terms;
 use super::fault::Fault;
 use super::messages::{self, Taken, Totals};
-use super::rows::{self, LONGEST, LONGEST_PROJECT, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::rows::{self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::say;
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
-use crate::model::{Checkpoint, Digest, EntryKind, Move, Part};
+use crate::model::checkpoint::MOST_CHECKPOINTS;
+use crate::model::{Checkpoint, Digest, EntryKind, LogId, Move, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
 /// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
 const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING created, updated, head, raw_bytes, stored_bytes, status, messages, turns, input_tokens, output_tokens, \
+     RETURNING created, updated, head, raw_bytes, stored_bytes, rest, rest_bytes, messages, turns, input_tokens, output_tokens, \
      cache_read_tokens, cache_write_tokens, cost, uncosted, unread";
 
 /// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
@@ -57,8 +59,10 @@ const FILE: &str = "INSERT INTO files \
      position = excluded.position, unread = excluded.unread";
 
 const CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, body) \
-     VALUES ($1, $2, $3, $4, '', $5, $6, $7, $8) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
      seq = excluded.seq, turn = excluded.turn, at = excluded.at, body = excluded.body";
+
+const FORGET: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
 const CLEAR: [&str; 4] = [
     "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
@@ -69,6 +73,10 @@ const CLEAR: [&str; 4] = [
 
 /// Bytes before compression that a record stands for.
 fn raw_of(record: &Record) -> u64 {
+    // What a fork begins with is another's.
+    if record.header.fork.is_some() {
+        return 0;
+    }
     record.header.covers.as_ref().map_or_else(|| record.header.body_len(), |covers| covers.raw)
 }
 
@@ -113,7 +121,7 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     if added.rows_affected() == 0 {
         return Ok(Recorded::Already);
     }
-    let Some(known) = known else {
+    let Some(mut known) = known else {
         return Ok(Recorded::New);
     };
     if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
@@ -122,9 +130,14 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     let mut totals = known.totals;
     if header.begins_anew() || header.kind == EntryKind::Snapshot {
         totals = Totals::default();
+        (known.raw, known.stored) = (0, 0);
         for sql in CLEAR {
             sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
         }
+    }
+    if header.kind == EntryKind::Purge {
+        say::forget(transaction, &record.log).await?;
+        known.rest = None;
     }
     let mut deleted = false;
     for rename in &header.moves {
@@ -144,7 +157,11 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     }
     for point in header.points() {
         totals.turns = point.turn;
-        add_checkpoint(transaction, record, &point).await?;
+        add_checkpoint(transaction, &record.log, "", &point).await?;
+    }
+    if let Some(newest) = header.checkpoints.iter().map(|point| point.number).max() {
+        let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
+        sqlx::query(FORGET).bind(namespace).bind(agent).bind(&id).bind(past).execute(&mut *transaction).await?;
     }
     update_session(transaction, record, &at, known, totals).await?;
     Ok(Recorded::New)
@@ -157,7 +174,7 @@ struct Known {
     head: u64,
     raw: u64,
     stored: u64,
-    status: String,
+    rest: Option<say::Rest>,
     totals: Totals,
 }
 
@@ -169,7 +186,7 @@ impl Known {
             head: count(row, "head")?,
             raw: count(row, "raw_bytes")?,
             stored: count(row, "stored_bytes")?,
-            status: text(row, "status")?,
+            rest: say::Rest::read(row)?,
             totals: Totals::read(row)?,
         })
     }
@@ -180,13 +197,7 @@ async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &s
     let (header, facts) = (&record.header, &record.told.facts);
     let raw = known.raw.saturating_add(raw_of(record));
     let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
-    let status = match header.kind {
-        kind if kind.is_removal() => "removed",
-        _ if raw == 0 => "created",
-        // What somebody completed is active again when it is written to, not when it is looked at.
-        _ if raw_of(record) == 0 && matches!(known.status.as_str(), "completed" | "archived") => known.status.as_str(),
-        _ => "active",
-    };
+    let status = if header.kind.is_removal() { "removed" } else { say::status(raw, known.rest.as_ref()) };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first.
     let first = known.head == 0;
     sqlx::query(SESSION)
@@ -259,14 +270,26 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
     Ok(())
 }
 
-async fn add_checkpoint(transaction: &mut AnyConnection, record: &Record, point: &Checkpoint) -> Result<(), Fault> {
-    let (namespace, agent, id) = log_columns(&record.log);
+/// The named checkpoints of a log, instead of those there are.
+pub(super) async fn name_points(transaction: &mut AnyConnection, log: &LogId, named: &[(String, Checkpoint)]) -> Result<(), Fault> {
+    const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
+    let (namespace, agent, id) = log_columns(log);
+    sqlx::query(CLEAR).bind(namespace).bind(agent).bind(id).execute(&mut *transaction).await?;
+    for (name, point) in named {
+        add_checkpoint(transaction, log, name, point).await?;
+    }
+    Ok(())
+}
+
+async fn add_checkpoint(transaction: &mut AnyConnection, log: &LogId, name: &str, point: &Checkpoint) -> Result<(), Fault> {
+    let (namespace, agent, id) = log_columns(log);
     sqlx::query(CHECKPOINT)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(whole("checkpoint", point.number)?)
-        .bind(whole("entry number", point.seq.unwrap_or(record.header.seq))?)
+        .bind(clip(name, LONGEST_PROJECT))
+        .bind(whole("entry number", point.seq.unwrap_or(0))?)
         .bind(whole("turn", point.turn)?)
         .bind(stamp(point.at))
         .bind(rows::json(point)?)

@@ -2,6 +2,8 @@
 //!
 //! Owns how numbers, times and names are written in the database, the same in both. Does not own which rows there are.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -10,7 +12,7 @@ use super::fault::Fault;
 use crate::error::{Error, Result};
 use crate::index::catalog::cost_of;
 use crate::index::{EntryRow, Failure, FenceRow, MessageRow, SessionRow, Totals};
-use crate::model::{FileAt, FileKind, LogId, NamedFile, Tokens};
+use crate::model::{FileAt, FileKind, LogId, NamedFile, Tokens, Ttl};
 
 /// Longest text of a fact or message, in bytes; titles and errors are a line.
 pub(super) const LONGEST: usize = 4096;
@@ -19,8 +21,8 @@ pub(super) const LONGEST: usize = 4096;
 pub(super) const LONGEST_PROJECT: usize = 1024;
 
 /// The columns that [`session`] reads.
-pub(super) const SESSION: &str = "namespace, agent, id, project, cwd, title, model, agent_version, status, created, updated, \
-                                  head, writer, raw_bytes, stored_bytes, messages, turns, input_tokens, output_tokens, \
+pub(super) const SESSION: &str = "namespace, agent, id, project, cwd, title, model, agent_version, status, request_id, ttl, created, \
+                                  updated, head, writer, raw_bytes, stored_bytes, messages, turns, input_tokens, output_tokens, \
                                   cache_read_tokens, cache_write_tokens, cost, uncosted, told_cost, unread";
 
 /// The columns that name a log.
@@ -108,7 +110,20 @@ pub(super) fn parsed<T: std::str::FromStr>(row: &AnyRow, column: &str) -> Result
     Ok(text.parse().map_err(|_| damaged(column, &text))?)
 }
 
-/// A session without its branches.
+/// How long to keep a session, as a number: seconds, or -1 for ever.
+pub(super) fn ttl_column(ttl: Ttl) -> Result<i64> {
+    match ttl {
+        Ttl::Never => Ok(-1),
+        Ttl::Seconds(seconds) => whole("seconds", seconds),
+    }
+}
+
+fn ttl(row: &AnyRow) -> Result<Option<Ttl>, Fault> {
+    let number: Option<i64> = row.try_get("ttl")?;
+    Ok(number.map(|number| u64::try_from(number).map_or(Ttl::Never, Ttl::Seconds)))
+}
+
+/// A session without its branches and labels.
 pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
     Ok(SessionRow {
         namespace: text(row, "namespace")?,
@@ -120,6 +135,9 @@ pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
         model: row.try_get("model")?,
         agent_version: row.try_get("agent_version")?,
         status: text(row, "status")?,
+        request_id: row.try_get("request_id")?,
+        ttl: ttl(row)?,
+        labels: BTreeMap::new(),
         created: parsed(row, "created")?,
         updated: parsed(row, "updated")?,
         head: count(row, "head")?,

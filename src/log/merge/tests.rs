@@ -148,6 +148,7 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             moves,
             parts: written,
             checkpoints: Vec::new(),
+            fork: None,
             back_to: None,
         };
         let entry = entry::decode("x", &entry::encode(header, &bodies).unwrap().bytes).unwrap();

@@ -92,6 +92,7 @@ impl Session {
             moves: Vec::new(),
             parts,
             checkpoints: Vec::new(),
+            fork: None,
             back_to: None,
         };
         edit(&mut header);

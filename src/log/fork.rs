@@ -1,0 +1,142 @@
+//! A session that begins with another's entries: what its files are then.
+//!
+//! Owns giving the other's files their new names and putting the new id into their lines. Both follow from the two ids alone,
+//! so no byte is stored for it.
+
+use std::collections::BTreeMap;
+
+use super::ledger::FileCursor;
+use crate::error::{Error, Result};
+use crate::model::{FileAt, FileKind, LogName, RelPath, RunningHash};
+use crate::sys::{Folder, OpenFile};
+
+/// Bytes read at a time.
+const PIECE: usize = 256 << 10;
+
+/// From one session's names to another's.
+pub struct Renaming {
+    from: String,
+    to: String,
+}
+
+impl Renaming {
+    /// The ids, as they stand in files.
+    pub fn new(from: &LogName, to: &LogName) -> Renaming {
+        Renaming { from: from.to_string(), to: to.to_string() }
+    }
+
+    /// What a file of the other session is called in this one.
+    pub fn path(&self, path: &RelPath) -> Result<RelPath> {
+        let part = |part: &str| match part.strip_prefix(self.from.as_str()) {
+            Some(rest) if rest.is_empty() || rest.starts_with('.') => format!("{}{rest}", self.to),
+            _ => part.to_owned(),
+        };
+        path.parts().map(part).collect::<Vec<_>>().join("/").parse()
+    }
+
+    /// Whether the id stands in the file for what it is, and not as something that somebody said.
+    fn is_rewritten(path: &RelPath, kind: FileKind) -> bool {
+        kind == FileKind::Append || path.name().ends_with(".json")
+    }
+
+    /// Puts the new id into bytes.
+    pub fn bytes(&self, path: &RelPath, kind: FileKind, bytes: &[u8]) -> Vec<u8> {
+        if !Self::is_rewritten(path, kind) {
+            return bytes.to_vec();
+        }
+        let mut out = Vec::with_capacity(bytes.len());
+        let rest = self.replace(bytes, true, &mut out);
+        debug_assert!(rest == bytes.len());
+        out
+    }
+
+    /// Writes `bytes` with the new id to `out`; answers how many bytes were taken: without `last`, the end may be the beginning
+    /// of an id and waits.
+    fn replace(&self, bytes: &[u8], last: bool, out: &mut Vec<u8>) -> usize {
+        let from = self.from.as_bytes();
+        let mut at = 0;
+        while let Some(found) = bytes[at..].windows(from.len()).position(|window| window == from) {
+            out.extend_from_slice(&bytes[at..at + found]);
+            out.extend_from_slice(self.to.as_bytes());
+            at += found + from.len();
+        }
+        let end = if last { bytes.len() } else { bytes.len().saturating_sub(from.len() - 1).max(at) };
+        out.extend_from_slice(&bytes[at..end]);
+        end
+    }
+
+    /// Writes a file with the new id to another place; answers its length and hash.
+    pub fn copy(&self, folder: &dyn Folder, from: &dyn OpenFile, path: &RelPath, at: &FileAt, to: &RelPath) -> Result<(u64, RunningHash)> {
+        let failed = |cause| Error::io(format!("write {path} under another id"), cause);
+        let rewritten = Self::is_rewritten(path, at.kind);
+        let (mut read, mut written, mut hash) = (0, 0, RunningHash::default());
+        let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        folder.write_at(to, 0, &[]).map_err(failed)?;
+        loop {
+            let want = buffer.len().min(usize::try_from(at.len - read).unwrap_or(usize::MAX));
+            let got = if want == 0 { 0 } else { from.read_at(&mut buffer[..want], read).map_err(failed)? };
+            read += got as u64;
+            held.extend_from_slice(&buffer[..got]);
+            let mut out = Vec::new();
+            let taken = if rewritten {
+                self.replace(&held, got == 0, &mut out)
+            } else {
+                out.extend_from_slice(&held);
+                held.len()
+            };
+            held.drain(..taken);
+            folder.write_at(to, written, &out).map_err(failed)?;
+            hash.update(&out);
+            written += out.len() as u64;
+            if got == 0 {
+                break;
+            }
+        }
+        if read < at.len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
+    }
+}
+
+/// Cuts lengths: the transcripts of a session as they were at a point.
+pub fn cut_lengths(files: &BTreeMap<RelPath, FileAt>, cut: Option<&BTreeMap<RelPath, u64>>) -> BTreeMap<RelPath, u64> {
+    let length = |path: &RelPath, file: &FileAt| match (cut, file.kind) {
+        (Some(cut), FileKind::Append) => cut.get(path).map(|len| file.len.min(*len)),
+        _ => Some(file.len),
+    };
+    files.iter().filter_map(|(path, file)| Some((path.clone(), length(path, file)?))).collect()
+}
+
+/// The cursor over a file, for its digest.
+pub fn cursor(file: &dyn OpenFile, kind: FileKind, len: u64) -> Result<FileCursor> {
+    let read = FileCursor::over(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
+    read.ok_or_else(|| Error::corrupt("a file is shorter than it should be"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_lines_get_the_new_id() {
+        let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
+        let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
+        assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
+        assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
+        assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
+        let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
+        let wanted = b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
+        let transcript: RelPath = "a.jsonl".parse().unwrap();
+        assert_eq!(renaming.bytes(&transcript, FileKind::Append, text), wanted);
+        assert_eq!(renaming.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text), text);
+        // However it comes in pieces.
+        for piece in 1..text.len() {
+            let (mut held, mut out) = (Vec::new(), Vec::new());
+            for chunk in text.chunks(piece) {
+                held.extend_from_slice(chunk);
+                let taken = renaming.replace(&held, false, &mut out);
+                held.drain(..taken);
+            }
+            renaming.replace(&held, true, &mut out);
+            assert_eq!(out, wanted, "pieces of {piece}");
+        }
+    }
+}

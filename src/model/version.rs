@@ -1,0 +1,79 @@
+//! Versions of agents: numbers with dots between them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// A version. What follows the numbers, such as `-beta`, does not count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(Vec<u64>);
+
+impl Version {
+    /// The first version that a text names, as programs do when asked for theirs.
+    pub fn find(text: &str) -> Option<Version> {
+        text.split_whitespace().find_map(|word| word.parse().ok())
+    }
+}
+
+impl FromStr for Version {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let refuse = || Error::usage(format!("read version {text:?}")).hint("numbers with dots between them, such as 2.1.325");
+        let mut numbers = Vec::new();
+        for part in text.strip_prefix('v').unwrap_or(text).split('.') {
+            let digits = part.len() - part.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+            match (digits, numbers.is_empty()) {
+                (0, true) => return Err(refuse()),
+                (0, false) => break,
+                _ => {}
+            }
+            numbers.push(part[..digits].parse().unwrap_or(u64::MAX));
+            if digits < part.len() {
+                break;
+            }
+        }
+        // 2.1 and 2.1.0 are the same.
+        while numbers.len() > 1 && numbers.last() == Some(&0) {
+            numbers.pop();
+        }
+        Ok(Version(numbers))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        for (older, newer) in [("2.1.99", "2.1.325"), ("2.1.325", "2.2"), ("2.9", "2.10"), ("9", "10.0.1"), ("2.1", "2.1.1")] {
+            assert!(version(older) < version(newer), "{older} {newer}");
+        }
+        for (one, other) in [("2.1", "2.1.0"), ("v2.1.3", "2.1.3"), ("2.1.3-beta.4", "2.1.3"), ("0", "0.0")] {
+            assert_eq!(version(one), version(other));
+        }
+        assert!(version("99999999999999999999999") > version("5"));
+        for bad in ["", "v", "latest", ".1", "-1", "auto"] {
+            assert!(bad.parse::<Version>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_names_its_version() {
+        assert_eq!(Version::find("2.1.325 (Claude Code)\n"), Some(version("2.1.325")));
+        assert_eq!(Version::find("codex-cli 0.166.0"), Some(version("0.166")));
+        assert_eq!(Version::find("command not found"), None);
+        assert_eq!(version("2.1.325").to_string(), "2.1.325");
+    }
+}

@@ -1,0 +1,119 @@
+//! A session that came in a variable: one transcript or an exported archive, put in place as if it had been restored.
+//!
+//! Nothing is claimed: the daemon that starts next finds files that no ledger knows, and asks the bucket.
+
+use std::collections::BTreeMap;
+
+use serde::de::IgnoredAny;
+
+use super::place;
+use super::{Context, Options, Report};
+use crate::agent::Profile;
+use crate::codec::archive::{self, InMemory, Member};
+use crate::codec::entry::{Entry, MOST_RAW};
+use crate::error::{Doing, Error, Result};
+use crate::log::assemble::Assembly;
+use crate::log::walk::Sink;
+use crate::model::{Digest, EntryKind, FileKind, Header, LogId, LogName, Part, RelPath, SessionId, entry::FORMAT};
+use crate::sys::STATE_FOLDER;
+
+/// What came in a variable.
+pub struct Blob {
+    /// The session.
+    pub session: SessionId,
+    files: Vec<(Member, Vec<u8>)>,
+}
+
+/// Reads what `name` holds: base64 of gzip of an archive, or of the transcript of session `id` of the project `project`.
+pub fn read(profile: &dyn Profile, name: &str, text: &str, id: Option<&SessionId>, project: &str, now_ns: i64) -> Result<Blob> {
+    let inflated = archive::inflate(name, text.as_bytes(), MOST_RAW)?;
+    if !archive::is_archive(&inflated) {
+        let id = id.ok_or_else(|| Error::usage(format!("{name} holds a transcript, and no variable says of which session")))?;
+        let path = profile
+            .transcript(project, id)
+            .ok_or_else(|| Error::usage(format!("{name} holds no archive, and {} does not say where a transcript goes", profile.name())))?;
+        let first = inflated.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        serde_json::from_slice::<IgnoredAny>(first)
+            .map_err(|cause| Error::corrupt(format!("read {name}: neither an archive nor a transcript")).because(cause))?;
+        let (len, sha256) = (inflated.len() as u64, Digest::of(&inflated));
+        let member = Member { path, kind: FileKind::Append, len, mode: 0o600, mtime_ns: now_ns, sha256 };
+        return Ok(Blob { session: id.clone(), files: vec![(member, inflated)] });
+    }
+    let mut files = InMemory::default();
+    let manifest = archive::read_inflated(name, &inflated, &mut files)?;
+    if manifest.agent != *profile.name() {
+        return Err(Error::usage(format!("{name} holds a session of {}, and this is {}", manifest.agent, profile.name()))
+            .hint(format!("--agent {} takes it", manifest.agent)));
+    }
+    if let Some(id) = id.filter(|id| **id != manifest.session) {
+        return Err(Error::usage(format!("{name} holds session {}, not {id}", manifest.session)));
+    }
+    Ok(Blob { session: manifest.session, files: manifest.files.into_iter().zip(files.0).collect() })
+}
+
+/// Puts its files in place; what is here and differs is never overwritten.
+pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Report> {
+    let id = context.logs.id(LogName::Session(blob.session.clone()));
+    let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
+    let done = put(context, &id, blob, options, &stage).doing_with(|| format!("restore {id}"));
+    if let Err(cause) = context.folder.remove(&stage) {
+        tracing::warn!(%cause, %stage, "the temporary folder was not removed");
+    }
+    done
+}
+
+fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &RelPath) -> Result<Report> {
+    let mut assembly = Assembly::new(&*context.folder, stage.clone(), 1);
+    let kind = |path: &RelPath, kind| match context.profile.place(path) {
+        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind) => kind,
+        crate::agent::Place::Ignore => kind,
+    };
+    let parts = blob.files.iter().map(|(member, _)| Part {
+        path: member.path.clone(),
+        kind: kind(&member.path, member.kind),
+        start: 0,
+        len: member.len,
+        file_sha256: member.sha256,
+        mode: member.mode & 0o777,
+        mtime_ns: member.mtime_ns,
+        seq: None,
+    });
+    let header = Header {
+        v: FORMAT,
+        kind: EntryKind::Delta,
+        agent: id.agent.clone(),
+        session: id.name.clone(),
+        seq: 1,
+        writer: "variable".parse()?,
+        at: context.logs.clock.now(),
+        prev: None,
+        after: None,
+        covers: None,
+        moves: Vec::new(),
+        parts: parts.collect(),
+        checkpoints: Vec::new(),
+        fork: None,
+        back_to: None,
+    };
+    let body: Vec<u8> = blob.files.into_iter().flat_map(|(_, bytes)| bytes).collect();
+    assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
+    let files = place::decide_all(context, id, &assembly, None, options)?;
+    place::check(id, &files, options)?;
+    let bytes = files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum();
+    if !options.dry_run {
+        place::place_all(context, &assembly, &files, None, options)?;
+    }
+    let session = id.name.to_string();
+    Ok(Report {
+        session,
+        seq: 0,
+        head: 0,
+        writer: None,
+        objects: 0,
+        bytes,
+        files,
+        cut_off: BTreeMap::new(),
+        dry_run: options.dry_run,
+        claim: None,
+    })
+}

@@ -1,0 +1,94 @@
+//! Forks: a new session that begins with another's entries, and copies none of them.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::point::Goal;
+use crate::error::{Doing, Error, Result};
+use crate::log::Logs;
+use crate::log::assemble::Assembly;
+use crate::log::fork::Renaming;
+use crate::log::pen::Pen;
+use crate::log::walk::Reading;
+use crate::model::{Fork, LogId, Part, RelPath};
+use crate::sys::Folder;
+use crate::sys::clock::new_writer;
+
+/// What was made.
+#[derive(Debug, Clone, Serialize)]
+pub struct Forked {
+    /// The new session.
+    pub session: String,
+    /// The one it was forked from.
+    pub from: String,
+    /// At this entry of it.
+    pub seq: u64,
+    /// With so many complete turns.
+    pub turn: u64,
+    /// Its files.
+    pub files: usize,
+    /// Their bytes; none of them is stored again.
+    pub bytes: u64,
+}
+
+/// Makes `new` begin with `id` at a point. `scratch` is a folder where its files are put together once, for their digests.
+pub async fn fork(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn Folder) -> Result<Forked> {
+    let stage: RelPath = format!("fork-{:016x}", logs.chance.next()).parse()?;
+    let forked = make(logs, id, goal, new, scratch, &stage).await.doing_with(|| format!("fork {id}"));
+    scratch.remove(&stage).map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
+    forked
+}
+
+async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn Folder, stage: &RelPath) -> Result<Forked> {
+    if id.name.is_project() || new.name.is_project() {
+        return Err(Error::usage("only a session can be forked"));
+    }
+    if !logs.pieces(new).await?.is_empty() {
+        return Err(Error::conflict(format!("{new} exists")).hint("--id gives the fork another id"));
+    }
+    let mut made = 0;
+    let fresh = || {
+        made += 1;
+        Assembly::new(scratch, stage.clone(), made)
+    };
+    let read = logs.read_log(id, Reading { at: goal.at, ..Reading::default() }, fresh).await?;
+    if read.head == 0 {
+        return Err(super::find::unknown(id));
+    }
+    let seq = read.seq;
+    let mut assembly = read.sound()?;
+    if assembly.state.removed.is_some() {
+        return Err(Error::not_found(format!("{id} was removed")).hint(format!("sessiond undelete {} brings it back", id.name)));
+    }
+    let turns = goal.cut.as_ref().map_or((assembly.state.turns.turn, assembly.state.turns.last), |point| (point.turn, Some(point.at)));
+    let cut = goal.cut.as_ref().map(|point| point.files.clone());
+    assembly.fork(cut.as_ref(), &Renaming::new(&id.name, &new.name))?;
+    let files: Vec<Part> = assembly.files().map(|(path, at, _)| part(path, at)).collect();
+    if files.is_empty() {
+        return Err(Error::not_found(format!("{id} has no files at that point")));
+    }
+    // First what keeps the entries, then what needs them.
+    logs.pin_fork(id, seq, &new.name).await?;
+    let (turn, last): (u64, Option<Timestamp>) = turns;
+    let bytes = files.iter().map(|part| part.len).sum();
+    let forked = Forked { session: new.name.to_string(), from: id.name.to_string(), seq, turn, files: files.len(), bytes };
+    let fork = Fork { from: id.name.clone(), seq, cut, turn, last, files };
+    let mut pen = Pen { fork: Some(fork), ..Pen::unclaimed(new_writer(&logs.chance), 0, None, logs.clock.now()) };
+    match logs.claim(new, &mut pen, 0).await? {
+        Some(_) => Ok(forked),
+        None => Err(Error::conflict(format!("{new} was begun by somebody else just now")).hint("--id gives the fork another id")),
+    }
+}
+
+fn part(path: &RelPath, at: &crate::model::FileAt) -> Part {
+    Part {
+        path: path.clone(),
+        kind: at.kind,
+        start: 0,
+        len: at.len,
+        file_sha256: at.sha256,
+        mode: at.mode,
+        mtime_ns: at.mtime_ns,
+        seq: None,
+    }
+}

@@ -1,0 +1,144 @@
+//! Points that people name: which entry they are in, and where in it.
+
+use super::talk;
+use crate::agent::Profile;
+use crate::error::{Error, Result};
+use crate::log::Logs;
+use crate::log::pieces::{Piece, Prefer, cover};
+use crate::log::pins::Named;
+use crate::log::state::State;
+use crate::log::walk::Reading;
+use crate::model::{At, Checkpoint, FileKind, LogId, Point, Seq, keys};
+
+/// Where a point is.
+#[derive(Debug, Clone, Default)]
+pub struct Goal {
+    /// The point of the log.
+    pub at: At,
+    /// What of it counts, if that is not all.
+    pub cut: Option<Checkpoint>,
+}
+
+/// Finds a point.
+pub async fn find(logs: &Logs, id: &LogId, point: &Point) -> Result<Goal> {
+    let checkpoint = match point {
+        Point::At(at) => return Ok(Goal { at: *at, cut: None }),
+        Point::Name(name) => match logs.named_points(id).await?.into_iter().find(|named| named.name == *name) {
+            Some(named) => named.point,
+            None => return Err(no_point(logs, id, point).await),
+        },
+        Point::Turn(turn) => {
+            let state = state(logs, id).await?;
+            let line = line(&state);
+            let found = match turn {
+                None => line.last(),
+                // A turn that the agent went on with by itself has several ends.
+                Some(turn) => line.iter().rfind(|point| point.turn == *turn),
+            };
+            match found {
+                Some(found) => (*found).clone(),
+                None => return Err(no_point(logs, id, point).await),
+            }
+        }
+        Point::Checkpoint(number) => match state(logs, id).await?.checkpoints.into_iter().find(|point| point.number == *number) {
+            Some(found) => found,
+            None => return Err(no_point(logs, id, point).await),
+        },
+    };
+    let seq = checkpoint.seq.ok_or_else(|| Error::corrupt(format!("{point} of {id} does not say where it is")))?;
+    Ok(Goal { at: At::Seq(reachable(&logs.pieces(id).await?, seq)), cut: Some(checkpoint) })
+}
+
+/// What the log amounts to, as far as it is sound.
+async fn state(logs: &Logs, id: &LogId) -> Result<State> {
+    let read = logs.read_log(id, Reading::default(), State::default).await?;
+    if read.head == 0 { Err(super::find::unknown(id)) } else { Ok(read.sink) }
+}
+
+/// The first point at or behind an entry that is still there: transcripts only grow, so what is more is cut off again.
+fn reachable(pieces: &[Piece], seq: Seq) -> Seq {
+    let picked = cover(pieces, 0, seq, Prefer::Long, &std::collections::BTreeSet::new());
+    let there = picked.last().is_some_and(|last| last.to == seq)
+        && picked.iter().try_fold(0, |to, piece| (piece.from <= to + 1).then_some(piece.to)).is_some();
+    if there {
+        return seq;
+    }
+    pieces.iter().filter(|piece| piece.from <= seq && seq <= piece.to).map(|piece| piece.to).min().unwrap_or(seq)
+}
+
+/// The checkpoints that led to where the conversation is, in order: without those that were gone back from.
+pub fn line(state: &State) -> Vec<&Checkpoint> {
+    let mut line = Vec::new();
+    let mut next = state.turns.parent;
+    while let Some(point) = next.and_then(|number| state.checkpoints.iter().find(|point| point.number == number)) {
+        line.push(point);
+        next = point.parent.filter(|parent| *parent < point.number);
+    }
+    line.reverse();
+    line
+}
+
+async fn no_point(logs: &Logs, id: &LogId, point: &Point) -> Error {
+    let error = Error::not_found(format!("{id} has no point {point}"));
+    match all(logs, id).await {
+        Ok((points, names)) if points.is_empty() && names.is_empty() => {
+            error.hint("no turn of it is complete yet; use latest, seq:N or a time")
+        }
+        Ok((points, names)) => {
+            let turns = points.iter().map(|point| point.turn).max().unwrap_or(0);
+            let names: Vec<String> = names.into_iter().map(|named| named.name).collect();
+            error.hint(format!(
+                "it has checkpoints up to {} and turns up to {turns}, and the names: {}; sessiond checkpoints {} lists them",
+                points.iter().map(|point| point.number).max().unwrap_or(0),
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") },
+                id.name
+            ))
+        }
+        Err(_) => error,
+    }
+}
+
+/// Every checkpoint, and those with a name.
+pub async fn all(logs: &Logs, id: &LogId) -> Result<(Vec<Checkpoint>, Vec<Named>)> {
+    let state = state(logs, id).await?;
+    Ok((state.checkpoints, logs.named_points(id).await?))
+}
+
+/// Gives a point of a session a name.
+pub async fn name(logs: &Logs, profile: &dyn Profile, id: &LogId, name: &str, goal: &Goal) -> Result<Named> {
+    let name = crate::model::at::point_name(name)?;
+    let point = match &goal.cut {
+        Some(point) => point.clone(),
+        None => {
+            let read = talk::read(logs, profile, id, goal.at, None).await?;
+            let (seq, talk) = (read.seq, read.sound()?);
+            let turns = talk.turns();
+            let transcripts = talk.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+            Checkpoint {
+                number: 0,
+                seq: Some(seq),
+                turn: talk.state.turns.turn,
+                parent: talk.state.turns.parent,
+                at: logs.clock.now(),
+                uuid: None,
+                stop: None,
+                files: transcripts.map(|(path, file)| (path.clone(), file.len)).collect(),
+                pending: turns.pending,
+                last_answer: turns.last_answer,
+            }
+        }
+    };
+    logs.name_point(id, &name, point).await?.ok_or_else(|| {
+        Error::conflict(format!("{id} has a checkpoint named {name} already"))
+            .hint(format!("take another name, or sessiond checkpoint {} --delete --name {name}", id.name))
+    })
+}
+
+/// Takes a name away; what it pointed at can be collected again.
+pub async fn unname(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
+    let name = crate::model::at::point_name(name)?;
+    if !logs.named_points(id).await?.iter().any(|named| named.name == name) {
+        return Err(no_point(logs, id, &Point::Name(name)).await);
+    }
+    logs.store.delete(&keys::named_point(id, &name)).await
+}

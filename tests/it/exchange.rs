@@ -1,0 +1,251 @@
+//! Sessions as one file: between stores, homes and machines, and from a variable.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use sessiond::agent::Profile;
+use sessiond::exchange::import;
+use sessiond::sys::Disk;
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append, transcript};
+use crate::support::world::{World, files_below};
+
+const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
+
+/// A session of every kind of file, with modes and times of their own, and a line that the agent had not finished.
+fn stream(backend: &Backend, home: &TempHome) {
+    let root = home.home().join(".claude");
+    let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request-id", "r1"]);
+    append(&transcript(home, "s1"), &LINE.repeat(50));
+    append(&root.join("projects/-work-app/s1/subagents/agent-1.jsonl"), LINE);
+    append(&root.join("projects/-work-app/s1/tool-results/big.txt"), &"output ".repeat(900_000));
+    append(&root.join("projects/-work-app/s1/empty.json"), "");
+    append(&root.join(format!("projects/-work-app/s1/{}/deep.txt", "long-name".repeat(20))), "deep");
+    append(&root.join("projects/-work-app/agent-0ld.jsonl"), "{\"sessionId\":\"s1\",\"isSidechain\":true}\n");
+    append(&root.join("tasks/s1/1.json"), "{\"id\":\"1\"}");
+    append(&transcript(home, "s1"), "{\"torn");
+    for (path, mode, seconds) in
+        [("tasks/s1/1.json", 0o640, 1_600_000_000), ("projects/-work-app/s1/subagents/agent-1.jsonl", 0o600, 1_500_000_000)]
+    {
+        let file = std::fs::File::options().write(true).open(root.join(path)).unwrap();
+        file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::new(seconds, 123_456_789)).unwrap();
+    }
+    backend.run(home, &["flush", "--wait"]).ok();
+    daemon.signal("TERM");
+    assert_eq!(daemon.code(), Some(0));
+}
+
+fn pulled(backend: &Backend, id: &str) -> (TempHome, std::path::PathBuf) {
+    let home = TempHome::new();
+    backend.run(&home, &["pull", id, "--to", "copy"]).ok();
+    let copy = home.home().join("copy");
+    (home, copy)
+}
+
+#[track_caller]
+fn assert_equal(one: &Path, other: &Path) {
+    let (files, others) = (files_below(one), files_below(other));
+    assert_eq!(files.keys().collect::<Vec<_>>(), others.keys().collect::<Vec<_>>());
+    for (path, bytes) in &files {
+        assert!(others[path] == *bytes, "{path} differs");
+        let meta = |root: &Path| std::fs::metadata(root.join(path)).unwrap();
+        let (here, there) = (meta(one), meta(other));
+        assert_eq!(here.permissions().mode(), there.permissions().mode(), "{path}: mode");
+        assert_eq!(here.modified().unwrap(), there.modified().unwrap(), "{path}: time");
+    }
+}
+
+#[test]
+fn a_session_moves_between_stores_and_is_byte_equal() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home);
+        let (_home, before) = pulled(&backend, "s1");
+        backend.run(&home, &["export", "s1", "-o", "s1.tar.gz"]).ok();
+        let file = home.home().join("s1.tar.gz");
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let text = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
+        assert!(text.starts_with("H4sI") && text.ends_with('\n') && !text.trim().contains(char::is_whitespace));
+        std::fs::write(home.home().join("s1.txt"), text).unwrap();
+
+        // Into a folder from whatever it was, as it is and as text.
+        for name in ["s1.tar.gz", "s1.txt"] {
+            let other = Backend::file();
+            let there = TempHome::new();
+            let archive = home.home().join(name);
+            let archive = archive.to_str().unwrap();
+            assert!(other.run(&there, &["import", archive, "--dry-run"]).ok().out().contains("would import s1"));
+            other.run(&there, &["pull", "s1"]).fails(3, "there is no", "");
+            let done = other.run(&there, &["import", archive, "--json"]).ok().json();
+            assert_eq!((&done["session"], &done["files"], &done["already"]), (&"s1".into(), &7.into(), &false.into()), "{done}");
+            assert!(done["entries"].as_u64().unwrap() >= 2);
+            let (_there, after) = pulled(&other, "s1");
+            assert_equal(&before, &after);
+            other.run(&there, &["verify", "s1", "--deep"]).ok();
+            let row = other.run(&there, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+            assert_eq!((&row["labels"]["team"], &row["request_id"], &row["cwd"]), (&"infra".into(), &"r1".into(), &"/work/app".into()));
+
+            // The same again is nothing to do; another under the same id is refused; the agent can go on.
+            assert!(other.run(&there, &["import", archive]).ok().out().contains("is there already"));
+            assert!(!there.home().join(".claude/projects").exists());
+            other.run(&there, &["restore", "s1"]).ok();
+            let mut daemon = other.daemon(&there, &[]);
+            append(&transcript(&there, "s1"), LINE);
+            other.run(&there, &["flush", "--wait"]).ok();
+            daemon.signal("TERM");
+            assert_eq!(daemon.code(), Some(0));
+            other.run(&there, &["import", archive]).fails(7, "with other content", "--id NEW");
+            let said = other.run(&there, &["import", archive, "--id", "s2"]).ok().out();
+            assert!(said.contains("imported s2") && said.contains("agent-0ld.jsonl"), "{said}");
+            let (_there, renamed) = pulled(&other, "s2");
+            let (old, new) = (files_below(&before), files_below(&renamed));
+            assert_eq!(new["projects/-work-app/s2.jsonl"], old["projects/-work-app/s1.jsonl"]);
+            assert_eq!(new["tasks/s2/1.json"], old["tasks/s1/1.json"]);
+            assert_eq!(new.len(), old.len() - 1);
+            other.run(&there, &["rm", "s2", "--yes"]).ok();
+            other.run(&there, &["import", archive, "--id", "s2"]).fails(7, "was removed", "undelete s2");
+        }
+        // An earlier point, through a pipe, back into the same store under another id.
+        let earlier = backend.run(&home, &["export", "s1", "--at", "seq:2"]).ok();
+        let mut command = backend.command(&home, &["import", "-", "--id", "s3"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&earlier.0.stdout).unwrap();
+        assert!(child.wait().unwrap().success());
+        backend.run(&home, &["reindex"]).ok();
+        let rows = backend.run(&home, &["ls", "--json"]).ok().json();
+        assert!(rows["sessions"].as_array().unwrap().iter().any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"), "{rows}");
+    }
+}
+
+#[test]
+fn what_is_no_archive_is_refused_and_nothing_is_written() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let other = Backend::file();
+    stream(&backend, &home);
+    let good = backend.run(&home, &["export", "s1"]).ok().0.stdout;
+    let file = home.home().join("bad.tar.gz");
+    let import = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        other.run(&home, &["import", file.to_str().unwrap()])
+    };
+    import(b"").fails(6, "it is empty", "");
+    import(b"garbage, not an archive at all").fails(6, "neither gzip nor", "");
+    import(&good[..good.len() / 2]).fails(6, "bad.tar.gz", "");
+    import(&good[..good.len() - 4]).fails(6, "bad.tar.gz", "");
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 0x10;
+    import(&flipped).fails(6, "bad.tar.gz", "");
+    other.run(&home, &["import", "nowhere.tar.gz"]).fails(3, "no such file", "");
+    std::fs::write(&file, &good).unwrap();
+    other.run(&home, &["import", file.to_str().unwrap(), "--agent", "generic"]).fails(2, "a session of claude-code", "--agent claude-code");
+    let objects = |backend: &Backend| files_below(&backend.path().join("bucket")).into_keys().filter(|key| key.contains("/log/")).count();
+    assert_eq!(objects(&other), 0);
+    let left = std::fs::read_dir(home.path().join("tmp")).unwrap().count();
+    assert_eq!(left, 0, "the scratch folders are gone");
+    backend.run(&home, &["export", "nobody"]).fails(3, "there is no", "sessiond ls");
+    backend.run(&home, &["export", "s1", "-o", "missing/x"]).fails(5, "write missing/x", "");
+}
+
+/// What a store does in the middle of an import: the same again goes on behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_that_was_cut_off_goes_on() {
+    let world = World::new();
+    let handle = world.stream();
+    let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
+    world.append("projects/-w/s1.jsonl", line.repeat(13_000));
+    world.write("projects/-w/s1/tool-results/t.txt", vec![b'y'; 5 << 20]);
+    handle.flush(None).await.unwrap();
+    let before = world.stored("s1").await.unwrap();
+    let (scratch, out) = (Disk::new(world.folder("scratch")), world.folder("s1.tar.gz"));
+    let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
+    let files: Vec<_> = paths.iter().map(|path| (path.parse().unwrap(), sessiond::model::FileKind::Append)).collect();
+    let manifest = sessiond::codec::archive::Manifest::new(
+        world.profile.name().clone(),
+        "s1".parse().unwrap(),
+        7,
+        "2026-05-01T12:00:00Z".parse().unwrap(),
+        &sessiond::model::Wishes::default(),
+    );
+    sessiond::exchange::pack(&Disk::new(world.root()), &files, manifest, false, std::fs::File::create(&out).unwrap()).unwrap();
+
+    let mut unpacked = import::unpack("x", std::fs::File::open(&out).unwrap(), &scratch).unwrap();
+    unpacked.rename(&*world.profile, &"s2".parse().unwrap()).unwrap();
+    let (logs, profile) = (world.logs(), world.profile.clone());
+    world.store.refuse("s2/log/000000000004");
+    let error = import::import(&logs, &*profile, &unpacked, false).await.unwrap_err();
+    assert!(error.is_retryable() && error.hint_text().unwrap().contains("goes on"), "{error}");
+    world.store.recover();
+    let uploaded = world.uploaded("s2").await;
+    assert!(uploaded > 5 << 20);
+    let done = import::import(&logs, &*profile, &unpacked, false).await.unwrap();
+    assert!(!done.already && done.entries >= 2);
+    let after = world.stored("s2").await.unwrap();
+    assert_eq!(after["projects/-w/s2.jsonl"], before["projects/-w/s1.jsonl"]);
+    assert_eq!(after["projects/-w/s2/tool-results/t.txt"], before["projects/-w/s1/tool-results/t.txt"]);
+    // Nothing was uploaded twice, and each entry is bounded.
+    assert_eq!(world.uploaded("s2").await, before.values().map(|bytes| bytes.len() as u64).sum::<u64>());
+    assert!(world.numbers("s2").await >= 6);
+    assert!(import::import(&logs, &*profile, &unpacked, false).await.unwrap().already);
+}
+
+#[test]
+fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home);
+    let blob = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
+    // Too long for one variable of a process: a smaller one is what fits there.
+    assert!(blob.len() < 128 << 10, "{}", blob.len());
+    let from_env = |there: &TempHome, id: &str, blob: &str, arguments: &[&str]| {
+        let mut command = backend.command(there, &[&["restore", "--from-env"], arguments].concat());
+        command
+            .env("AGENT_SESSION_ID", id)
+            .env("AGENT_SESSION_BLOB", blob)
+            .env("SESSIOND_STORE", "s3://nobody?endpoint=http://127.0.0.1:1");
+        crate::support::backend::Ran(command.output().unwrap())
+    };
+    let there = TempHome::new();
+    let said = from_env(&there, "s1", &blob, &[]).ok().out();
+    assert!(said.contains("resume with s1") && said.contains("unfinished line"), "{said}");
+    let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
+    let (mut sent, got) = (files_below(&root), files_below(&copy));
+    sent.insert("projects/-work-app/s1.jsonl".into(), LINE.repeat(50).into_bytes());
+    assert_eq!(sent.keys().collect::<Vec<_>>(), got.keys().collect::<Vec<_>>());
+    assert!(sent == got);
+    from_env(&there, "s1", &blob, &[]).ok();
+    from_env(&there, "s2", &blob, &[]).fails(2, "holds session s1, not s2", "");
+    std::fs::write(transcript(&there, "s1"), "{\"mine\":1}\n").unwrap();
+    from_env(&there, "s1", &blob, &[]).fails(7, "local files differ", "--force");
+    assert_eq!(std::fs::read_to_string(transcript(&there, "s1")).unwrap(), "{\"mine\":1}\n");
+    from_env(&there, "s1", &blob, &["--force"]).ok();
+
+    // One gzipped transcript goes where an agent looks that runs in this folder.
+    let gzipped = std::process::Command::new("sh").args(["-c", &format!("printf '%s' '{LINE}{{\"torn' | gzip | base64")]).output().unwrap();
+    let blob = String::from_utf8(gzipped.stdout).unwrap();
+    let there = TempHome::new();
+    from_env(&there, "s9", &blob, &[]).ok();
+    let here = there.home().canonicalize().unwrap();
+    let profile = sessiond::agent::claude_code::ClaudeCode::new("claude-code".parse().unwrap());
+    let path = there.home().join(format!(".claude/projects/{}/s9.jsonl", profile.project_of(&here)));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
+    // What streams next is a session like any other.
+    let mut daemon = backend.daemon(&there, &[]);
+    append(&path, LINE);
+    backend.run(&there, &["flush", "--wait"]).ok();
+    daemon.kill();
+    let (_other, copy) = pulled(&backend, "s9");
+    assert_eq!(files_below(&copy).values().next().unwrap(), LINE.repeat(2).as_bytes());
+
+    from_env(&there, "s9", "", &[]).fails(3, "AGENT_SESSION_BLOB is not set", "sessiond export");
+    from_env(&there, "s9", "", &["--if-exists"]).ok();
+    from_env(&there, "", &blob, &[]).fails(2, "of which session", "");
+    from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
+    from_env(&there, "s9", "bm90IGd6aXAK", &[]).fails(6, "neither gzip", "");
+    from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
+}

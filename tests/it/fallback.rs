@@ -1,0 +1,211 @@
+//! `restore --fallback history`: where a session cannot be restored in a form that its agent takes, its conversation comes
+//! back as text. On what the real program wrote (`tests/fixtures/claude`), stored in pieces and then spoiled.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, Ran, append};
+use crate::support::world::{files_below, write};
+
+/// A turn with four tools.
+const TOOLS: &str = "40cdc2a7-b2f1-451b-8582-b24141aacee2";
+/// Entries that carry it: a claim comes before them.
+const PIECES: usize = 6;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// A backend that holds the session, in pieces.
+fn stored() -> Backend {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let path = format!("projects/-work-work/{TOOLS}.jsonl");
+    let text = std::fs::read_to_string(fixtures().join("claude/tools").join(&path)).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    for piece in lines.chunks(lines.len().div_ceil(PIECES)) {
+        append(&home.home().join(".claude").join(&path), &piece.concat());
+        backend.run(&home, &["run", "--", "true"]).ok();
+    }
+    assert!(entry(&backend, PIECES + 1).exists() && !entry(&backend, PIECES + 2).exists());
+    backend
+}
+
+fn entry(backend: &Backend, seq: usize) -> PathBuf {
+    backend.path().join(format!("bucket/v1/default/claude-code/{TOOLS}/log/{seq:012}.gz"))
+}
+
+fn spoil(backend: &Backend, seq: usize) {
+    let mut bytes = std::fs::read(entry(backend, seq)).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x55;
+    std::fs::write(entry(backend, seq), bytes).unwrap();
+}
+
+fn restore(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Ran {
+    backend.run(home, &[&["restore", TOOLS], arguments].concat())
+}
+
+/// The text, of which stdout named the file and nothing else.
+#[track_caller]
+fn told(ran: &Ran) -> String {
+    assert_eq!(ran.code(), 10, "{}\n{}", ran.out(), ran.err());
+    std::fs::read_to_string(ran.out().trim_end()).unwrap()
+}
+
+fn untouched(home: &TempHome) -> bool {
+    !home.home().join(".claude/projects").exists()
+}
+
+#[test]
+fn what_the_real_program_wrote_is_told_as_recorded() {
+    let (backend, home) = (stored(), TempHome::new());
+    let ran = restore(&backend, &home, &["--max-agent-version", "2.1.9", "--fallback", "history"]);
+    let text = told(&ran);
+    if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md"), &text).unwrap();
+    }
+    assert_eq!(text, include_str!("fallback.md"));
+    let path = home.home().join(format!(".claude/.sessiond/history-{TOOLS}.md"));
+    assert_eq!(ran.out().trim_end(), path.display().to_string());
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(ran.err().contains("version 2.1.325 of the agent wrote it"), "{}", ran.err());
+}
+
+#[test]
+fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
+    let backend = stored();
+    // In it are the first call of a tool and what came of it.
+    spoil(&backend, 4);
+    let home = TempHome::new();
+    restore(&backend, &home, &[]).fails(6, "damaged", "--salvage");
+    let ran = restore(&backend, &home, &["--fallback", "history"]);
+    assert!(ran.err().contains("error: ") && ran.err().contains("000000000004.gz"), "{}", ran.err());
+    let text = told(&ran);
+    assert!(text.contains("what is stored of it is damaged. It ran in /work/work."), "{text}");
+    assert!(text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."), "{text}");
+    let parts: Vec<&str> = text.split("(Something is missing here: it could not be read.)").collect();
+    assert_eq!(parts.len(), 2, "{text}");
+    assert!(!parts[0].contains("All done") && parts[1].contains("All done"), "{text}");
+    assert!(untouched(&home) && !entry(&backend, PIECES + 2).exists(), "something was restored or claimed");
+
+    let other = TempHome::new();
+    let ran = restore(&backend, &other, &["--fallback", "history", "--json", "--fallback-messages", "2", "--fallback-file", "prompt.md"]);
+    assert_eq!(ran.code(), 10, "{}", ran.err());
+    let row = ran.json()[0].clone();
+    assert_eq!((row["session"].as_str(), row["fallback"].as_str(), row["messages"].as_u64()), (Some(TOOLS), Some("history"), Some(2)));
+    assert_eq!((row["sound_to"].as_u64(), row["head"].as_u64()), (Some(3), Some(PIECES as u64 + 1)));
+    assert!(row["reason"].as_str().unwrap().contains("000000000004.gz") && row["agent_version"] == "2.1.325", "{row}");
+    assert_eq!(row["file"], other.home().join("prompt.md").display().to_string());
+    let text = std::fs::read_to_string(other.home().join("prompt.md")).unwrap();
+    assert_eq!(text.matches("\n## ").count(), 2, "{text}");
+    assert!(text.contains("the last 2 of its"), "{text}");
+
+    // Only said, not done.
+    let dry = TempHome::new();
+    let ran = restore(&backend, &dry, &["--fallback", "history", "--dry-run", "--json"]);
+    assert_eq!((ran.code(), ran.json()[0]["dry_run"].as_bool()), (10, Some(true)));
+    assert!(untouched(&dry) && !dry.home().join(format!(".claude/.sessiond/history-{TOOLS}.md")).exists());
+
+    // What salvage can bring back comes back as files.
+    let ran = restore(&backend, &home, &["--salvage", "--fallback", "history"]).ok();
+    assert!(ran.out().contains("at entry 3") && !untouched(&home), "{}", ran.out());
+}
+
+#[test]
+fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
+    let backend = stored();
+    std::fs::remove_file(entry(&backend, 1)).unwrap();
+    spoil(&backend, 2);
+    let home = TempHome::new();
+    let text = told(&restore(&backend, &home, &["--salvage", "--fallback", "history"]));
+    assert!(!text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."), "{text}");
+    assert!(untouched(&home));
+    // The end is damaged too.
+    spoil(&backend, PIECES + 1);
+    let text = told(&restore(&backend, &home, &["--salvage", "--fallback", "history"]));
+    assert!(!text.contains("All done") && text.contains("What came next is missing"), "{text}");
+    // Nothing is left to tell.
+    (3..=PIECES).for_each(|seq| spoil(&backend, seq));
+    let other = TempHome::new();
+    restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(6, "nothing that was said can be read", "");
+    assert!(!other.home().join(format!(".claude/.sessiond/history-{TOOLS}.md")).exists());
+}
+
+#[test]
+fn what_a_newer_agent_wrote_is_refused_or_told() {
+    let backend = stored();
+    let home = TempHome::new();
+    let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
+    limit("2.1.324").fails(7, "version 2.1.325 of the agent wrote it, and 2.1.324", "--fallback history");
+    limit("2").fails(7, "2.1.325", "");
+    assert!(untouched(&home));
+    limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
+    limit("2.1.325").ok();
+    limit("2.10").ok();
+    assert!(!untouched(&home));
+
+    // Asked of the agent that is installed.
+    let bin = home.path().join("bin");
+    write(&bin.join("claude"), b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n");
+    std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let auto = |path: &Path| {
+        let other = TempHome::new();
+        let mut command = backend.command(&other, &["restore", TOOLS, "--max-agent-version", "auto", "--fallback", "history"]);
+        let ran = Ran(command.env("PATH", path).output().unwrap());
+        (ran, other)
+    };
+    let (ran, other) = auto(&bin);
+    assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
+    write(&bin.join("claude"), b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n");
+    auto(&bin).0.ok();
+    write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
+    assert!(auto(&bin).0.ok().err().contains("does not say its version"));
+    assert!(auto(&home.path().join("no-bin")).0.ok().err().contains("cannot be asked for its version"));
+}
+
+#[test]
+fn a_fork_tells_what_was_said_before_it_and_a_point_what_was_said_by_then() {
+    let backend = stored();
+    let at =
+        |point: &str| told(&restore(&backend, &TempHome::new(), &["--max-agent-version", "1", "--fallback", "history", "--at", point]));
+    let early = at("seq:3");
+    assert!(early.contains("Do it SCRIPT:tools") && !early.contains("All done"), "{early}");
+    assert!(at("turn").ends_with("All done: a.txt has 2 lines.\n"));
+    let home = TempHome::new();
+    let forked = backend.run(&home, &["fork", TOOLS, "--json"]).ok().json();
+    let fork = forked["session"].as_str().unwrap_or_else(|| panic!("{forked}"));
+    let text = told(&backend.run(&home, &["restore", fork, "--max-agent-version", "1", "--fallback", "history"]));
+    assert!(text.contains(fork) && text.contains("Do it SCRIPT:tools") && text.ends_with("All done: a.txt has 2 lines.\n"), "{text}");
+    // Where the session it was forked from is damaged, what it said itself is told.
+    backend.run(&home, &["restore", fork]).ok();
+    append(
+        &home.home().join(format!(".claude/projects/-work-work/{fork}.jsonl")),
+        "{\"type\":\"user\",\"message\":{\"content\":\"and now?\"}}\n",
+    );
+    backend.run(&home, &["run", "--", "true"]).ok();
+    spoil(&backend, 4);
+    let other = TempHome::new();
+    let text = told(&backend.run(&other, &["restore", fork, "--salvage", "--fallback", "history"]));
+    assert!(text.contains("and now?") && !text.contains("All done"), "{text}");
+}
+
+#[test]
+fn other_failures_are_no_reason_to_tell() {
+    let (backend, home) = (stored(), TempHome::new());
+    backend.run(&home, &["restore", "unknown", "--fallback", "history"]).fails(3, "unknown", "");
+    append(&home.home().join(format!(".claude/projects/-work-work/{TOOLS}.jsonl")), "{\"mine\":1}\n");
+    restore(&backend, &home, &["--fallback", "history"]).fails(7, "differ", "--force");
+    backend.run(&home, &["restore", "--all", "--fallback", "history", "--fallback-file", "x"]).fails(2, "--all", "");
+    // Each of the broken stores: restored, gone, or damaged with nothing in it that anybody said.
+    for item in std::fs::read_dir(fixtures().join("broken")).unwrap() {
+        let (folder, backend, home) = (item.unwrap().path(), Backend::file(), TempHome::new());
+        for (key, bytes) in files_below(&folder).into_iter().filter(|(key, _)| key != "verdict.txt") {
+            write(&backend.path().join("bucket").join(key), bytes);
+        }
+        let plain = backend.run(&TempHome::new(), &["verify", "broken"]).code();
+        let ran = backend.run(&home, &["restore", "broken", "--fallback", "history"]);
+        assert!(matches!(ran.code(), 0 | 3 | 6), "{}: {plain} {} {}", folder.display(), ran.code(), ran.err());
+        assert!(!ran.err().contains("panicked"), "{}", ran.err());
+    }
+}

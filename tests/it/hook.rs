@@ -1,0 +1,379 @@
+//! `sessiond hook`: fed with what Claude Code really told its hooks (`tests/fixtures/claude-hooks`), it makes a turn end when
+//! it is durable, and never costs the agent more than its deadline.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, Ran, Running, append, eventually};
+
+const SESSION: &str = "36c58e05-60f1-4e52-a089-fafb891c18dd";
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn transcript(home: &TempHome) -> PathBuf {
+    home.home().join(format!(".claude/projects/-work-work/{SESSION}.jsonl"))
+}
+
+/// What the client really wrote in a turn like that of the events: it ends with "The sub-agent is done.".
+fn lines() -> Vec<String> {
+    let path = fixtures().join("claude/subagent/projects/-work-work/1a471e4f-bd92-4452-a5d6-0999f102be66.jsonl");
+    std::fs::read_to_string(path).unwrap().lines().map(|line| format!("{line}\n")).collect()
+}
+
+/// A real event, as it would be told in this home.
+fn event(home: &TempHome, file: &str) -> String {
+    let text = std::fs::read_to_string(fixtures().join("claude-hooks").join(file)).unwrap();
+    text.replace("/work/home/", &format!("{}/", home.home().display()))
+}
+
+fn spawn(backend: &Backend, home: &TempHome, arguments: &[&str], change: impl FnOnce(&mut std::process::Command)) -> std::process::Child {
+    let mut command = backend.command(home, &[&["hook"], arguments].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // What is in the environment of a real hook.
+    command.env("ANTHROPIC_API_KEY", "sk-very-secret");
+    change(&mut command);
+    command.spawn().unwrap()
+}
+
+/// Calls the hook as the agent does; it must say nothing on stdout, not more than a line on stderr, and exit with 0.
+#[track_caller]
+fn hook_with(
+    backend: &Backend,
+    home: &TempHome,
+    arguments: &[&str],
+    told: &[u8],
+    change: impl FnOnce(&mut std::process::Command),
+) -> (String, Duration) {
+    let began = Instant::now();
+    let mut child = spawn(backend, home, arguments, change);
+    let mut input = child.stdin.take().unwrap();
+    // It may be gone already.
+    let _ = input.write_all(told);
+    drop(input);
+    let ran = Ran(child.wait_with_output().unwrap());
+    let took = began.elapsed();
+    assert_eq!((ran.code(), ran.out().as_str()), (0, ""), "{}", ran.err());
+    assert!(!ran.err().contains("secret"), "{}", ran.err());
+    (ran.err(), took)
+}
+
+#[track_caller]
+fn hook(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> (String, Duration) {
+    let (said, took) = hook_with(backend, home, arguments, told.as_bytes(), |_| {});
+    assert!(said.lines().count() <= 1, "{said}");
+    (said, took)
+}
+
+/// A daemon that flushes only when asked: the first change goes out at once, and the next would wait for an hour.
+fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
+    let daemon = backend.daemon(home, &["--flush-interval", "1h"]);
+    append(&transcript(home), "{\"type\":\"mode\"}\n");
+    eventually("the first line is durable", || {
+        let status = backend.run(home, &["status", "--json"]).ok().json();
+        status["sessions"][0]["durable_bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+    });
+    daemon
+}
+
+/// What a restore elsewhere would find.
+fn stored(backend: &Backend) -> String {
+    let copy = TempHome::new();
+    backend.run(&copy, &["pull", SESSION, "--to", "copy"]).ok();
+    std::fs::read_to_string(copy.home().join(format!("copy/projects/-work-work/{SESSION}.jsonl"))).unwrap()
+}
+
+#[test]
+fn a_turn_that_has_ended_is_in_the_store() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        let mut daemon = slow_daemon(&backend, &home);
+        append(&transcript(&home), &lines().concat());
+        let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+        daemon.kill();
+        assert_eq!(said, "", "{took:?}");
+        assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+    }
+}
+
+#[test]
+fn the_last_message_is_waited_for_and_is_in_the_store_too() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let mut daemon = slow_daemon(&backend, &home);
+    let mut lines = lines();
+    let late = lines.split_off(lines.iter().position(|line| line.contains("The sub-agent is done.")).unwrap());
+    append(&transcript(&home), &lines.concat());
+    let (said, took) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            append(&transcript(&home), &late[0]);
+        });
+        hook(&backend, &home, &["--verbose"], &event(&home, "09-Stop.json"))
+    });
+    daemon.kill();
+    assert!(said.contains("is durable at entry"), "{said}");
+    assert!(took >= Duration::from_millis(300), "{took:?}");
+    assert!(stored(&backend).ends_with(&late[0]));
+}
+
+#[test]
+fn a_last_message_that_never_comes_is_told_and_the_rest_is_durable() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let mut daemon = slow_daemon(&backend, &home);
+    append(&transcript(&home), &lines()[..20].concat());
+    let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, "09-Stop.json"));
+    assert!(said.contains("without the last message"), "{said}");
+    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
+    // A compaction names a sub-agent whose transcript never exists: nothing to wait for.
+    let (said, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
+    assert_eq!(said, "");
+    assert!(took < Duration::from_millis(3500), "{took:?}");
+    daemon.kill();
+    assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+}
+
+#[test]
+fn every_event_of_a_real_session_passes_and_only_ends_flush() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let _daemon = slow_daemon(&backend, &home);
+    append(&transcript(&home), &lines().concat());
+    let head = || backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["head"].as_u64().unwrap();
+    let mut names: Vec<String> =
+        std::fs::read_dir(fixtures().join("claude-hooks")).unwrap().map(|item| item.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != "settings.example.json");
+    names.sort();
+    assert_eq!(names.len(), 26);
+    for name in names {
+        let before = head();
+        append(&transcript(&home), "{\"type\":\"mode\"}\n");
+        // The words of these turns are not in this transcript: they are waited for in vain.
+        let (said, _) = hook(&backend, &home, &["--deadline", "400ms"], &event(&home, &name));
+        let ends = ["-Stop.json", "-StopFailure.json", "-SubagentStop.json", "-SessionEnd.json"].iter().any(|end| name.ends_with(end));
+        assert_eq!(head() - before, u64::from(ends), "{name}");
+        assert!(said.is_empty() || said.contains("without the last message"), "{name}: {said}");
+    }
+    // With --at-tools also after a tool, whose answer is not there yet.
+    for name in ["06-PostToolUse.json", "14-PostToolUseFailure.json"] {
+        let before = head();
+        append(&transcript(&home), "{\"type\":\"mode\"}\n");
+        assert_eq!(hook(&backend, &home, &["--at-tools"], &event(&home, name)).0, "");
+        assert_eq!(head() - before, 1, "{name}");
+    }
+    // Another root than the usual one is found by its transcript.
+    let elsewhere = TempHome::new();
+    append(&transcript(&home), "{\"type\":\"mode\"}\n");
+    let before = head();
+    assert_eq!(hook(&backend, &elsewhere, &[], &event(&home, "10-SessionEnd.json")).0, "");
+    assert_eq!(head() - before, 1);
+}
+
+#[test]
+fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
+    let mut backend = Backend::file();
+    // Takes connections and never answers.
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    backend.set("SESSIOND_STORE", format!("s3://bucket?endpoint=http://{}", server.local_addr().unwrap()));
+    backend.set("AWS_ACCESS_KEY_ID", "key");
+    backend.set("AWS_SECRET_ACCESS_KEY", "secret");
+    let home = TempHome::new();
+    let daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home), &lines().concat());
+    for file in ["09-Stop.json", "10-SessionEnd.json"] {
+        let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
+        assert!(said.contains("not durable after 1s"), "{said}");
+        assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}");
+    }
+    // A daemon that does not move.
+    daemon.signal("STOP");
+    let (said, took) = hook(&backend, &home, &["--deadline", "500ms"], &event(&home, "09-Stop.json"));
+    assert!(said.contains("not durable after 500ms") && took < Duration::from_millis(3500), "{took:?}: {said}");
+    let (said, took) = hook(&backend, &home, &["--deadline", "500ms"], &event(&home, "01-SessionStart.json"));
+    assert!(!said.is_empty() && took < Duration::from_millis(3500), "{took:?}: {said}");
+    daemon.signal("CONT");
+}
+
+#[test]
+fn without_a_daemon_it_says_so_and_is_gone_at_once() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    append(&transcript(&home), &lines().concat());
+    let gone = |file: &str, word: &str| {
+        let (said, took) = hook(&backend, &home, &[], &event(&home, file));
+        assert!(said.contains(word), "{file}: {said}");
+        assert!(took < Duration::from_millis(3500), "{took:?}");
+    };
+    gone("01-SessionStart.json", "no daemon keeps");
+    gone("09-Stop.json", "not durable");
+    // One that was killed leaves its socket behind.
+    backend.daemon(&home, &[]).kill();
+    assert!(home.home().join(".claude/.sessiond/socket").exists());
+    gone("09-Stop.json", "not durable");
+    // Neither a root nor a home.
+    let (said, _) = hook_with(&backend, &home, &[], b"{\"hook_event_name\":\"Stop\",\"session_id\":\"s\"}", |command| {
+        command.env_remove("HOME").env_remove("SESSIOND_ROOT");
+    });
+    assert!(!said.is_empty());
+}
+
+#[test]
+fn a_session_that_was_taken_over_is_told_apart() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let _daemon = slow_daemon(&backend, &home);
+    backend.run(&TempHome::new(), &["restore", SESSION]).ok();
+    append(&transcript(&home), &lines().concat());
+    let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    assert!(said.contains("was taken over: it is durable on branch"), "{said}");
+}
+
+#[test]
+fn a_name_follows_the_end_of_the_last_turn() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let _daemon = slow_daemon(&backend, &home);
+    let named = || backend.run(&home, &["checkpoints", SESSION, "--json"]).ok().json()["named"].clone();
+    let mut last = 0;
+    for _ in 0..2 {
+        append(&transcript(&home), &lines().concat());
+        assert_eq!(hook(&backend, &home, &["--checkpoint", "ended"], &event(&home, "09-Stop.json")).0, "");
+        let names = named();
+        assert_eq!((names.as_array().unwrap().len(), names[0]["name"].as_str()), (1, Some("ended")), "{names}");
+        let seq = names[0]["seq"].as_u64().unwrap();
+        assert!(seq > last, "{names}");
+        last = seq;
+    }
+    // Not at other events, and not in another store than the daemon's.
+    let before = named();
+    append(&transcript(&home), "{\"type\":\"mode\"}\n");
+    hook(&backend, &home, &["--checkpoint", "ended", "--at-tools"], &event(&home, "06-PostToolUse.json"));
+    assert_eq!(named(), before);
+    let stop = event(&home, "10-SessionEnd.json");
+    let (said, _) = hook_with(&backend, &home, &["--checkpoint", "other"], stop.as_bytes(), |command| {
+        command.env("SESSIOND_STORE", format!("file://{}/elsewhere", home.path().display()));
+    });
+    assert!(said.contains("has no checkpoint other") && said.contains("elsewhere"), "{said}");
+    assert_eq!(named(), before);
+    assert!(installed(&backend, &home, &["--print", "--checkpoint", "ended"]).contains("hook --checkpoint ended"));
+    assert_ne!(backend.run(&home, &["hook", "--print", "--checkpoint", "a b"]).code(), 0);
+}
+
+#[test]
+fn whatever_is_wrong_the_agent_is_not_stopped() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    for garbage in [&b""[..], b"\n\n", b"{", b"not json\n", b"[1,2]\n", b"\xff\xfe\0\n", b"{\"hook_event_name\":\"Stop\"}\n"] {
+        let (said, took) = hook_with(&backend, &home, &[], garbage, |_| {});
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(took < Duration::from_millis(3500), "{took:?}");
+    }
+    let (said, _) = hook_with(&backend, &home, &[], b"{\"hook_event_name\":\"Tomorrow\",\n\"x\":[1]}", |_| {});
+    assert_eq!(said, "", "an unknown event is nothing to us");
+    // Arguments, variables and files that cannot be read: exit code 2 would make the agent go on.
+    let stop = event(&home, "09-Stop.json");
+    for arguments in [&["--nonsense"][..], &["--deadline"], &["--deadline", "soon"], &["--config", "/nowhere.toml"], &["more", "words"]] {
+        hook_with(&backend, &home, arguments, stop.as_bytes(), |_| {});
+    }
+    for (name, value) in
+        [("SESSIOND_PATH_STYLE", "maybe"), ("SESSIOND_LOG", "a=b=c"), ("SESSIOND_HOOK_DEADLINE", "x"), ("SESSIOND_AGENT", "who")]
+    {
+        hook_with(&backend, &home, &[], stop.as_bytes(), |command| {
+            command.env(name, value);
+        });
+    }
+    // An agent that says nothing and keeps the line open.
+    let began = Instant::now();
+    let mut child = spawn(&backend, &home, &["--deadline", "500ms"], |_| {});
+    let line = child.stdin.take();
+    let status = child.wait().unwrap();
+    assert!(status.success() && began.elapsed() < Duration::from_millis(3500), "{status} after {:?}", began.elapsed());
+    drop(line);
+    // A person who mistypes is told by the code.
+    assert_eq!(backend.run(&home, &["hook", "--install", "--nonsense"]).code(), 2);
+}
+
+fn installed(backend: &Backend, home: &TempHome, arguments: &[&str]) -> String {
+    backend.run(home, &[&["hook"], arguments].concat()).ok().out()
+}
+
+#[test]
+fn hooks_are_put_into_the_settings_and_taken_out_again() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let user = home.home().join(".claude/settings.json");
+    let value = |path: &Path| serde_json::from_str::<Value>(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let ours = |hooks: &Value, event: &str| {
+        let hook = &hooks[event].as_array().unwrap().last().unwrap()["hooks"][0];
+        let command = hook["command"].as_str().unwrap();
+        assert!(command.starts_with('/') && command.contains("sessiond hook"), "{command}");
+        assert_eq!((hook["type"].as_str(), hook["timeout"].as_u64()), (Some("command"), Some(6)));
+    };
+    // No settings yet.
+    assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would put"));
+    assert!(!user.exists());
+    assert!(installed(&backend, &home, &["--install"]).contains("SessionStart, Stop, StopFailure, SubagentStop, SessionEnd"));
+    let hooks = value(&user)["hooks"].clone();
+    ["SessionStart", "Stop", "StopFailure", "SubagentStop", "SessionEnd"].iter().for_each(|event| ours(&hooks, event));
+    assert_eq!(hooks.get("PostToolUse"), None);
+    assert_eq!(serde_json::from_str::<Value>(&installed(&backend, &home, &["--print"])).unwrap()["hooks"], hooks);
+    let written = std::fs::metadata(&user).unwrap().modified().unwrap();
+    assert!(installed(&backend, &home, &["--install", "--user"]).contains("nothing to do"));
+    assert_eq!(std::fs::metadata(&user).unwrap().modified().unwrap(), written);
+    installed(&backend, &home, &["--uninstall"]);
+    assert_eq!(value(&user), json!({}));
+
+    // A project with hooks of its own, as a real client had them; behind a link, with a mode.
+    let project = home.path().join("my project");
+    let real = home.path().join("dotfiles.json");
+    std::fs::copy(fixtures().join("claude-hooks/settings.example.json"), &real).unwrap();
+    std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::fs::create_dir_all(project.join(".claude")).unwrap();
+    std::os::unix::fs::symlink(&real, project.join(".claude/settings.json")).unwrap();
+    let before = std::fs::read_to_string(&real).unwrap();
+    let at = ["--project", project.to_str().unwrap()];
+    installed(&backend, &home, &[&["--install", "--at-tools"][..], &at].concat());
+    assert!(project.join(".claude/settings.json").is_symlink());
+    assert_eq!(std::fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
+    let hooks = value(&real)["hooks"].clone();
+    ["Stop", "PostToolUse", "PostToolUseFailure"].iter().for_each(|event| ours(&hooks, event));
+    assert_eq!(hooks["Stop"].as_array().unwrap().len(), 2);
+    assert_eq!(hooks["PostToolUse"][1]["matcher"], "*");
+    assert_eq!(std::fs::read_to_string(home.path().join("dotfiles.json.before-sessiond")).unwrap(), before);
+    installed(&backend, &home, &[&["--uninstall"][..], &at].concat());
+    assert_eq!(std::fs::read_to_string(&real).unwrap(), before, "not a byte differs");
+    assert!(installed(&backend, &home, &[&["--uninstall"][..], &at].concat()).contains("nothing to do"));
+
+    // An empty file, and what is no JSON.
+    let file = home.path().join("other.json");
+    let at = ["--settings", file.to_str().unwrap()];
+    std::fs::write(&file, "").unwrap();
+    installed(&backend, &home, &[&["--install"][..], &at].concat());
+    ours(&value(&file)["hooks"], "Stop");
+    for broken in ["{\n  \"a\": 1,\n}\n", "// note\n{}", "[]", "{\"hooks\": []}"] {
+        std::fs::write(&file, broken).unwrap();
+        backend.run(&home, &[&["hook", "--install"][..], &at].concat()).fails(7, "other.json", "nothing was changed");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), broken);
+    }
+}
+
+#[test]
+fn what_is_installed_runs_under_sh() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let mut daemon = slow_daemon(&backend, &home);
+    append(&transcript(&home), &lines().concat());
+    let printed: Value = serde_json::from_str(&installed(&backend, &home, &["--print", "--deadline", "3s"])).unwrap();
+    let hook = &printed["hooks"]["Stop"][0]["hooks"][0];
+    assert_eq!(hook["timeout"], 4);
+    let inner = backend.command(&home, &[]);
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell
+        .args(["-c", hook["command"].as_str().unwrap()])
+        .env_clear()
+        .envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut child = shell.current_dir(home.home()).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(event(&home, "09-Stop.json").as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    daemon.kill();
+    assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+}

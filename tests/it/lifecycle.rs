@@ -1,0 +1,232 @@
+//! What people say of sessions: labels, requests, how long to keep them, and where they are in their life.
+
+use std::time::Duration;
+
+use sessiond::daemon::sayer;
+use sessiond::model::{Ttl, Wishes};
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append, transcript};
+use crate::support::world::World;
+
+fn stream(backend: &Backend, home: &TempHome, session: &str, lines: &str) {
+    let mut daemon = backend.daemon(home, &[]);
+    append(&transcript(home, session), lines);
+    backend.run(home, &["flush", "--wait"]).ok();
+    daemon.signal("TERM");
+    assert_eq!(daemon.code(), Some(0));
+}
+
+fn row(backend: &Backend, home: &TempHome) -> serde_json::Value {
+    backend.run(home, &["ls", "--json"]).ok().json()["sessions"][0].clone()
+}
+
+/// Rows are the same when they are made again from the bucket alone.
+#[track_caller]
+fn reindexed_is_the_same(backend: &Backend, home: &TempHome) {
+    let before = row(backend, home);
+    backend.run(home, &["reindex"]).ok();
+    assert_eq!(row(backend, home), before);
+}
+
+#[test]
+fn a_session_is_closed_archived_and_reopened_and_only_so() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home, "s1", "{\"n\":1}\n");
+        let go = |verb: &str| backend.run(&home, &[verb, "s1"]);
+        let status = || row(&backend, &home)["status"].as_str().unwrap().to_owned();
+        go("archive").fails(7, "archive session s1: it is active", "sessiond close s1");
+        go("reopen").fails(7, "it is active", "sessiond close s1");
+        assert_eq!(go("close").ok().out(), "s1 is completed\n");
+        assert_eq!(status(), "completed");
+        go("close").fails(7, "it is completed", "sessiond archive s1, sessiond reopen s1");
+        reindexed_is_the_same(&backend, &home);
+        go("archive").ok();
+        assert_eq!(status(), "archived");
+        go("archive").fails(7, "it is archived", "sessiond reopen s1");
+        go("close").fails(7, "it is archived", "sessiond reopen s1");
+        reindexed_is_the_same(&backend, &home);
+        go("reopen").ok();
+        assert_eq!(status(), "active");
+        go("close").ok();
+
+        // A restore takes it over and writes nothing: it stays as it is. A writer that goes on makes it active.
+        let other = TempHome::new();
+        backend.run(&other, &["restore", "s1"]).ok();
+        assert_eq!(status(), "completed");
+        stream(&backend, &other, "s1", "{\"n\":2}\n");
+        assert_eq!(status(), "active");
+        go("archive").fails(7, "it is active", "sessiond close s1");
+        reindexed_is_the_same(&backend, &home);
+        go("close").ok();
+        backend.run(&home, &["rm", "s1", "--yes"]).ok();
+        go("reopen").fails(3, "was removed", "undelete");
+        backend.run(&home, &["undelete", "s1"]).ok();
+        assert_eq!(status(), "completed");
+        backend.run(&home, &["close", "nobody"]).fails(3, "there is no", "sessiond ls");
+    }
+}
+
+#[test]
+fn labels_are_set_listed_removed_and_found() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home, "s1", "{\"n\":1}\n");
+        stream(&backend, &home, "s2", "{\"n\":1}\n");
+        let label = |arguments: &[&str]| backend.run(&home, &[&["label", "s1"], arguments].concat());
+        assert_eq!(label(&[]).ok().out(), "");
+        label(&["team=infra", "ticket=47=11"]).ok();
+        assert_eq!(label(&["env=prod", "ticket-"]).ok().out(), "env=prod\nteam=infra\n");
+        assert_eq!(label(&["--json"]).json(), serde_json::json!({"env": "prod", "team": "infra"}));
+        let found = |arguments: &[&str]| {
+            let page = backend.run(&home, &[&["ls", "--json"], arguments].concat()).ok().json();
+            page["sessions"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&["--label", "team=infra", "--label", "env=prod"]), ["s1"]);
+        assert!(found(&["--label", "team=infra", "--label", "env=dev"]).is_empty());
+        assert_eq!(found(&[]).len(), 2);
+        label(&["team"]).fails(2, "read label", "NAME=VALUE");
+        label(&["a\nb=c"]).fails(2, "control character", "");
+        label(&[&format!("a={}", "x".repeat(2000))]).fails(2, "1024", "");
+        backend.run(&home, &["ttl", "s1", "never"]).ok();
+        let before = backend.run(&home, &["ls", "--json"]).ok().json();
+        let of_s1 = before["sessions"].as_array().unwrap().iter().find(|row| row["id"] == "s1").unwrap();
+        assert_eq!((&of_s1["labels"]["team"], &of_s1["ttl"]), (&"infra".into(), &"never".into()));
+        backend.run(&home, &["reindex"]).ok();
+        assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
+    }
+}
+
+#[test]
+fn what_is_said_with_the_index_down_is_in_the_bucket() {
+    let mut backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", "{\"n\":1}\n");
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    backend.run(&home, &["close", "s1"]).ok();
+    backend.run(&home, &["label", "s1", "a=b"]).ok();
+    backend.run(&home, &["close", "s1"]).fails(7, "it is completed", "sessiond archive s1");
+    backend.set("SESSIOND_INDEX", format!("sqlite://{}", backend.path().join("other.db").display()));
+    backend.run(&home, &["reindex"]).ok();
+    let row = row(&backend, &home);
+    assert_eq!((&row["status"], &row["labels"]), (&"completed".into(), &serde_json::json!({"a": "b"})));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_say_something_at_once_none_is_lost() {
+    let world = World::new();
+    let (logs, id) = (world.logs(), world.id("s1"));
+    let says = (0..16).map(|number| {
+        let (logs, id) = (logs.clone(), id.clone());
+        tokio::spawn(async move {
+            for turn in 0..3 {
+                let add = |before: &Wishes| {
+                    let mut after = before.clone();
+                    after.labels.insert(format!("{number}-{turn}"), String::new());
+                    Ok(after)
+                };
+                // Sixteen at once may keep one of them waiting for longer than it has patience.
+                while let Err(error) = logs.say(&id, add).await {
+                    assert!(error.is_retryable(), "{error}");
+                }
+            }
+        })
+    });
+    for said in says.collect::<Vec<_>>() {
+        said.await.unwrap();
+    }
+    assert_eq!(logs.said(&id).await.unwrap().wishes.labels.len(), 48);
+    assert_eq!(logs.wishes(&id).await.unwrap().len(), 1, "older ones are deleted");
+}
+
+fn text(home: &TempHome, session: &str) -> String {
+    std::fs::read_to_string(transcript(home, session)).unwrap()
+}
+
+#[test]
+fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_finds_the_latest() {
+    for mut backend in Backend::all() {
+        let home = TempHome::new();
+        let config = home.path().join("config.toml");
+        std::fs::write(&config, "label = [\"team=infra\", \"env=test\"]\nttl = \"1d\"\n").unwrap();
+        let mut daemon = backend.daemon(&home, &["--request-id", "r 1", "--ttl", "30d", "--config", &config.to_string_lossy()]);
+        for session in ["s1", "s2"] {
+            append(&transcript(&home, session), &format!("{{\"n\":\"{session}\"}}\n"));
+            backend.run(&home, &["flush", "--wait"]).ok();
+        }
+        append(&home.home().join(".claude/projects/-work-app/memory/MEMORY.md"), "remember");
+        daemon.signal("TERM");
+        assert_eq!(daemon.code(), Some(0));
+        // Another process says something else of one of them: what it does not name stays.
+        backend.set("SESSIOND_LABELS", "env=prod,more=yes");
+        stream(&backend, &home, "s2", "{\"n\":2}\n");
+        stream(&backend, &home, "s3", "{\"n\":3}\n");
+        backend.set("SESSIOND_LABELS", "");
+
+        let rows = || {
+            let page = backend.run(&home, &["ls", "--json"]).ok().json();
+            let said = |row: &serde_json::Value| serde_json::json!([row["id"], row["labels"], row["request_id"], row["ttl"]]);
+            page["sessions"].as_array().unwrap().iter().map(said).collect::<Vec<_>>()
+        };
+        let expected = [
+            serde_json::json!(["s3", {"env": "prod", "more": "yes"}, null, null]),
+            serde_json::json!(["s2", {"env": "prod", "more": "yes", "team": "infra"}, "r 1", {"seconds": 30 * 86400}]),
+            serde_json::json!(["s1", {"env": "test", "team": "infra"}, "r 1", {"seconds": 30 * 86400}]),
+        ];
+        assert_eq!(rows(), expected, "{}", backend.name);
+        backend.run(&home, &["reindex"]).ok();
+        assert_eq!(rows(), expected);
+
+        let restored = |backend: &Backend| {
+            let other = TempHome::new();
+            let said = backend.run(&other, &["restore", "--request", "r 1"]).ok().out();
+            assert!(said.contains("resume with s2"), "{said}");
+            assert_eq!(text(&other, "s2"), text(&home, "s2"));
+            backend.run(&other, &["pull", "--request", "r 1", "--to", "copy"]).ok();
+            assert!(other.home().join("copy/projects/-work-app/s2.jsonl").exists());
+            backend.run(&other, &["restore", "--request", "other"]).fails(3, "no session of request \"other\"", "sessiond ls");
+            backend.run(&other, &["restore", "--request", "other", "--if-exists"]).ok();
+        };
+        restored(&backend);
+        let other = TempHome::new();
+        let ran = backend.run(&other, &["run", "--request", "r 1", "--", "sh", "-c", "wc -l < $HOME/.claude/projects/-work-app/s2.jsonl"]);
+        assert_eq!(ran.ok().out().trim(), "2");
+        // The bucket knows without the index.
+        if backend.name == "file+sqlite" {
+            backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+            restored(&backend);
+        }
+        backend.run(&home, &["daemon", "--label", "odd"]).fails(2, "read label", "NAME=VALUE");
+        backend.run(&home, &["run", "--ttl", "soon", "--", "true"]).fails(2, "read --ttl", "7d");
+        backend.run(&home, &["run", "--request-id", "a\nb", "--", "true"]).fails(2, "a request id", "");
+        backend.run(&home, &["restore", "--request", ""]).fails(2, "a request id", "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable() {
+    let world = World::new();
+    let (logs, id) = (world.logs(), world.id("s1"));
+    world.store.refuse("wishes/");
+    world.feed.say_of_each();
+    let handle = world.stream();
+    let wishes = Wishes { ttl: Some(Ttl::Never), ..Wishes::default() };
+    let task = tokio::spawn(sayer::run(world.feed.clone(), logs.clone(), wishes.clone()));
+    world.append("projects/-w/s1.jsonl", "{\"n\":1}\n");
+    world.write("projects/-w/memory/m.md", "a project is no session");
+    handle.flush(None).await.unwrap();
+    assert!(!sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_millis(300)).await);
+    assert!(world.stored("s1").await.is_some());
+    world.store.recover();
+    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert_eq!(logs.said(&id).await.unwrap().wishes, wishes);
+    assert!(logs.wishes(&world.id("@-w")).await.unwrap().is_empty());
+    // Once for each session and process.
+    logs.say(&id, |_| Ok(Wishes::default())).await.unwrap();
+    world.append("projects/-w/s1.jsonl", "{\"n\":2}\n");
+    handle.flush(None).await.unwrap();
+    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert_eq!(logs.said(&id).await.unwrap().wishes, Wishes::default());
+    task.abort();
+}

@@ -1,0 +1,238 @@
+//! Going back in a conversation, giving points names, forking, comparing: with the program, on every back end.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::retention::let_pass;
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append, transcript};
+
+/// A turn: a prompt, a tool call and its answer, the end. Without the last lines it was cut short.
+fn turn(session: &str, number: u64) -> Vec<String> {
+    let stamp = |second: u64| format!("2026-05-01T12:{number:02}:{second:02}.000Z");
+    let line = |kind: &str, second: u64, message: String| {
+        let at = stamp(second);
+        format!(
+            "{{\"type\":\"{kind}\",\"uuid\":\"{number}-{second}\",\"sessionId\":\"{session}\",\"timestamp\":\"{at}\",\"cwd\":\"/work/app\",\"message\":{message}}}\n"
+        )
+    };
+    let answer = |second: u64, stop: &str, block: String| {
+        let message = format!(
+            "{{\"id\":\"m{number}-{second}\",\"role\":\"assistant\",\"model\":\"opus\",\"stop_reason\":\"{stop}\",\"usage\":{{\"input_tokens\":10,\"output_tokens\":5}},\"content\":[{block}]}}"
+        );
+        line("assistant", second, message)
+    };
+    vec![
+        line("user", 0, format!("{{\"role\":\"user\",\"content\":\"prompt {number}\"}}")),
+        answer(
+            1,
+            "tool_use",
+            format!("{{\"type\":\"tool_use\",\"id\":\"t{number}\",\"name\":\"Bash\",\"input\":{{\"command\":\"make {number}\"}}}}"),
+        ),
+        line(
+            "user",
+            2,
+            format!(
+                "{{\"role\":\"user\",\"content\":[{{\"type\":\"tool_result\",\"tool_use_id\":\"t{number}\",\"content\":\"made {number}\"}}]}}"
+            ),
+        ),
+        answer(3, "end_turn", format!("{{\"type\":\"text\",\"text\":\"done {number}\"}}")),
+    ]
+}
+
+fn whole_turns(session: &str, numbers: impl Iterator<Item = u64>) -> String {
+    numbers.flat_map(|number| turn(session, number)).collect()
+}
+
+/// Streams these lines, flushed one after the other.
+fn stream(backend: &Backend, home: &TempHome, session: &str, pieces: &[String]) {
+    let mut daemon = backend.daemon(home, &["--flush-interval", "10ms"]);
+    for piece in pieces {
+        append(&transcript(home, session), piece);
+        backend.run(home, &["flush", "--wait"]).ok();
+    }
+    daemon.signal("TERM");
+    assert_eq!(daemon.code(), Some(0));
+}
+
+fn text(home: &TempHome, session: &str) -> String {
+    std::fs::read_to_string(transcript(home, session)).unwrap()
+}
+
+fn pulled(backend: &Backend, session: &str, at: &str) -> String {
+    let home = TempHome::new();
+    backend.run(&home, &["pull", session, "--at", at, "--to", "copy"]).ok();
+    std::fs::read_to_string(home.home().join(format!("copy/projects/-work-app/{session}.jsonl"))).unwrap()
+}
+
+fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
+    points["checkpoints"].as_array().unwrap().iter().map(|point| point[field].as_u64()).collect()
+}
+
+#[test]
+fn going_back_to_a_turn_keeps_what_came_after() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        let mut cut_short = whole_turns("s1", 1..=3);
+        turn("s1", 4)[..2].iter().for_each(|line| cut_short.push_str(line));
+        stream(&backend, &home, "s1", &[cut_short.clone()]);
+        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+        assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
+        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
+
+        // The last complete turn; what is cut off is told, and kept.
+        let other = TempHome::new();
+        let report = backend.run(&other, &["restore", "s1", "--at", "turn", "--json"]).ok().json();
+        assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
+        let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
+        assert_eq!(report[0]["cut_off"]["projects/-work-app/s1.jsonl"], cut_off, "{report}");
+        assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
+
+        // Going on from turn 2 leaves the others where they are.
+        let third = TempHome::new();
+        backend.run(&third, &["restore", "s1", "--at", "turn:2"]).ok();
+        assert_eq!(text(&third, "s1"), whole_turns("s1", 1..=2));
+        stream(&backend, &third, "s1", &[whole_turns("s1", 7..=7)]);
+        let went_on = whole_turns("s1", 1..=2) + &whole_turns("s1", 7..=7);
+        assert_eq!(pulled(&backend, "s1", "latest"), went_on);
+        assert_eq!(pulled(&backend, "s1", "3"), whole_turns("s1", 1..=3));
+        assert_eq!(pulled(&backend, "s1", "seq:2"), cut_short);
+        assert_eq!(pulled(&backend, "s1", "turn:3"), went_on, "a turn is one of the conversation as it went on");
+        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+        assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3), Some(4)]);
+        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2), Some(2)]);
+        assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(3)]);
+        backend.run(&home, &["pull", "s1", "--raw", "--to", "raw"]).ok();
+        let claims = std::fs::read_dir(home.home().join("raw/log")).unwrap().map(|item| gunzipped(&item.unwrap().path()));
+        assert_eq!(claims.filter(|entry| entry.contains("\"back_to\":2")).count(), 2, "the log records that somebody went back, twice");
+    }
+}
+
+fn gunzipped(path: &std::path::Path) -> String {
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()), &mut text).unwrap();
+    text
+}
+
+#[test]
+fn after_a_crash_inspect_tells_what_was_running() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        let mut lines = whole_turns("s1", 1..=1);
+        turn("s1", 2)[..2].iter().for_each(|line| lines.push_str(line));
+        let agent = turn("s1", 3)[0].replace("\"type\":\"user\"", "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"");
+        append(&home.home().join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"), &agent);
+        stream(&backend, &home, "s1", &[lines]);
+        let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
+        assert_eq!((&seen["turn"], &seen["turn_is_open"]), (&1.into(), &true.into()), "{seen}");
+        assert_eq!((&seen["pending"][0]["name"], &seen["pending"][0]["input"]), (&"Bash".into(), &"{\"command\":\"make 2\"}".into()));
+        assert_eq!(seen["pending"][0]["started"], "2026-05-01T12:02:01Z");
+        assert_eq!((&seen["sub_agents"][0]["id"], &seen["sub_agents"][0]["active"]), (&"a1".into(), &true.into()));
+        let seen = backend.run(&home, &["inspect", "s1@turn:1", "--json"]).ok().json();
+        assert_eq!((&seen["pending"], &seen["turn_is_open"]), (&serde_json::json!([]), &false.into()), "{seen}");
+        assert_eq!(seen["checkpoint"]["stop"], "end_turn");
+        let said = backend.run(&home, &["inspect", "s1"]).ok().out();
+        assert!(said.contains("running       Bash since 2026-05-01T12:02:01Z"), "{said}");
+    }
+}
+
+#[test]
+fn a_point_with_a_name_stays_although_its_history_is_collected() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let pieces: Vec<String> = (1..=40).map(|number| whole_turns("s1", number..=number)).collect();
+    stream(&backend, &home, "s1", &pieces);
+    backend.run(&home, &["checkpoint", "s1", "--name", "here", "--at", "turn:3"]).ok();
+    backend.run(&home, &["checkpoint", "s1", "--name", "here"]).fails(7, "has a checkpoint named here already", "--delete");
+    backend.run(&home, &["checkpoint", "s1", "--name", "7"]).fails(2, "read name", "letters");
+    let three = whole_turns("s1", 1..=3);
+    assert_eq!(pulled(&backend, "s1", "here"), three);
+    let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+    backend.run(&home, &["gc", "--ttl", "never"]).ok();
+    let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log")).unwrap().count();
+    assert!(left < 20, "{left} entries are left");
+    assert_eq!(pulled(&backend, "s1", "here"), three);
+    // What has no name can be cut out of what is left: transcripts only grow.
+    assert_eq!(pulled(&backend, "s1", "turn:5"), whole_turns("s1", 1..=5));
+    assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", 1..=40));
+    let listed = backend.run(&home, &["checkpoints", "s1"]).ok().out();
+    assert!(listed.lines().any(|line| line.trim_end().ends_with("here")), "{listed}");
+    backend.run(&home, &["checkpoint", "s1", "--name", "here", "--delete"]).ok();
+    backend.run(&home, &["pull", "s1", "--at", "here", "--to", "x"]).fails(3, "has no point ckpt:here", "checkpoints up to 40");
+    backend.run(&home, &["pull", "s1", "--at", "turn:99", "--to", "x"]).fails(3, "has no point turn:99", "turns up to 40");
+    backend.run(&home, &["pull", "s1", "--at", "a/b", "--to", "x"]).fails(2, "read point", "turn:N");
+}
+
+#[test]
+fn a_fork_shares_the_entries_and_both_go_on() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=3)]);
+        let forked = backend.run(&home, &["fork", "s1", "--at", "turn:2", "--id", "s2-longer", "--json"]).ok().json();
+        assert_eq!((&forked["turn"], &forked["from"]), (&2.into(), &"s1".into()));
+        let other = TempHome::new();
+        backend.run(&other, &["restore", "s2-longer"]).ok();
+        assert_eq!(text(&other, "s2-longer"), whole_turns("s2-longer", 1..=2), "the new id is in its lines");
+        stream(&backend, &other, "s2-longer", &(4..=40).map(|number| whole_turns("s2-longer", number..=number)).collect::<Vec<_>>());
+        stream(&backend, &home, "s1", &[whole_turns("s1", 5..=5)]);
+        let theirs = whole_turns("s2-longer", 1..=2) + &whole_turns("s2-longer", 4..=40);
+        assert_eq!(pulled(&backend, "s2-longer", "latest"), theirs);
+        assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", [1, 2, 3, 5].into_iter()));
+        assert_eq!(pulled(&backend, "s2-longer", "turn:3"), whole_turns("s2-longer", [1, 2, 4].into_iter()));
+        // A fork of a fork.
+        backend.run(&home, &["fork", "s2-longer", "--at", "turn:3", "--id", "s3"]).ok();
+        assert_eq!(pulled(&backend, "s3", "latest"), whole_turns("s3", [1, 2, 4].into_iter()));
+        backend.run(&home, &["verify", "--deep"]).ok();
+        backend.run(&home, &["fork", "s1", "--id", "s3"]).fails(7, "s3 exists", "--id");
+        // The source may be removed; the fork holds what it needs.
+        backend.run(&home, &["rm", "s1", "--yes"]).ok();
+        assert_eq!(pulled(&backend, "s3", "latest"), whole_turns("s3", [1, 2, 4].into_iter()));
+        let before = backend.run(&home, &["ls", "--json"]).ok().json();
+        backend.run(&home, &["reindex"]).ok();
+        assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
+    }
+}
+
+#[test]
+fn what_a_fork_needs_is_not_purged() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2)]);
+    backend.run(&home, &["fork", "s1", "--id", "s2"]).ok();
+    backend.run(&home, &["rm", "s1", "--yes"]).ok();
+    for _ in 0..4 {
+        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        backend.run(&home, &["gc", "--ttl", "never"]).ok();
+    }
+    assert_eq!(pulled(&backend, "s2", "latest"), whole_turns("s2", 1..=2));
+    backend.run(&home, &["rm", "s2", "--yes"]).ok();
+    let bucket = backend.path().join("bucket/v1/default");
+    for _ in 0..12 {
+        if !bucket.exists() {
+            break;
+        }
+        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        backend.run(&home, &["gc", "--ttl", "never"]).ok();
+    }
+    assert!(!bucket.exists(), "without the fork nothing holds it");
+}
+
+#[test]
+fn two_points_are_compared() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=1), whole_turns("s1", 2..=2)]);
+        append(&home.home().join(".claude/projects/-work-app/s1/tool-results/t.txt"), "big");
+        stream(&backend, &home, "s1", &[turn("s1", 3)[0].clone()]);
+        let difference = backend.run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"]).ok().json();
+        let new: Vec<&str> = difference["new"].as_array().unwrap().iter().map(|line| line["text"].as_str().unwrap()).collect();
+        assert_eq!(new, ["prompt 2", "Bash {\"command\":\"make 2\"}", "made 2", "done 2"]);
+        assert_eq!(difference["gone"], serde_json::json!([]));
+        let mut said = String::new();
+        write!(said, "{}", backend.run(&home, &["diff", "s1", "latest", "turn:2"]).ok().out()).unwrap();
+        assert!(said.starts_with("- user      prompt 3\n"), "{said}");
+        assert!(said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"), "{said}");
+        assert!(backend.run(&home, &["diff", "s1", "latest", "latest"]).ok().out().contains("are the same"));
+    }
+}
