@@ -79,6 +79,7 @@ impl Listener<'_> {
         for part in entry.header.parts.iter().filter(|part| part.kind == FileKind::Append && ours(&part.path)) {
             self.prose.cut(&part.path, part.start);
         }
+        self.reader.moved(&entry.header.moves);
         let told = self.reader.read(self.profile, entry.parts().filter(|(part, _)| ours(&part.path)));
         self.facts = std::mem::take(&mut self.facts).then(told.facts);
         told.said.iter().for_each(|said| self.prose.take(said));

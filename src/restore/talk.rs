@@ -99,6 +99,7 @@ impl Sink for Talk<'_> {
                 self.before.cut(&part.path, 0);
             }
         }
+        self.reader.moved(&entry.header.moves);
         let told = self.reader.read(self.profile, entry.parts());
         for marked in told.marks {
             self.spoken.marks.entry(marked.path.clone()).or_default().insert(marked.end, marked);

@@ -102,7 +102,7 @@ The sub-agent is done.
         let tail = backend.run(&home, &["tail", &session, "-n", "2"]).ok().out();
         assert!(tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"), "{tail}");
         backend.run(&home, &["show", "nobody"]).fails(3, "there is no session nobody", "sessiond ls");
-        backend.run(&home, &["show", &session, "--at", "never"]).fails(2, "never", "");
+        backend.run(&home, &["show", &session, "--at", "a/b"]).fails(2, "a/b", "");
     }
 }
 
@@ -118,6 +118,11 @@ fn an_earlier_point_shows_what_had_been_said_by_then() {
     drop(daemon);
     let shown = backend.run(&home, &["show", "s1", "--at", "seq:3"]).ok().out();
     assert!(shown.contains("number 2") && !shown.contains("number 3") && !shown.contains('\x1b'), "{shown}");
+    // Within an entry too: all of this session came as one.
+    let (home, session) = streamed(&backend, "resumed");
+    let shown = backend.run(&home, &["show", &session, "--at", "turn:2"]).ok().out();
+    assert!(shown.contains("Second prompt") && shown.ends_with("The command printed hi.\n"), "{shown}");
+    backend.run(&home, &["show", &session, "--at", "turn:9"]).fails(3, "turn:9", "checkpoints up to 3");
 }
 
 fn texts(news: &[News]) -> Vec<String> {
