@@ -127,7 +127,11 @@ impl Header {
 
     /// Its checkpoints, each with the entry it is in.
     pub fn points(&self) -> impl Iterator<Item = Checkpoint> {
-        self.checkpoints.iter().map(|point| Checkpoint { seq: Some(point.seq.unwrap_or(self.seq)), ..point.clone() })
+        let begins = self.fork.as_ref().and_then(Fork::point);
+        begins
+            .into_iter()
+            .chain(self.checkpoints.iter().cloned())
+            .map(|point| Checkpoint { seq: Some(point.seq.unwrap_or(self.seq)), ..point })
     }
 
     /// Bytes behind the header.
@@ -153,6 +157,26 @@ pub struct Fork {
     pub last: Option<Timestamp>,
     /// The files that it begins with: under their new names, with the new id in their lines.
     pub files: Vec<Part>,
+}
+
+impl Fork {
+    /// Its first checkpoint, if it begins at the end of a turn.
+    fn point(&self) -> Option<Checkpoint> {
+        self.cut.as_ref()?;
+        let transcripts = self.files.iter().filter(|part| part.kind == FileKind::Append);
+        Some(Checkpoint {
+            number: 1,
+            seq: None,
+            turn: self.turn,
+            parent: None,
+            at: self.last?,
+            uuid: None,
+            stop: None,
+            files: transcripts.map(|part| (part.path.clone(), part.len)).collect(),
+            pending: Vec::new(),
+            last_answer: None,
+        })
+    }
 }
 
 /// A file that got another path.

@@ -159,7 +159,7 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
         totals.turns = point.turn;
         add_checkpoint(transaction, &record.log, "", &point).await?;
     }
-    if let Some(newest) = header.checkpoints.iter().map(|point| point.number).max() {
+    if let Some(newest) = header.points().map(|point| point.number).max() {
         let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
         sqlx::query(FORGET).bind(namespace).bind(agent).bind(&id).bind(past).execute(&mut *transaction).await?;
     }
