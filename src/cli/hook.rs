@@ -73,7 +73,7 @@ pub struct Args {
     #[arg(long)]
     pub print: bool,
 
-    /// The settings of the user: settings.json in the agent's folder [default]
+    /// The settings of the user: settings.json in the agent's folder; what happens without a place
     #[arg(long, conflicts_with_all = ["project", "settings"])]
     pub user: bool,
 
