@@ -39,8 +39,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a restore forgets how far the files are shipped",
         file: "src/restore/mod.rs",
-        from: "    ledger.files = files;\n",
-        to: "    drop(files);\n",
+        from: "    ledger.files = going.files;\n",
+        to: "    drop(going.files);\n",
         mix: None,
     },
     Mutation {
