@@ -13,8 +13,9 @@ use crate::codec::archive::{self, InMemory, Member};
 use crate::codec::entry::{Entry, MOST_RAW};
 use crate::error::{Doing, Error, Result};
 use crate::log::assemble::Assembly;
+use crate::log::pen::Pen;
 use crate::log::walk::Sink;
-use crate::model::{Digest, EntryKind, FileKind, Header, LogId, LogName, Part, RelPath, SessionId, entry::FORMAT};
+use crate::model::{Digest, EntryKind, FileKind, LogId, LogName, Part, RelPath, SessionId};
 use crate::sys::STATE_FOLDER;
 
 /// What came in a variable.
@@ -78,23 +79,9 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
         mtime_ns: member.mtime_ns,
         seq: None,
     });
-    let header = Header {
-        v: FORMAT,
-        kind: EntryKind::Delta,
-        agent: id.agent.clone(),
-        session: id.name.clone(),
-        seq: 1,
-        writer: "variable".parse()?,
-        at: context.logs.clock.now(),
-        prev: None,
-        after: None,
-        covers: None,
-        moves: Vec::new(),
-        parts: parts.collect(),
-        checkpoints: Vec::new(),
-        fork: None,
-        back_to: None,
-    };
+    let now = context.logs.clock.now();
+    let pen = Pen::unclaimed("variable".parse()?, 0, None, now);
+    let header = pen.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
     let body: Vec<u8> = blob.files.into_iter().flat_map(|(_, bytes)| bytes).collect();
     assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
     let files = place::decide_all(context, id, &assembly, None, options)?;

@@ -53,6 +53,8 @@ macro_rules! contract {
     };
 }
 
+pub(crate) use contract;
+
 contract!(
     a_record_counts_once,
     a_record_out_of_order_is_a_gap,

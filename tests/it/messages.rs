@@ -16,28 +16,12 @@ use sessiond::upkeep::gc;
 use sessiond::upkeep::reindex::{catch_up, rebuild};
 use sqlx::{AnyConnection, Connection, Row};
 
-use crate::index_contract::{Place, entry, log, postgres_place, sqlite_place};
+use crate::index_contract::{Place, contract, entry, log, postgres_place, sqlite_place};
 use crate::support::TempHome;
 use crate::support::backend::{Backend, append};
 use crate::support::world::{Files, World, files_below};
 
-/// Makes one test of each case for each database.
-macro_rules! both {
-    ($($case:ident),* $(,)?) => {
-        mod sqlite { $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case(super::sqlite_place()).await }
-        )* }
-        mod postgres { $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                if let Some(place) = super::postgres_place() { super::$case(place).await }
-            }
-        )* }
-    };
-}
-
-both!(
+contract!(
     what_an_answer_took_counts_once_and_costs_what_is_known,
     pages_show_each_message_once_and_in_order,
     a_page_is_found_by_an_index_however_deep_it_lies,
