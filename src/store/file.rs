@@ -300,8 +300,12 @@ impl Inner {
             return Ok(());
         }
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|cause| match cause.kind() {
-            // A file in the folder's place; as "exists" it would pass for the object.
-            ErrorKind::AlreadyExists => io::Error::from(ErrorKind::NotADirectory),
+            // "Exists" would pass for the object. It is a file in the folder's place, or a folder that a racing delete took
+            // while it was being made.
+            ErrorKind::AlreadyExists => {
+                let in_the_way = folder.ancestors().find_map(|part| fs::metadata(part).ok()).is_some_and(|found| !found.is_dir());
+                io::Error::from(if in_the_way { ErrorKind::NotADirectory } else { ErrorKind::NotFound })
+            }
             _ => cause,
         })?;
         // All of them, not only those made just now: another writer may have made one and not yet synced its parent.
