@@ -119,17 +119,6 @@ impl Profile for ClaudeCode {
         self.is_transcript(&path).then_some(path)
     }
 
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
-        let mut parts: Vec<String> = path.parts().map(str::to_owned).collect();
-        match parts.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-            ["projects", _, _] if self.is_transcript(path) => parts[2] = format!("{to}.jsonl"),
-            ["projects", _, _, _, ..] => parts[2] = to.to_string(),
-            ["tasks" | "file-history", _, _, ..] => parts[1] = to.to_string(),
-            _ => return None,
-        }
-        parts.join("/").parse().ok()
-    }
-
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
@@ -220,13 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn files_can_be_another_sessions() {
-        let renamed = |path: &str| profile().renamed(&path.parse().unwrap(), &"new".parse().unwrap()).map(String::from);
-        assert_eq!(renamed("projects/-w/old.jsonl").as_deref(), Some("projects/-w/new.jsonl"));
-        assert_eq!(renamed("projects/-w/old/subagents/agent-1.jsonl").as_deref(), Some("projects/-w/new/subagents/agent-1.jsonl"));
-        assert_eq!(renamed("tasks/old/1.json").as_deref(), Some("tasks/new/1.json"));
-        assert_eq!(renamed("file-history/old/a@v1").as_deref(), Some("file-history/new/a@v1"));
-        assert_eq!(renamed("projects/-w/agent-9c.jsonl"), None);
+    fn the_transcript_lies_in_its_projects_folder() {
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
     }

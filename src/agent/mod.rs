@@ -58,9 +58,6 @@ pub trait Profile: Send + Sync + 'static {
     /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
     fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath>;
 
-    /// The path that a file of a session has in another session; none if its path does not say whose it is.
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath>;
-
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;
 }

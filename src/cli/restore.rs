@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli::fallback::Outcome;
+use crate::cli::inspect::short;
 use crate::cli::select::Latest;
 use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
@@ -221,6 +222,10 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     for (path, bytes) in &report.cut_off {
         print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
+    }
+    for call in &report.dropped {
+        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
+        print::line(format_args!("  was running{since}: {} {}", print::clean(&call.name), print::clean(&short(&call.input))))?;
     }
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;

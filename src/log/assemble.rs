@@ -99,7 +99,7 @@ impl Assembly<'_> {
             let name = renaming.path(&path)?;
             self.new_file(&name)?;
             let Some(to) = self.staged.get_mut(&name) else { continue };
-            let (len, hash) = renaming.copy(self.folder, &*opened, &path, &FileAt { len, ..file.clone() }, &to.at)?;
+            let (len, hash) = renaming.copy(self.folder, &*opened, &path, (file.kind, len), &to.at)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
             self.state.files.insert(name, FileAt { len, sha256, ..file.clone() });
@@ -140,19 +140,16 @@ impl Assembly<'_> {
         Err(Error::corrupt(format!("{path} does not have the digest that {by} says")))
     }
 
-    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files. Answers how much of which.
-    pub fn cut(&mut self, point: &Checkpoint) -> Result<BTreeMap<RelPath, u64>> {
-        let mut cut = BTreeMap::new();
+    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files.
+    pub fn cut(&mut self, point: &Checkpoint) -> Result<()> {
         let transcripts: Vec<RelPath> =
             self.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append).map(|(path, _)| path.clone()).collect();
         for path in transcripts {
             let keep = point.files.get(&path).copied();
             let (Some(file), Some(staged)) = (self.state.files.get_mut(&path), self.staged.get_mut(&path)) else { continue };
-            let more = file.len.saturating_sub(keep.unwrap_or(0));
-            if more == 0 {
+            if file.len <= keep.unwrap_or(0) {
                 continue;
             }
-            cut.insert(path.clone(), more);
             let Some(keep) = keep else {
                 // It was begun later.
                 self.state.files.remove(&path);
@@ -168,7 +165,7 @@ impl Assembly<'_> {
             (staged.len, staged.hash) = (keep, cursor.hash);
         }
         self.state.turns.go_back(Some(point));
-        Ok(cut)
+        Ok(())
     }
 
     /// Whether all that was written behind entry `seq` was written by `writer`.

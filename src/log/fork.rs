@@ -25,13 +25,24 @@ impl Renaming {
         Renaming { from: from.to_string(), to: to.to_string() }
     }
 
-    /// What a file of the other session is called in this one.
+    /// What a file of the other session is called in this one: a folder that is the id, or the id as a word of the file's name. A
+    /// folder that only has it in its name is a project's, and stays.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
-        let part = |part: &str| match part.strip_prefix(self.from.as_str()) {
-            Some(rest) if rest.is_empty() || rest.starts_with('.') => format!("{}{rest}", self.to),
-            _ => part.to_owned(),
-        };
-        path.parts().map(part).collect::<Vec<_>>().join("/").parse()
+        let mut parts: Vec<String> = path.parts().map(str::to_owned).collect();
+        let name = parts.pop().map(|name| self.name(&name));
+        parts.iter_mut().filter(|part| **part == self.from).for_each(|part| part.clone_from(&self.to));
+        parts.extend(name);
+        parts.join("/").parse()
+    }
+
+    /// A file's name with the id replaced, if it stands there by itself and not as a piece of a longer word.
+    fn name(&self, name: &str) -> String {
+        let within = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+        let found = name.match_indices(&self.from).find(|(at, id)| {
+            let (before, after) = (name[..*at].chars().next_back(), name[at + id.len()..].chars().next());
+            !within(before) && !within(after)
+        });
+        found.map_or_else(|| name.to_owned(), |(at, id)| format!("{}{}{}", &name[..at], self.to, &name[at + id.len()..]))
     }
 
     /// Whether the id stands in the file for what it is, and not as something that somebody said.
@@ -66,14 +77,21 @@ impl Renaming {
     }
 
     /// Writes a file with the new id to another place; answers its length and hash.
-    pub fn copy(&self, folder: &dyn Folder, from: &dyn OpenFile, path: &RelPath, at: &FileAt, to: &RelPath) -> Result<(u64, RunningHash)> {
+    pub fn copy(
+        &self,
+        folder: &dyn Folder,
+        from: &dyn OpenFile,
+        path: &RelPath,
+        (kind, len): (FileKind, u64),
+        to: &RelPath,
+    ) -> Result<(u64, RunningHash)> {
         let failed = |cause| Error::io(format!("write {path} under another id"), cause);
-        let rewritten = Self::is_rewritten(path, at.kind);
+        let rewritten = Self::is_rewritten(path, kind);
         let (mut read, mut written, mut hash) = (0, 0, RunningHash::default());
         let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
         folder.write_at(to, 0, &[]).map_err(failed)?;
         loop {
-            let want = buffer.len().min(usize::try_from(at.len - read).unwrap_or(usize::MAX));
+            let want = buffer.len().min(usize::try_from(len - read).unwrap_or(usize::MAX));
             let got = if want == 0 { 0 } else { from.read_at(&mut buffer[..want], read).map_err(failed)? };
             read += got as u64;
             held.extend_from_slice(&buffer[..got]);
@@ -92,7 +110,7 @@ impl Renaming {
                 break;
             }
         }
-        if read < at.len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
+        if read < len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
     }
 }
 
@@ -122,6 +140,7 @@ mod tests {
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
         assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
         assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
+        assert_eq!(path("sessions/2026/rollout-3f2a1-3f2a.jsonl"), "sessions/2026/rollout-3f2a1-new-id.jsonl");
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
         let wanted = b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();

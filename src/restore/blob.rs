@@ -100,6 +100,7 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
         bytes,
         files,
         cut_off: BTreeMap::new(),
+        dropped: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
     })

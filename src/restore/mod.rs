@@ -26,7 +26,7 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
-use crate::model::{At, Checkpoint, Digest, EntryKind, FileKind, LogId, RelPath, Seq, Turns, WriterId};
+use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, RelPath, Seq, Turns, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
@@ -87,8 +87,10 @@ pub struct Report {
     pub bytes: u64,
     /// Each file and what became of it.
     pub files: Vec<FilePlan>,
-    /// What came behind the point and was left in the log: bytes, by file.
+    /// What came behind the point and stays in the log: bytes, by transcript.
     pub cut_off: BTreeMap<RelPath, u64>,
+    /// The calls among it that nothing had answered.
+    pub dropped: Vec<Call>,
     /// Whether nothing was done on purpose.
     pub dry_run: bool,
     /// The claim, for the index.
@@ -251,6 +253,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         bytes: 0,
         files,
         cut_off: BTreeMap::new(),
+        dropped: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
     };
@@ -329,11 +332,15 @@ async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, repo
 
 async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Assembly<'_>>, head: Head) -> Result<Option<Report>> {
     let mut read = read;
-    let cut_off = match &options.cut {
-        Some(point) => read.sink.cut(point)?,
-        None => BTreeMap::new(),
-    };
+    if let Some(point) = &options.cut {
+        read.sink.cut(point)?;
+    }
     let assembly = &read.sink;
+    let earlier = options.cut.is_some() || options.at != At::Latest;
+    let (cut_off, dropped) = match options.branch.is_none() && earlier {
+        true => talk::behind(&context.logs, &*context.profile, id, &assembly.state).await?,
+        false => Default::default(),
+    };
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
     let files = place::decide_all(context, id, assembly, ledger.as_ref(), options)?;
     let mut report = Report {
@@ -345,6 +352,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
         files,
         cut_off,
+        dropped,
         dry_run: options.dry_run,
         claim: None,
     };

@@ -14,7 +14,7 @@ use crate::log::hear::{ByFile, Ear, Hearing};
 use crate::log::state::State;
 use crate::log::walk::{Read, Reading};
 use crate::model::message::Marked;
-use crate::model::{At, Checkpoint, FileKind, LogId, Message, RelPath, Role, Said, Turns};
+use crate::model::{At, Call, Checkpoint, FileAt, FileKind, LogId, Message, RelPath, Role, Said, Turns};
 
 /// A sub-agent of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -132,6 +132,15 @@ pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At,
         read.sink.1.cut_to(&point.files);
     }
     Ok(read)
+}
+
+/// What a log has behind a point: bytes, by transcript, and the calls that nothing has answered yet.
+pub async fn behind(logs: &Logs, profile: &dyn Profile, id: &LogId, point: &State) -> Result<(BTreeMap<RelPath, u64>, Vec<Call>)> {
+    let (end, heard) = read(logs, profile, id, At::Latest, None).await?.sink;
+    let more = |path: &RelPath, file: &FileAt| file.len.checked_sub(point.files.get(path).map_or(0, |here| here.len));
+    let transcripts = end.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+    let lengths = transcripts.filter_map(|(path, file)| Some((path.clone(), more(path, file).filter(|more| *more > 0)?)));
+    Ok((lengths.collect(), heard.ear.turns().pending))
 }
 
 /// Everything that was said up to a point, and the files there.

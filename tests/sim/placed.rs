@@ -73,3 +73,16 @@ pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
     rotten.insert(key.clone(), Stored { bytes, ..stored.clone() });
     Some(rotten)
 }
+
+/// What files are in a session that begins with another's.
+pub fn under_another_id(files: &Files, from: &LogId, to: &LogId) -> Files {
+    let (from, to) = (from.name.to_string(), to.name.to_string());
+    let file = |(path, bytes): (&String, &Vec<u8>)| {
+        let bytes = match path.ends_with(".jsonl") || path.ends_with(".json") {
+            true => String::from_utf8_lossy(bytes).replace(&from, &to).into_bytes(),
+            false => bytes.clone(),
+        };
+        (path.replace(&from, &to), bytes)
+    };
+    files.iter().map(file).collect()
+}
