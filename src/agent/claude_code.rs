@@ -130,6 +130,11 @@ impl Profile for ClaudeCode {
         parts.join("/").parse().ok()
     }
 
+    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+        let rest = path.as_str().strip_prefix("projects/")?.split_once('/')?.1;
+        format!("projects/{project}/{rest}").parse().ok()
+    }
+
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
@@ -227,6 +232,10 @@ mod tests {
         assert_eq!(renamed("tasks/old/1.json").as_deref(), Some("tasks/new/1.json"));
         assert_eq!(renamed("file-history/old/a@v1").as_deref(), Some("file-history/new/a@v1"));
         assert_eq!(renamed("projects/-w/agent-9c.jsonl"), None);
+        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "-x-y").map(String::from);
+        assert_eq!(relocated("projects/-w/s1.jsonl").as_deref(), Some("projects/-x-y/s1.jsonl"));
+        assert_eq!(relocated("projects/-w/s1/tool-results/a.txt").as_deref(), Some("projects/-x-y/s1/tool-results/a.txt"));
+        assert_eq!(relocated("tasks/s1/1.json"), None);
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
     }

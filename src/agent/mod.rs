@@ -61,6 +61,11 @@ pub trait Profile: Send + Sync + 'static {
     /// The path that a file of a session has in another session; none if its path does not say whose it is.
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath>;
 
+    /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
+    fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
+        None
+    }
+
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;
 }
