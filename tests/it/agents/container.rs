@@ -2,18 +2,18 @@
 //!
 //! Owns the clients' environment: nothing of whoever runs the tests, a key that is none, a model on loopback.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::anthropic::conversation;
 use super::install::agents;
-use super::model::{Model, Request};
+use super::model::{Model, Request, call};
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running};
+use crate::support::writers::{Files, files_in};
 
 /// Which Claude Code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,34 @@ pub enum Version {
     New,
     Old,
 }
+
+/// A new session's id.
+pub fn id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+/// The model runs a command.
+pub fn bash(command: &str) -> Value {
+    call("Bash", json!({ "command": command, "description": "Run it" }))
+}
+
+/// Runs a scenario with a version on every backend.
+pub fn everywhere(version: Version, scenario: impl Fn(&Container<'_>)) {
+    for backend in Backend::all() {
+        let model = Model::start();
+        let Some(container) = Container::new(version, &backend, &model) else { return };
+        scenario(&container);
+    }
+}
+
+/// Makes a test of each scenario for each version.
+macro_rules! both_versions {
+    ($($scenario:ident),+ $(,)?) => {
+        mod new { $(#[test] fn $scenario() { crate::agents::container::everywhere(crate::agents::container::Version::New, super::$scenario) })+ }
+        mod old { $(#[test] fn $scenario() { crate::agents::container::everywhere(crate::agents::container::Version::Old, super::$scenario) })+ }
+    };
+}
+pub(super) use both_versions;
 
 /// A container.
 pub struct Container<'a> {
@@ -32,7 +60,6 @@ pub struct Container<'a> {
     pub cwd: PathBuf,
     bin: PathBuf,
     lost: std::cell::Cell<u32>,
-    env: Vec<(&'static str, &'static str)>,
 }
 
 impl<'a> Container<'a> {
@@ -46,28 +73,13 @@ impl<'a> Container<'a> {
         let home = TempHome::new();
         let cwd = home.path().join("work");
         std::fs::create_dir(&cwd).unwrap();
-        Some(Container { version, backend, model, home, cwd, bin, lost: Default::default(), env: Vec::new() })
+        Some(Container { version, backend, model, home, cwd, bin, lost: Default::default() })
     }
 
     /// Another one that works in the same folder.
     pub fn beside(&self) -> Container<'a> {
         let (home, cwd, bin) = (TempHome::new(), self.cwd.clone(), self.bin.clone());
-        Container {
-            version: self.version,
-            backend: self.backend,
-            model: self.model,
-            home,
-            cwd,
-            bin,
-            lost: Default::default(),
-            env: self.env.clone(),
-        }
-    }
-
-    /// With one more variable for the client.
-    pub fn with(mut self, name: &'static str, value: &'static str) -> Self {
-        self.env.push((name, value));
-        self
+        Container { version: self.version, backend: self.backend, model: self.model, home, cwd, bin, lost: Default::default() }
     }
 
     /// The home is thrown away, and there is an empty one in its place. Answers where the old one can still be looked at.
@@ -104,7 +116,8 @@ impl<'a> Container<'a> {
         }
         // File history in print mode, and in the new one the tools for tasks.
         command.env("CLAUDE_CODE_ENABLE_SDK_FILE_CHECKPOINTING", "1").env("CLAUDE_CODE_ENABLE_TODO_TOOLS", "1");
-        command.envs(self.env.iter().copied()).stdin(Stdio::null());
+        // Where the new one is a remote worker, this is on.
+        command.env("CLAUDE_CODE_TRANSCRIPT_LOCAL_GC", "1").stdin(Stdio::null());
         command
     }
 
@@ -129,7 +142,12 @@ impl<'a> Container<'a> {
 
     /// The transcripts of a session in a home: more than one, where it stands in more than one project.
     pub fn transcripts(home: &Path, session: &str) -> Vec<PathBuf> {
-        let projects = std::fs::read_dir(home.join(".claude/projects")).into_iter().flatten().flatten();
+        Self::transcripts_below(&home.join(".claude"), session)
+    }
+
+    /// The same in a copy of the client's folder.
+    pub fn transcripts_below(root: &Path, session: &str) -> Vec<PathBuf> {
+        let projects = std::fs::read_dir(root.join("projects")).into_iter().flatten().flatten();
         projects.map(|project| project.path().join(format!("{session}.jsonl"))).filter(|path| path.exists()).collect()
     }
 
@@ -143,22 +161,12 @@ impl<'a> Container<'a> {
 }
 
 /// The files of a home that belong to sessions, and their bytes.
-pub fn kept(home: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    fn walk(root: &Path, folder: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
-        for item in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = item.path();
-            if path.is_dir() {
-                walk(root, &path, found);
-            } else if !path.file_name().unwrap().to_string_lossy().ends_with(".lock") {
-                found.insert(path.strip_prefix(root).unwrap().to_owned(), std::fs::read(&path).unwrap());
-            }
-        }
-    }
-    let (root, mut found) = (home.join(".claude"), BTreeMap::new());
-    for folder in ["projects", "tasks", "file-history"] {
-        walk(&root, &root.join(folder), &mut found);
-    }
-    found
+pub fn kept(home: &Path) -> Files {
+    let mut files = files_in(&home.join(".claude"));
+    files.retain(|path, _| {
+        ["projects/", "tasks/", "file-history/"].iter().any(|folder| path.starts_with(folder)) && !path.ends_with(".lock")
+    });
+    files
 }
 
 /// What was in one home is in the other, byte for byte; transcripts may have gone on.
@@ -167,9 +175,9 @@ pub fn assert_restored(lost: &Path, home: &Path, what: &str) {
     let (before, now) = (kept(lost), kept(home));
     assert!(!before.is_empty(), "{what}: nothing was kept");
     for (path, bytes) in &before {
-        let restored = now.get(path).unwrap_or_else(|| panic!("{what}: {} was not restored", path.display()));
-        let appended = path.extension().is_some_and(|extension| extension == "jsonl") && restored.starts_with(bytes);
-        assert!(restored == bytes || appended, "{what}: {} differs: {} bytes, {} restored", path.display(), bytes.len(), restored.len());
+        let restored = now.get(path).unwrap_or_else(|| panic!("{what}: {path} was not restored"));
+        let appended = path.ends_with(".jsonl") && restored.starts_with(bytes);
+        assert!(restored == bytes || appended, "{what}: {path} differs: {} bytes, {} restored", bytes.len(), restored.len());
     }
 }
 
@@ -209,8 +217,8 @@ fn signal(pid: u32, signal: Signal) {
     i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, signal).ok());
 }
 
-/// The lines of a transcript.
+/// The lines of a transcript that are whole.
 pub fn lines(transcript: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(transcript).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }

@@ -5,6 +5,8 @@
 
 mod anthropic;
 mod claude;
+mod claude_apart;
+mod claude_ends;
 mod container;
 mod install;
 mod model;
