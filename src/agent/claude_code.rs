@@ -119,6 +119,11 @@ impl Profile for ClaudeCode {
         self.is_transcript(&path).then_some(path)
     }
 
+    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+        let rest = path.as_str().strip_prefix("projects/")?.split_once('/')?.1;
+        format!("projects/{project}/{rest}").parse().ok()
+    }
+
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
@@ -209,7 +214,11 @@ mod tests {
     }
 
     #[test]
-    fn the_transcript_lies_in_its_projects_folder() {
+    fn files_lie_in_their_projects_folder() {
+        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "-x-y").map(String::from);
+        assert_eq!(relocated("projects/-w/s1.jsonl").as_deref(), Some("projects/-x-y/s1.jsonl"));
+        assert_eq!(relocated("projects/-w/s1/tool-results/a.txt").as_deref(), Some("projects/-x-y/s1/tool-results/a.txt"));
+        assert_eq!(relocated("tasks/s1/1.json"), None);
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
     }

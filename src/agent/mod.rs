@@ -58,6 +58,11 @@ pub trait Profile: Send + Sync + 'static {
     /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
     fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath>;
 
+    /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
+    fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
+        None
+    }
+
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;
 }

@@ -8,7 +8,7 @@ use crate::log::fork::{Renaming, cut_lengths};
 use crate::log::ledger::FileCursor;
 use crate::log::state::State;
 use crate::log::walk::Sink;
-use crate::model::{Checkpoint, FileAt, FileKind, Fork, RelPath, RunningHash, Seq, WriterId};
+use crate::model::{Checkpoint, FileAt, FileKind, Fork, Move, RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -61,11 +61,7 @@ impl Sink for Assembly<'_> {
         if self.state.files.is_empty() {
             self.staged.clear();
         }
-        for moved in &entry.header.moves {
-            if let Some(staged) = self.staged.remove(&moved.from) {
-                self.staged.insert(moved.to.clone(), staged);
-            }
-        }
+        moved(&mut self.staged, &entry.header.moves);
         for (part, bytes) in entry.parts() {
             if !self.staged.contains_key(&part.path) {
                 self.new_file(&part.path)?;
@@ -85,7 +81,22 @@ impl Sink for Assembly<'_> {
     }
 }
 
+/// Gives files other paths.
+fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[Move]) {
+    for moved in moves {
+        if let Some(file) = files.remove(&moved.from) {
+            files.insert(moved.to.clone(), file);
+        }
+    }
+}
+
 impl Assembly<'_> {
+    /// Gives files other paths than the log does.
+    pub fn relocate(&mut self, moves: &[Move]) {
+        moved(&mut self.state.files, moves);
+        moved(&mut self.staged, moves);
+    }
+
     /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
     pub fn fork(&mut self, cut: Option<&BTreeMap<RelPath, u64>>, renaming: &Renaming) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, cut);

@@ -8,6 +8,7 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod agents;
 mod asleep;
 mod bad_bucket;
 mod bad_input;
@@ -29,6 +30,7 @@ mod lifecycle;
 mod log_props;
 mod looking;
 mod messages;
+mod other_cwd;
 mod outage;
 mod program;
 mod real_transcripts;
