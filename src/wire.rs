@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::agent::Profile;
 use crate::agent::claude_code::ClaudeCode;
+use crate::agent::codex::Codex;
+use crate::agent::gemini::Gemini;
 use crate::agent::generic::Generic;
 use crate::config::{self, Settings};
 use crate::error::{Doing, Error, Result, without_secret};
@@ -176,11 +178,29 @@ fn sse_of(text: &str) -> Result<Sse> {
 
 fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
     let name: AgentName = settings.agent.as_deref().unwrap_or(ClaudeCode::NAME).parse()?;
+    if let Some(known) = known(&name) {
+        return Ok(known);
+    }
     match (name.as_str(), &settings.profile) {
-        (ClaudeCode::NAME, _) => Ok(Arc::new(ClaudeCode::new(name))),
         (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
         (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
-        (other, None) => Err(Error::usage(format!("unknown agent {other:?}"))
-            .hint("claude-code and generic are known; for another, give a [profile] in the configuration file")),
+        (other, None) => Err(Error::usage(format!("unknown agent {other:?}")).hint(format!(
+            "{} and {} are known; for another, give a [profile] in the configuration file",
+            AGENTS.join(", "),
+            Generic::NAME
+        ))),
     }
+}
+
+/// The agents that we know something of.
+pub const AGENTS: [&str; 3] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME];
+
+/// What we know of one of them.
+fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
+    Some(match name.as_str() {
+        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone())),
+        Codex::NAME => Arc::new(Codex::new(name.clone())),
+        Gemini::NAME => Arc::new(Gemini::new(name.clone())),
+        _ => return None,
+    })
 }

@@ -7,7 +7,7 @@ pub mod settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Place, Profile, is_passing};
+use super::{Place, Profile, home_or, is_passing, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
 
 /// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
@@ -22,9 +22,6 @@ impl ClaudeCode {
     /// The name of the profile.
     pub const NAME: &str = "claude-code";
 
-    /// The agent itself.
-    pub const PROGRAM: &str = "claude";
-
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {
         ClaudeCode { name }
@@ -36,8 +33,12 @@ impl Profile for ClaudeCode {
         &self.name
     }
 
+    fn program(&self) -> Option<&'static str> {
+        Some("claude")
+    }
+
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        env("CLAUDE_CONFIG_DIR").or_else(|| home.map(|home| home.join(".claude")))
+        home_or(env("CLAUDE_CONFIG_DIR"), home, ".claude")
     }
 
     fn enter(&self, folder: &RelPath) -> bool {
@@ -56,12 +57,12 @@ impl Profile for ClaudeCode {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
                 // Older versions keep a sub-agent's transcript beside the session's.
                 Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind),
-                Some(stem) => session(stem, kind),
+                Some(stem) => of_session(stem, kind),
                 None => Place::Ignore,
             },
             ["projects", project, "memory", ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
-            ["projects", _, id, _, ..] => session(id, kind),
-            ["tasks" | "file-history", id, _, ..] => session(id, FileKind::Whole),
+            ["projects", _, id, _, ..] => of_session(id, kind),
+            ["tasks" | "file-history", id, _, ..] => of_session(id, FileKind::Whole),
             _ => Place::Ignore,
         }
     }
@@ -134,10 +135,6 @@ impl Profile for ClaudeCode {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
     }
-}
-
-fn session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
 }
 
 /// The folder name that Claude Code makes of a working directory. Lossy: never decode it.

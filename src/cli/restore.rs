@@ -119,7 +119,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         return Ok(exit::OK);
     }
-    let fallback = fallback::Fallback::of(args.fallback, parts.profile.name()).await?;
+    let fallback = fallback::Fallback::of(args.fallback, &*parts.profile).await?;
     let disk = parts.folder()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {

@@ -8,6 +8,7 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod agents;
 mod asleep;
 mod bad_bucket;
 mod bad_input;
