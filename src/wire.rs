@@ -9,6 +9,8 @@ use crate::agent::claude_code::ClaudeCode;
 use crate::agent::codex::Codex;
 use crate::agent::gemini::Gemini;
 use crate::agent::generic::Generic;
+use crate::agent::opencode::OpenCode;
+use crate::agent::opencode::mirror::Mirror;
 use crate::config::{self, Settings};
 use crate::error::{Doing, Error, Result, without_secret};
 use crate::index::Catalog;
@@ -37,6 +39,8 @@ pub struct Parts {
     pub profile: Arc<dyn Profile>,
     /// The logs of the agent.
     pub logs: Logs,
+    /// What keeps the files in step with a database, where the agent has its sessions in one.
+    pub mirror: Option<Arc<Mirror>>,
     root: Option<PathBuf>,
 }
 
@@ -66,7 +70,8 @@ impl Parts {
             clock: Arc::new(SystemClock),
             chance,
         };
-        Ok(Parts { store, index, profile, logs, root })
+        let parts = Parts { store, index, profile, logs, mirror: None, root: None };
+        Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))
     }
 
     /// The agent's folder.
@@ -79,17 +84,25 @@ impl Parts {
         Ok(Arc::new(Disk::new(self.root()?)))
     }
 
-    /// The same parts for another folder.
+    /// The same parts for another folder of the agent's.
     #[must_use]
     pub fn rooted_at(&self, root: PathBuf) -> Parts {
-        Parts { root: Some(root), ..self.clone() }
+        let mirror = mirror(&*self.profile, &root).map(Arc::new);
+        let root = mirror.as_ref().map_or(root, |mirror| mirror.folder());
+        Parts { root: Some(root), mirror, ..self.clone() }
     }
 }
 
 /// The agent's folder, for who only wants to speak to the daemon that keeps it.
 pub fn root_of(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
-    find_root(settings, &*profile, &Environment::of_process())?.ok_or_else(|| no_root(&*profile))
+    let root = find_root(settings, &*profile, &Environment::of_process())?.ok_or_else(|| no_root(&*profile))?;
+    Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.folder()))
+}
+
+/// What keeps the files in step with the database in the agent's folder, if it has its sessions in one.
+fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
+    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::new(root))
 }
 
 fn find_root(settings: &Settings, profile: &dyn Profile, environment: &Environment) -> Result<Option<PathBuf>> {
@@ -193,7 +206,7 @@ fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
 }
 
 /// The agents that we know something of.
-pub const AGENTS: [&str; 3] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME];
+pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, OpenCode::NAME];
 
 /// What we know of one of them.
 fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
@@ -201,6 +214,7 @@ fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
         ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone())),
         Codex::NAME => Arc::new(Codex::new(name.clone())),
         Gemini::NAME => Arc::new(Gemini::new(name.clone())),
+        OpenCode::NAME => Arc::new(OpenCode::new(name.clone())),
         _ => return None,
     })
 }

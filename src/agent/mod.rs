@@ -7,6 +7,7 @@ pub mod codex;
 pub mod gemini;
 pub mod generic;
 mod json;
+pub mod opencode;
 pub mod transcript;
 
 use std::collections::BTreeSet;

@@ -30,6 +30,7 @@ mod lifecycle;
 mod log_props;
 mod looking;
 mod messages;
+mod opencode;
 mod outage;
 mod program;
 mod real_transcripts;
