@@ -109,14 +109,18 @@ fn find_root(settings: &Settings, profile: &dyn Profile, environment: &Environme
     match &settings.root {
         Some(root) => std::path::absolute(root).map(Some).map_err(|cause| Error::io(format!("find {}", root.display()), cause)),
         None => {
-            Ok(profile
-                .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)))
+            Ok(profile.root(environment.home.as_deref(), &variable))
         }
     }
 }
 
 fn no_root(profile: &dyn Profile) -> Error {
     Error::usage(format!("agent {} has no folder of its own", profile.name())).hint("--root DIR says where its files are")
+}
+
+/// What a variable of the environment says; nothing if it is empty.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// What the environment says about where things are.
@@ -127,11 +131,10 @@ struct Environment {
 
 impl Environment {
     fn of_process() -> Environment {
-        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let home = folder("HOME");
+        let home = variable("HOME");
         // The XDG specification: a path that is not absolute is to be ignored.
         let data =
-            folder("XDG_DATA_HOME").filter(|path| path.is_absolute()).or_else(|| home.as_ref().map(|home| home.join(".local/share")));
+            variable("XDG_DATA_HOME").filter(|path| path.is_absolute()).or_else(|| home.as_ref().map(|home| home.join(".local/share")));
         Environment { home, data }
     }
 
@@ -143,9 +146,8 @@ impl Environment {
 
 /// The configuration file that is read where none is named.
 pub fn default_config_file() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let configuration =
-        folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| folder("HOME").map(|home| home.join(".config")));
+        variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| variable("HOME").map(|home| home.join(".config")));
     configuration.map(|path| path.join("sessiond/config.toml"))
 }
 
@@ -211,7 +213,7 @@ pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, Open
 /// What we know of one of them.
 fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
     Some(match name.as_str() {
-        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone())),
+        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone()).told(&variable)),
         Codex::NAME => Arc::new(Codex::new(name.clone())),
         Gemini::NAME => Arc::new(Gemini::new(name.clone())),
         OpenCode::NAME => Arc::new(OpenCode::new(name.clone())),

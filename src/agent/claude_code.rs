@@ -16,6 +16,8 @@ const LONGEST_ENCODED: usize = 200;
 /// Claude Code's files.
 pub struct ClaudeCode {
     name: AgentName,
+    /// The folder of every project, if the user gave one.
+    project: Option<String>,
 }
 
 impl ClaudeCode {
@@ -24,7 +26,17 @@ impl ClaudeCode {
 
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {
-        ClaudeCode { name }
+        ClaudeCode { name, project: None }
+    }
+
+    /// The same, where the client was told by its environment what the folder of a project is called. It takes that only where
+    /// it was also told where its files are.
+    #[must_use]
+    pub fn told(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
+        let said = env("CLAUDE_CONFIG_DIR").and_then(|_| env("CLAUDE_CODE_PROJECT_DIR_NAME"));
+        let plain = |name: &String| name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let project = said.map(|said| said.to_string_lossy().into_owned()).filter(plain);
+        ClaudeCode { project, ..self }
     }
 }
 
@@ -112,7 +124,7 @@ impl Profile for ClaudeCode {
     }
 
     fn project_of(&self, cwd: &Path) -> String {
-        encode(&cwd.to_string_lossy())
+        self.project.clone().unwrap_or_else(|| encode(&cwd.to_string_lossy()))
     }
 
     fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath> {
@@ -226,6 +238,21 @@ mod tests {
         assert_eq!(renamed("projects/-w/agent-9c.jsonl"), None);
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
+    }
+
+    #[test]
+    fn the_folder_of_a_project_is_what_the_client_was_told() {
+        let project = |config: Option<&str>, said: &str| {
+            let env = |name: &str| match name {
+                "CLAUDE_CONFIG_DIR" => config.map(PathBuf::from),
+                "CLAUDE_CODE_PROJECT_DIR_NAME" => Some(PathBuf::from(said)),
+                _ => None,
+            };
+            profile().told(&env).project_of(Path::new("/work/app"))
+        };
+        assert_eq!(project(Some("/config"), "tenant_7"), "tenant_7");
+        assert_eq!(project(None, "tenant_7"), "-work-app");
+        assert_eq!(project(Some("/config"), "../x"), "-work-app");
     }
 
     #[test]

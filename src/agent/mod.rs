@@ -25,7 +25,7 @@ pub enum Place {
     Ignore,
     /// It belongs to this log.
     Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first line, under this JSON key.
+    /// Which session it belongs to stands in its first lines, under this JSON key.
     Ask(&'static str, FileKind),
 }
 
