@@ -14,6 +14,9 @@ use crate::log::pieces::{Prefer, cover};
 use crate::log::walk::{Read, Reading};
 use crate::model::{At, Checkpoint, LogId, RelPath, Said, Seq};
 
+/// A message that is written again was written before within so many.
+const RECENT: usize = 64;
+
 /// What was said, as the log goes on. Only what is shown is kept of it.
 pub struct Conversation {
     full: bool,
@@ -35,7 +38,12 @@ impl Ear for Conversation {
         let (path, end) = (said.path.clone(), said.start + said.len);
         let before = self.said.last(&path).map_or(-1, |last| last.position);
         let position = said.message.at.map_or(0, Timestamp::as_microsecond).max(before.saturating_add(1));
-        if let Some(spoken) = Spoken::of(said, position, self.full) {
+        let Some(spoken) = Spoken::of(said, position, self.full) else { return };
+        // Some agents write a message again when it has changed.
+        let again = |before: &&mut Spoken| before.name == spoken.name && before.role == spoken.role;
+        if let Some(before) = self.said.recent(&path).take(RECENT).find(again) {
+            *before = Spoken { position: before.position, at: before.at, ..spoken };
+        } else {
             self.said.push(path, end, spoken);
         }
     }

@@ -13,6 +13,9 @@ use crate::sys::{Folder, OpenFile};
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
 
+/// So many digits of an id stand in the names of Gemini CLI's files.
+const DIGITS: usize = 8;
+
 /// From one session's names to another's.
 pub struct Renaming {
     from: String,
@@ -25,24 +28,33 @@ impl Renaming {
         Renaming { from: from.to_string(), to: to.to_string() }
     }
 
-    /// What a file of the other session is called in this one: a folder that is the id, or the id as a word of the file's name. A
-    /// folder that only has it in its name is a project's, and stays.
+    /// What a file of the other session is called in this one. A folder is renamed that is the id, by itself or behind `session-`;
+    /// others that have it in their names are projects'.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
-        let mut parts: Vec<String> = path.parts().map(str::to_owned).collect();
-        let name = parts.pop().map(|name| self.name(&name));
-        parts.iter_mut().filter(|part| **part == self.from).for_each(|part| part.clone_from(&self.to));
-        parts.extend(name);
-        parts.join("/").parse()
+        let folder = |part: &str| match part.strip_suffix(self.from.as_str()) {
+            Some(before @ ("" | "session-")) => format!("{before}{}", self.to),
+            _ => part.to_owned(),
+        };
+        let mut parts: Vec<&str> = path.parts().collect();
+        let name = parts.pop().map(|name| self.name(name));
+        parts.into_iter().map(folder).chain(name).collect::<Vec<_>>().join("/").parse()
     }
 
-    /// A file's name with the id replaced, if it stands there by itself and not as a piece of a longer word.
+    /// A file's name with the other id: where it stands as a word of its own, or its first digits last before the ending.
     fn name(&self, name: &str) -> String {
         let within = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
-        let found = name.match_indices(&self.from).find(|(at, id)| {
+        let word = name.match_indices(&self.from).find(|(at, id)| {
             let (before, after) = (name[..*at].chars().next_back(), name[at + id.len()..].chars().next());
             !within(before) && !within(after)
         });
-        found.map_or_else(|| name.to_owned(), |(at, id)| format!("{}{}{}", &name[..at], self.to, &name[at + id.len()..]))
+        if let Some((at, id)) = word {
+            return format!("{}{}{}", &name[..at], self.to, &name[at + id.len()..]);
+        }
+        let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
+        match name.split_once(&digits(&self.from)) {
+            Some((before, rest)) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{}{rest}", digits(&self.to)),
+            _ => name.to_owned(),
+        }
     }
 
     /// Whether the id stands in the file for what it is, and not as something that somebody said.
@@ -141,6 +153,12 @@ mod tests {
         assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
         assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
         assert_eq!(path("sessions/2026/rollout-3f2a1-3f2a.jsonl"), "sessions/2026/rollout-3f2a1-new-id.jsonl");
+        let renaming = Renaming::new(&"01234567-89ab".parse().unwrap(), &"fedcba98-7654".parse().unwrap());
+        let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
+        assert_eq!(path("tmp/w/chats/session-x-01234567.jsonl"), "tmp/w/chats/session-x-fedcba98.jsonl");
+        assert_eq!(path("tmp/w/tool-outputs/session-01234567-89ab/a.txt"), "tmp/w/tool-outputs/session-fedcba98-7654/a.txt");
+        assert_eq!(path("projects/-w-01234567-89ab/x-01234567"), "projects/-w-01234567-89ab/x-01234567");
+        let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
         let wanted = b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();

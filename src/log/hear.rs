@@ -140,6 +140,11 @@ impl<T> ByFile<T> {
         self.0.get(path)?.last().map(|(_, heard)| heard)
     }
 
+    /// What was heard of a transcript, the newest first.
+    pub fn recent(&mut self, path: &RelPath) -> impl Iterator<Item = &mut T> {
+        self.0.get_mut(path).into_iter().flat_map(|heard| heard.iter_mut().rev().map(|(_, heard)| heard))
+    }
+
     /// See `Ear::cut`.
     pub fn cut(&mut self, path: &RelPath, from: u64) {
         if let Some(heard) = self.0.get_mut(path) {

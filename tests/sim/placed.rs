@@ -29,6 +29,7 @@ pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files)
             // An earlier attempt of the same restore may have put it there.
             Action::Keep => there.is_some_and(|there| there == whole || Some(there) == before.get(path)),
             Action::Superseded => true,
+            Action::Aside => there.is_none(),
             Action::Conflict => false,
         };
         if !right {
