@@ -3,7 +3,7 @@
 use sessiond::codec::entry::{decode, encode};
 use sessiond::model::{LogId, keys};
 use sessiond::restore::Report;
-use sessiond::restore::place::Action;
+use sessiond::restore::place::{Action, FilePlan};
 
 use super::bucket::{Objects, Stored};
 use super::history::{Files, whole_lines};
@@ -15,7 +15,11 @@ fn cut(path: &str, bytes: &[u8]) -> usize {
 /// The files in place are what the log holds at the restored entry, up to the last whole line.
 pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files) -> Result<(), String> {
     for (path, bytes) in held {
-        let Some(plan) = report.files.iter().find(|plan| plan.path.as_str() == path) else {
+        // Where the agent has moved the session meanwhile, it is there.
+        let in_project = |path: &str| Some(path.strip_prefix("projects/")?.split_once('/')?.1.to_owned());
+        let moved = |plan: &&FilePlan| in_project(path).is_some() && in_project(plan.path.as_str()) == in_project(path);
+        let exact = report.files.iter().find(|plan| plan.path.as_str() == path);
+        let Some(plan) = exact.or_else(|| report.files.iter().find(moved)) else {
             // Our own volume, of which nothing needed to be read.
             if report.objects == 0 {
                 continue;
@@ -23,6 +27,7 @@ pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files)
             return Err(format!("a restore says nothing of {path}"));
         };
         let whole = &bytes[..cut(path, bytes)];
+        let path = plan.path.as_str();
         let there = placed.get(path);
         let right = match plan.action {
             Action::Write | Action::Replace => there.is_some_and(|there| there == whole),
