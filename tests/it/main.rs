@@ -8,11 +8,11 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
-mod agents;
 mod asleep;
 mod bad_bucket;
 mod bad_input;
 mod broken;
+mod clients;
 mod compaction;
 mod corpus;
 mod cutter_model;
