@@ -38,7 +38,7 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_ROOT", value_name = "DIR")]
     pub root: Option<PathBuf>,
 
-    /// Whose files these are: claude-code, or generic with a profile table in the configuration [default: claude-code]
+    /// Whose files these are: claude-code, codex, gemini, opencode, or another with a profile table in the configuration [default: claude-code]
     #[arg(long, global = true, env = "SESSIOND_AGENT", value_name = "NAME")]
     pub agent: Option<String>,
 

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use crate::agent::Profile;
 use crate::agent::claude_code::ClaudeCode;
+use crate::agent::codex::Codex;
+use crate::agent::gemini::Gemini;
 use crate::agent::generic::Generic;
+use crate::agent::opencode::OpenCode;
+use crate::agent::opencode::mirror::Mirror;
 use crate::config::{self, Settings};
 use crate::error::{Doing, Error, Result, without_secret};
 use crate::index::Catalog;
@@ -35,6 +39,8 @@ pub struct Parts {
     pub profile: Arc<dyn Profile>,
     /// The logs of the agent.
     pub logs: Logs,
+    /// What keeps the files in step with a database, where the agent has its sessions in one.
+    pub mirror: Option<Arc<Mirror>>,
     root: Option<PathBuf>,
 }
 
@@ -64,7 +70,8 @@ impl Parts {
             clock: Arc::new(SystemClock),
             chance,
         };
-        Ok(Parts { store, index, profile, logs, root })
+        let parts = Parts { store, index, profile, logs, mirror: None, root: None };
+        Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))
     }
 
     /// The agent's folder.
@@ -77,31 +84,41 @@ impl Parts {
         Ok(Arc::new(Disk::new(self.root()?)))
     }
 
-    /// The same parts for another folder.
+    /// The same parts for another folder of the agent's.
     #[must_use]
     pub fn rooted_at(&self, root: PathBuf) -> Parts {
-        Parts { root: Some(root), ..self.clone() }
+        let mirror = mirror(&*self.profile, &root).map(Arc::new);
+        let root = mirror.as_ref().map_or(root, |mirror| mirror.folder());
+        Parts { root: Some(root), mirror, ..self.clone() }
     }
 }
 
 /// The agent's folder, for who only wants to speak to the daemon that keeps it.
 pub fn root_of(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
-    find_root(settings, &*profile, &Environment::of_process())?.ok_or_else(|| no_root(&*profile))
+    let root = find_root(settings, &*profile, &Environment::of_process())?.ok_or_else(|| no_root(&*profile))?;
+    Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.folder()))
+}
+
+/// What keeps the files in step with the database in the agent's folder, if it has its sessions in one.
+fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
+    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::new(root))
 }
 
 fn find_root(settings: &Settings, profile: &dyn Profile, environment: &Environment) -> Result<Option<PathBuf>> {
     match &settings.root {
         Some(root) => std::path::absolute(root).map(Some).map_err(|cause| Error::io(format!("find {}", root.display()), cause)),
-        None => {
-            Ok(profile
-                .root(environment.home.as_deref(), &|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)))
-        }
+        None => Ok(profile.root(environment.home.as_deref(), &variable)),
     }
 }
 
 fn no_root(profile: &dyn Profile) -> Error {
     Error::usage(format!("agent {} has no folder of its own", profile.name())).hint("--root DIR says where its files are")
+}
+
+/// What a variable of the environment says; nothing if it is empty.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// What the environment says about where things are.
@@ -112,11 +129,10 @@ struct Environment {
 
 impl Environment {
     fn of_process() -> Environment {
-        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let home = folder("HOME");
+        let home = variable("HOME");
         // The XDG specification: a path that is not absolute is to be ignored.
         let data =
-            folder("XDG_DATA_HOME").filter(|path| path.is_absolute()).or_else(|| home.as_ref().map(|home| home.join(".local/share")));
+            variable("XDG_DATA_HOME").filter(|path| path.is_absolute()).or_else(|| home.as_ref().map(|home| home.join(".local/share")));
         Environment { home, data }
     }
 
@@ -128,9 +144,8 @@ impl Environment {
 
 /// The configuration file that is read where none is named.
 pub fn default_config_file() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let configuration =
-        folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| folder("HOME").map(|home| home.join(".config")));
+        variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| variable("HOME").map(|home| home.join(".config")));
     configuration.map(|path| path.join("sessiond/config.toml"))
 }
 
@@ -176,11 +191,30 @@ fn sse_of(text: &str) -> Result<Sse> {
 
 fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
     let name: AgentName = settings.agent.as_deref().unwrap_or(ClaudeCode::NAME).parse()?;
+    if let Some(known) = known(&name) {
+        return Ok(known);
+    }
     match (name.as_str(), &settings.profile) {
-        (ClaudeCode::NAME, _) => Ok(Arc::new(ClaudeCode::new(name))),
         (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
         (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
-        (other, None) => Err(Error::usage(format!("unknown agent {other:?}"))
-            .hint("claude-code and generic are known; for another, give a [profile] in the configuration file")),
+        (other, None) => Err(Error::usage(format!("unknown agent {other:?}")).hint(format!(
+            "{} and {} are known; for another, give a [profile] in the configuration file",
+            AGENTS.join(", "),
+            Generic::NAME
+        ))),
     }
+}
+
+/// The agents that we know something of.
+pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, OpenCode::NAME];
+
+/// What we know of one of them.
+fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
+    Some(match name.as_str() {
+        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone()).told(&variable)),
+        Codex::NAME => Arc::new(Codex::new(name.clone())),
+        Gemini::NAME => Arc::new(Gemini::new(name.clone())),
+        OpenCode::NAME => Arc::new(OpenCode::new(name.clone())),
+        _ => return None,
+    })
 }

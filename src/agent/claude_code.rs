@@ -7,7 +7,7 @@ pub mod settings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Place, Profile, is_passing};
+use super::{Place, Profile, home_or, is_passing, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
 
 /// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
@@ -16,18 +16,27 @@ const LONGEST_ENCODED: usize = 200;
 /// Claude Code's files.
 pub struct ClaudeCode {
     name: AgentName,
+    /// The folder of every project, if the user gave one.
+    project: Option<String>,
 }
 
 impl ClaudeCode {
     /// The name of the profile.
     pub const NAME: &str = "claude-code";
 
-    /// The agent itself.
-    pub const PROGRAM: &str = "claude";
-
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {
-        ClaudeCode { name }
+        ClaudeCode { name, project: None }
+    }
+
+    /// The same, where the client was told by its environment what the folder of a project is called. It takes that only where
+    /// it was also told where its files are.
+    #[must_use]
+    pub fn told(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
+        let said = env("CLAUDE_CONFIG_DIR").and_then(|_| env("CLAUDE_CODE_PROJECT_DIR_NAME"));
+        let plain = |name: &String| name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let project = said.map(|said| said.to_string_lossy().into_owned()).filter(plain);
+        ClaudeCode { project, ..self }
     }
 }
 
@@ -36,8 +45,12 @@ impl Profile for ClaudeCode {
         &self.name
     }
 
+    fn program(&self) -> Option<&'static str> {
+        Some("claude")
+    }
+
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        env("CLAUDE_CONFIG_DIR").or_else(|| home.map(|home| home.join(".claude")))
+        home_or(env("CLAUDE_CONFIG_DIR"), home, ".claude")
     }
 
     fn enter(&self, folder: &RelPath) -> bool {
@@ -56,12 +69,12 @@ impl Profile for ClaudeCode {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
                 // Older versions keep a sub-agent's transcript beside the session's.
                 Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind),
-                Some(stem) => session(stem, kind),
+                Some(stem) => of_session(stem, kind),
                 None => Place::Ignore,
             },
             ["projects", project, "memory", ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
-            ["projects", _, id, _, ..] => session(id, kind),
-            ["tasks" | "file-history", id, _, ..] => session(id, FileKind::Whole),
+            ["projects", _, id, _, ..] => of_session(id, kind),
+            ["tasks" | "file-history", id, _, ..] => of_session(id, FileKind::Whole),
             _ => Place::Ignore,
         }
     }
@@ -111,7 +124,7 @@ impl Profile for ClaudeCode {
     }
 
     fn project_of(&self, cwd: &Path) -> String {
-        encode(&cwd.to_string_lossy())
+        self.project.clone().unwrap_or_else(|| encode(&cwd.to_string_lossy()))
     }
 
     fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath> {
@@ -139,10 +152,6 @@ impl Profile for ClaudeCode {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
     }
-}
-
-fn session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
 }
 
 /// The folder name that Claude Code makes of a working directory. Lossy: never decode it.
@@ -238,6 +247,21 @@ mod tests {
         assert_eq!(relocated("tasks/s1/1.json"), None);
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
+    }
+
+    #[test]
+    fn the_folder_of_a_project_is_what_the_client_was_told() {
+        let project = |config: Option<&str>, said: &str| {
+            let env = |name: &str| match name {
+                "CLAUDE_CONFIG_DIR" => config.map(PathBuf::from),
+                "CLAUDE_CODE_PROJECT_DIR_NAME" => Some(PathBuf::from(said)),
+                _ => None,
+            };
+            profile().told(&env).project_of(Path::new("/work/app"))
+        };
+        assert_eq!(project(Some("/config"), "tenant_7"), "tenant_7");
+        assert_eq!(project(None, "tenant_7"), "-work-app");
+        assert_eq!(project(Some("/config"), "../x"), "-work-app");
     }
 
     #[test]

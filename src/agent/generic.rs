@@ -63,6 +63,10 @@ impl Profile for Generic {
         &self.name
     }
 
+    fn program(&self) -> Option<&'static str> {
+        None
+    }
+
     fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         None
     }

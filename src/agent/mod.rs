@@ -3,13 +3,20 @@
 //! Owns the names and shapes of agents' files. Does not own reading or shipping them.
 
 pub mod claude_code;
+pub mod codex;
+pub mod gemini;
 pub mod generic;
+mod json;
+pub mod opencode;
 pub mod transcript;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+
+/// Digits and dashes of a UUID.
+const UUID: usize = 36;
 
 /// What to do with a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +25,7 @@ pub enum Place {
     Ignore,
     /// It belongs to this log.
     Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first line, under this JSON key.
+    /// Which session it belongs to stands in its first lines, under this JSON key.
     Ask(&'static str, FileKind),
 }
 
@@ -30,6 +37,9 @@ pub enum Place {
 pub trait Profile: Send + Sync + 'static {
     /// The agent's name, which is part of every key.
     fn name(&self) -> &AgentName;
+
+    /// What starts it from a shell and says its version with `--version`; none if nothing is known of that.
+    fn program(&self) -> Option<&'static str>;
 
     /// The folder it keeps its files in, for a user with this home and environment.
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
@@ -68,6 +78,22 @@ pub trait Profile: Send + Sync + 'static {
 
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;
+}
+
+/// A root: what a variable says, or a folder in the home.
+fn home_or(said: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<PathBuf> {
+    said.or_else(|| home.map(|home| home.join(name)))
+}
+
+/// Whether this is an id as most agents make them.
+fn is_uuid(text: &str) -> bool {
+    let digit = |(at, byte): (usize, u8)| if matches!(at, 8 | 13 | 18 | 23) { byte == b'-' } else { byte.is_ascii_hexdigit() };
+    text.len() == UUID && text.bytes().enumerate().all(digit)
+}
+
+/// A session's place in a log of its own.
+fn of_session(id: &str, kind: FileKind) -> Place {
+    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
 }
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.

@@ -92,7 +92,7 @@ pub fn whose(folder: &dyn Folder, profile: &dyn Profile, path: &RelPath) -> std:
         Place::Keep(name, kind) => Ok(Some((name, kind))),
         Place::Ask(key, kind) => {
             let Some(file) = folder.open(path)? else { return Ok(None) };
-            // The id stands near the front of the first line, which can be long.
+            // The id stands near the front of one of the first lines, which can be long.
             let mut start = vec![0; 16 << 10];
             let got = file.read_at(&mut start, 0)?;
             Ok(session_in(&start[..got], key).map(|id| (LogName::Session(SessionId::escape(&id)), kind)))
@@ -100,15 +100,16 @@ pub fn whose(folder: &dyn Folder, profile: &dyn Profile, path: &RelPath) -> std:
     }
 }
 
-/// The text under `key` in the first line; also in one that is longer than what was read.
+/// The text under `key` in the first line that has it; also in one that is longer than what was read.
 fn session_in(start: &[u8], key: &str) -> Option<String> {
-    let line = start.split(|byte| *byte == b'\n').next()?;
-    if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
-        return line.get(key)?.as_str().map(str::to_owned);
-    }
-    let text = String::from_utf8_lossy(line);
-    let behind = text.split_once(&format!("\"{key}\":\""))?.1;
-    behind.split_once('"').map(|(id, _)| id.to_owned())
+    start.split(|byte| *byte == b'\n').find_map(|line| {
+        if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
+            return line.get(key)?.as_str().map(str::to_owned);
+        }
+        let text = String::from_utf8_lossy(line);
+        let behind = text.split_once(&format!("\"{key}\":\""))?.1;
+        behind.split_once('"').map(|(id, _)| id.to_owned())
+    })
 }
 
 /// One number for what the files of a log look like: equal as long as nothing changed.
@@ -148,6 +149,7 @@ mod tests {
         put("projects/-w/s1/tool-results/a.txt", "x");
         put("projects/-w/agent-1.jsonl", &format!("{{\"x\":\"{}\",\"sessionId\":\"s1\"}}\n", "y".repeat(100)));
         put("projects/-w/agent-2.jsonl", &format!("{{\"sessionId\":\"s2\",\"x\":\"{}\"}}\n", "y".repeat(50_000)));
+        put("projects/-w/agent-3.jsonl", "{\"type\":\"summary\"}\n{\"sessionId\":\"s2\"}\n");
         put("projects/-w/memory/M.md", "m");
         put("tasks/s1/1.json", "{}");
         put("plugins/p/x.jsonl", "{}\n");
@@ -155,7 +157,7 @@ mod tests {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
         let found = survey(&Disk::new(root.path()), &profile, None).unwrap();
         let counts: Vec<_> = found.logs.iter().map(|(name, files)| (name.to_string(), files.len())).collect();
-        assert_eq!(counts, [("s1".to_owned(), 4), ("s2".to_owned(), 1), ("@-w".to_owned(), 1)]);
+        assert_eq!(counts, [("s1".to_owned(), 4), ("s2".to_owned(), 2), ("@-w".to_owned(), 1)]);
         assert_eq!(found.oddities.len(), 1);
         assert!(found.oddities[0].contains("symbolic link"), "{:?}", found.oddities);
     }

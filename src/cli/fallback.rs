@@ -3,26 +3,20 @@
 //!
 //! Owns when that is so. Nothing is claimed then, and no file of the agent is written.
 
-use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::agent::claude_code::ClaudeCode;
-use crate::cli::{print, restore};
+use crate::agent::Profile;
+use crate::cli::{installed, print, restore};
 use crate::error::{Doing, Error, Kind, Result};
-use crate::model::{AgentName, LogId, Point, RelPath, Version};
+use crate::model::{LogId, Point, RelPath, Version};
 use crate::restore::history::{History, history};
 use crate::restore::{Options, Report, point};
 use crate::sys::{Disk, Folder, STATE_FOLDER};
 use crate::wire::Parts;
-
-/// An agent that says its version does so in well under a second.
-const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to do instead of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -113,10 +107,10 @@ pub struct Fallback {
 
 impl Fallback {
     /// Reads the arguments, and asks the agent for its version where they say so.
-    pub async fn of(args: Args, agent: &AgentName) -> Result<Fallback> {
+    pub async fn of(args: Args, profile: &dyn Profile) -> Result<Fallback> {
         let newest = match args.max_agent_version.as_deref().map(str::trim) {
             None => None,
-            Some("auto") => installed(agent).await?,
+            Some("auto") => newest(profile).await?,
             Some(version) => Some(version.parse().doing("--max-agent-version")?),
         };
         Ok(Fallback { args, newest })
@@ -214,33 +208,14 @@ fn too_new(id: &LogId, version: &Version, newest: &Version) -> Error {
 }
 
 /// The version of the agent that is installed; none if it cannot be asked, which is told.
-async fn installed(agent: &AgentName) -> Result<Option<Version>> {
-    if agent.as_str() != ClaudeCode::NAME {
-        return Err(Error::usage(format!("--max-agent-version auto: nothing is known of how {agent} says its version"))
-            .hint("give a version, such as 2.1.325"));
+async fn newest(profile: &dyn Profile) -> Result<Option<Version>> {
+    let program = profile.program().ok_or_else(|| {
+        Error::usage(format!("--max-agent-version auto: nothing is known of how {} says its version", profile.name()))
+            .hint("give a version, such as 2.1.325")
+    })?;
+    let asked = installed::version(program).await;
+    if let Err(error) = &asked {
+        tracing::warn!(%error, "restoring whatever wrote the session");
     }
-    let program = ClaudeCode::PROGRAM;
-    let started = Command::new(program).arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-    let mut child = match started {
-        Ok(child) => child,
-        Err(cause) => {
-            tracing::warn!(program, %cause, "the agent cannot be asked for its version; restoring whatever wrote the session");
-            return Ok(None);
-        }
-    };
-    let output = child.stdout.take();
-    let said = tokio::task::spawn_blocking(move || {
-        let mut text = Vec::new();
-        output.map(|output| output.take(4096).read_to_end(&mut text));
-        String::from_utf8_lossy(&text).into_owned()
-    });
-    let said = tokio::time::timeout(AGENT_PATIENCE, said).await;
-    // It has said what it had to say, or will not.
-    let _ = child.kill();
-    let _ = child.wait();
-    let version = said.ok().and_then(|said| said.ok()).and_then(|said| Version::find(&said));
-    if version.is_none() {
-        tracing::warn!(program, "the agent does not say its version; restoring whatever wrote the session");
-    }
-    Ok(version)
+    Ok(asked.ok())
 }

@@ -14,7 +14,7 @@ const ID: &str = "AGENT_SESSION_ID";
 const BLOB: &str = "AGENT_SESSION_BLOB";
 
 /// Puts it in place.
-pub fn run(parts: &Parts, args: &Args) -> Result<u8> {
+pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let set = |name: &str| match std::env::var(name) {
         Ok(text) => Ok(Some(text).filter(|text| !text.trim().is_empty())),
         Err(std::env::VarError::NotPresent) => Ok(None),
@@ -37,6 +37,7 @@ pub fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), owner)?) };
     let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
     let report = blob::restore(&context, blob, &options)?;
+    super::restore::settle(parts, &report, &options).await?;
     if let (Some(owner), false) = (owner, args.dry_run) {
         disk.give_state(owner).map_err(|cause| Error::io("hand sessiond's own folder over", cause))?;
     }

@@ -15,6 +15,7 @@ pub mod gc;
 pub mod hook;
 pub mod import;
 pub mod inspect;
+pub mod installed;
 pub mod label;
 pub mod life;
 pub mod ls;

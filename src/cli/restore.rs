@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::agent::opencode::mirror::Depth;
 use crate::cli::fallback::Outcome;
 use crate::cli::select::Latest;
 use crate::cli::{exit, fallback, from_env, print, select};
@@ -94,7 +95,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         parts = parts.rooted_at(std::path::absolute(to).unwrap_or_else(|_| to.clone()));
     }
     if args.from_env {
-        return from_env::run(&parts, &args);
+        return from_env::run(&parts, &args).await;
     }
     let ids = match (&args.id, args.all) {
         (None, true) => {
@@ -123,7 +124,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         return Ok(exit::OK);
     }
-    let fallback = fallback::Fallback::of(args.fallback, parts.profile.name()).await?;
+    let fallback = fallback::Fallback::of(args.fallback, &*parts.profile).await?;
     let disk = parts.folder()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {
@@ -177,7 +178,22 @@ pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options
 
 /// Restores a session.
 pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
-    restore::restore(&context(parts)?, id, options).await
+    if let (Some(mirror), false) = (&parts.mirror, options.dry_run) {
+        // What is only in the agent's database is only here: nothing of it may be overwritten.
+        mirror.pull(Depth::All).await?;
+    }
+    let report = restore::restore(&context(parts)?, id, options).await?;
+    settle(parts, &report, options).await?;
+    Ok(report)
+}
+
+/// Where the agent has its sessions in a database, puts what was restored there.
+pub async fn settle(parts: &Parts, report: &Report, options: &Options) -> Result<()> {
+    let Some(mirror) = parts.mirror.as_ref().filter(|_| !options.dry_run) else { return Ok(()) };
+    if report.written() > 0 || !mirror.has(&report.session).await {
+        mirror.push(&report.session, options.owner).await?;
+    }
+    Ok(())
 }
 
 fn context(parts: &Parts) -> Result<Context> {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::capture::streamer::FinishReport;
+use crate::agent::opencode::mirror::{Depth, Mirror};
+use crate::capture::streamer::{FinishReport, FlushReport};
 use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
 use crate::daemon::compactor;
@@ -16,7 +17,7 @@ use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::sayer;
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
 use crate::error::{Error, Result};
-use crate::model::{LogName, Wishes};
+use crate::model::{LogName, SessionId, Wishes};
 use crate::wire::Parts;
 
 /// The index gets this much of the end for itself; streaming never waits for it.
@@ -24,6 +25,12 @@ const INDEX_SHARE: Duration = Duration::from_secs(2);
 
 /// The agent waits this long at most for a store that hangs; a probe of one that answers takes a fraction of it.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often the files of an agent's database are looked at: two calls to the kernel.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The pause after a database could not be read.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How to stream.
 #[derive(Debug, Clone)]
@@ -45,6 +52,7 @@ pub struct Service {
     tasks: Vec<JoinHandle<()>>,
     ready_file: Option<PathBuf>,
     root: PathBuf,
+    mirror: Option<Arc<Mirror>>,
 }
 
 impl Service {
@@ -63,6 +71,11 @@ impl Service {
         let says = options.wishes != Wishes::default();
         if says {
             feed.say_of_each();
+        }
+        if let Some(mirror) = &parts.mirror
+            && let Err(error) = mirror.pull(Depth::All).await
+        {
+            tracing::warn!(%error, "the agent's database cannot be read yet; trying again");
         }
         let folder = parts.folder()?;
         let context = capture::Context {
@@ -89,6 +102,7 @@ impl Service {
         if says {
             tasks.push(tokio::spawn(sayer::run(feed.clone(), parts.logs.clone(), options.wishes)));
         }
+        tasks.extend(parts.mirror.clone().map(|mirror| tokio::spawn(follow(mirror))));
         tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
         let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
         tasks.push(socket::listen(&root, Arc::new(control))?);
@@ -98,12 +112,19 @@ impl Service {
         }
         crate::sys::notify_ready::tell("READY=1");
         tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
-        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root })
+        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root, mirror: parts.mirror.clone() })
     }
 
     /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
         crate::sys::notify_ready::tell("STOPPING=1");
+        if let Some(mirror) = &self.mirror {
+            match tokio::time::timeout_at(deadline, mirror.pull(Depth::All)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "the agent's database was not read to its end"),
+                Err(_) => tracing::error!("out of time: the agent's database was not read to its end"),
+            }
+        }
         let report = self.handle.finish(deadline).await;
         if !sayer::finished(&self.feed, deadline).await {
             tracing::error!("out of time: labels and the like were not said of every session; sessiond label does it");
@@ -118,6 +139,18 @@ impl Service {
             let _ = std::fs::remove_file(path);
         }
         report
+    }
+}
+
+/// Keeps the files in step with the agent's database; looking takes a twentieth of one core at most.
+async fn follow(mirror: Arc<Mirror>) {
+    loop {
+        let began = Instant::now();
+        if let Err(error) = mirror.pull(Depth::Changed).await {
+            tracing::warn!(%error, "the agent's database cannot be read; trying again");
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        tokio::time::sleep(LOOK.max(began.elapsed() * 20)).await;
     }
 }
 
@@ -148,7 +181,7 @@ struct Control {
 impl Answers for Control {
     async fn answer(&self, request: Request) -> Answer {
         let answer = match request {
-            Request::Flush { session } => self.handle.flush(session).await.map(Answer::Flushed),
+            Request::Flush { session } => self.flush(session).await.map(Answer::Flushed),
             Request::Status => self.status().await.map(|status| Answer::Status(Box::new(status))),
         };
         answer.unwrap_or_else(|error| Answer::Failed { error: error.to_string(), hint: error.hint_text().map(str::to_owned) })
@@ -156,6 +189,13 @@ impl Answers for Control {
 }
 
 impl Control {
+    async fn flush(&self, session: Option<SessionId>) -> Result<FlushReport> {
+        if let Some(mirror) = &self.parts.mirror {
+            mirror.pull(Depth::Now).await?;
+        }
+        self.handle.flush(session).await
+    }
+
     async fn status(&self) -> Result<Status> {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -12,6 +12,9 @@ use crate::log::fork::Renaming;
 use crate::log::walk::{Read, Reading, Sink};
 use crate::model::{At, Checkpoint, EntryKind, Facts, Fork, LogId, RelPath};
 
+/// A message that is written again was written before within so many.
+const RECENT: usize = 64;
+
 /// What was said, file by file, as the log goes on. Only what is shown is kept of it.
 pub struct Conversation<'a> {
     profile: &'a dyn Profile,
@@ -30,6 +33,18 @@ struct Talk {
     len: u64,
     position: i64,
     said: Vec<Spoken>,
+}
+
+impl Talk {
+    /// One more message; or one that was said before and has changed since, as some agents write it again.
+    fn hear(&mut self, spoken: Option<Spoken>) {
+        let Some(spoken) = spoken else { return };
+        let mut recent = self.said.iter_mut().rev().take(RECENT);
+        match recent.find(|before| before.name == spoken.name && before.role == spoken.role) {
+            Some(before) => *before = Spoken { position: before.position, start: before.start, at: before.at, ..spoken },
+            None => self.said.push(spoken),
+        }
+    }
 }
 
 /// A message in its place.
@@ -68,7 +83,7 @@ impl Sink for Conversation<'_> {
         for said in told.said {
             let Some(talk) = self.files.get_mut(&said.path) else { continue };
             talk.position = said.message.at.map_or(0, jiff::Timestamp::as_microsecond).max(talk.position.saturating_add(1));
-            talk.said.extend(Spoken::of(said, talk.position, self.full));
+            talk.hear(Spoken::of(said, talk.position, self.full));
         }
         Ok(())
     }

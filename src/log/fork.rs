@@ -13,6 +13,9 @@ use crate::sys::{Folder, OpenFile};
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
 
+/// So many digits of an id stand in the names of Gemini CLI's files.
+const DIGITS: usize = 8;
+
 /// From one session's names to another's.
 pub struct Renaming {
     from: String,
@@ -25,10 +28,17 @@ impl Renaming {
         Renaming { from: from.to_string(), to: to.to_string() }
     }
 
-    /// What a file of the other session is called in this one.
+    /// What a file of the other session is called in this one: the id stands first in a name, behind `session-`, or last
+    /// before the ending, behind a dash, where its first digits may stand for all of it.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
-        let part = |part: &str| match part.strip_prefix(self.from.as_str()) {
-            Some(rest) if rest.is_empty() || rest.starts_with('.') => format!("{}{rest}", self.to),
+        let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
+        let (from, to) = (digits(&self.from), digits(&self.to));
+        let part = |part: &str| match (part.split_once(self.from.as_str()), part.split_once(from.as_str())) {
+            (Some((before @ ("" | "session-"), rest)), _) if rest.is_empty() || rest.starts_with('.') => {
+                format!("{before}{}{rest}", self.to)
+            }
+            (Some((before, rest)), _) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{}{rest}", self.to),
+            (None, Some((before, rest))) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{to}{rest}"),
             _ => part.to_owned(),
         };
         path.parts().map(part).collect::<Vec<_>>().join("/").parse()
@@ -122,6 +132,13 @@ mod tests {
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
         assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
         assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
+        assert_eq!(path("sessions/2026/rollout-x-3f2a.jsonl"), "sessions/2026/rollout-x-new-id.jsonl");
+        let renaming = Renaming::new(&"01234567-89ab".parse().unwrap(), &"fedcba98-7654".parse().unwrap());
+        let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
+        assert_eq!(path("tmp/w/chats/session-x-01234567.jsonl"), "tmp/w/chats/session-x-fedcba98.jsonl");
+        assert_eq!(path("tmp/w/tool-outputs/session-01234567-89ab/a.txt"), "tmp/w/tool-outputs/session-fedcba98-7654/a.txt");
+        assert_eq!(path("projects/-w-01234567-89ab/x-01234567"), "projects/-w-01234567-89ab/x-01234567");
+        let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
         let wanted = b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();

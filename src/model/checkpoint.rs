@@ -127,14 +127,15 @@ impl Turns {
             self.ended = None;
             self.prompted = marked.at.is_none() || marked.at > self.last;
         }
-        for (id, said) in &marked.answers {
-            self.pending.retain(|call| call.id != *id);
-            self.last_answer = Some(quote_end(said));
-        }
         for call in &marked.calls {
             if !self.pending.iter().any(|known| known.id == call.id) {
                 self.pending.push(Call { input: quote(&call.input), ..call.clone() });
             }
+        }
+        // Some agents write a call once more, with its answer.
+        for (id, said) in &marked.answers {
+            self.pending.retain(|call| call.id != *id);
+            self.last_answer = Some(quote_end(said));
         }
     }
 

@@ -139,6 +139,24 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of which no more is known.
+    pub fn new(role: Role, kind: &str, blocks: Vec<Block>) -> Message {
+        Message {
+            uuid: None,
+            parent: None,
+            role,
+            kind: kind.to_owned(),
+            at: None,
+            model: None,
+            answer: None,
+            tokens: None,
+            complete: false,
+            cost: None,
+            sub_agent: None,
+            blocks,
+        }
+    }
+
     /// What was said, without what was thought and done.
     pub fn text(&self) -> String {
         let texts = self.blocks.iter().filter_map(|block| if let Block::Text(text) = block { Some(text.as_str()) } else { None });

@@ -112,7 +112,11 @@ pub fn decide_all(
 ) -> Result<Vec<FilePlan>> {
     refuse_strangers(context, id, assembly, options)?;
     let transcripts = assembly.files().filter(|(path, _, _)| context.profile.is_transcript(path));
-    let newest = transcripts.map(|(_, at, _)| at.seq).max();
+    // A transcript that moved has its old name in another folder.
+    let mut newest: BTreeMap<&str, Seq> = BTreeMap::new();
+    for (path, at, _) in transcripts {
+        newest.entry(path.name()).and_modify(|seq| *seq = at.seq.max(*seq)).or_insert(at.seq);
+    }
     // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
     let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq));
     let latest = options.at == At::Latest;
@@ -127,7 +131,9 @@ pub fn decide_all(
     let last_written = plans.iter().filter(|(_, at)| at.kind == FileKind::Append).max_by_key(|(_, at)| at.seq);
     let lives_here = last_written.is_some_and(|(plan, _)| plan.standing.is_some_and(|standing| standing.equal || standing.longer));
     for (plan, at) in &mut plans {
-        let moved_on = options.claim && context.profile.is_transcript(&plan.path) && Some(at.seq) != newest;
+        let moved_on = options.claim
+            && newest.get(plan.path.name()).is_some_and(|newest| *newest != at.seq)
+            && context.profile.is_transcript(&plan.path);
         let superseded = moved_on || is_covered(assembly, &plan.path, at.seq);
         let newer_here = ours || id.name.is_project() || (lives_here && at.kind == FileKind::Whole);
         // Where nothing is streamed, what is longer is only different.

@@ -8,6 +8,7 @@
     reason = "a test stops at the first surprise, and nobody links against it"
 )]
 
+mod agents;
 mod asleep;
 mod bad_bucket;
 mod bad_input;
@@ -30,6 +31,7 @@ mod lifecycle;
 mod log_props;
 mod looking;
 mod messages;
+mod opencode;
 mod other_cwd;
 mod outage;
 mod program;

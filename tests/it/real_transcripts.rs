@@ -1,5 +1,5 @@
-//! What real transcripts of Claude Code say: `tests/fixtures/claude` was written by the program itself, against a model server
-//! that made its answers up.
+//! What real transcripts say: `tests/fixtures/claude`, `codex` and `gemini` were written by the programs themselves, against a
+//! model server that made its answers up. Only the names of folders in them were changed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
+use sessiond::agent::codex::Codex;
+use sessiond::agent::gemini::Gemini;
 use sessiond::agent::transcript::Reader;
 use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, Turns};
 
 use crate::support::world::files_below;
 
-/// What a session says, in a few words a line.
-fn told(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/claude").join(name);
-    let profile = ClaudeCode::new("claude-code".parse().unwrap());
-    let files: BTreeMap<RelPath, Vec<u8>> = files_below(&root).into_iter().map(|(path, bytes)| (path.parse().unwrap(), bytes)).collect();
+/// What the session in a folder says, in a few words a line.
+fn told(profile: &dyn Profile, root: &Path) -> String {
+    let files: BTreeMap<RelPath, Vec<u8>> = files_below(root).into_iter().map(|(path, bytes)| (path.parse().unwrap(), bytes)).collect();
     let (mut reader, mut turns, mut out) = (Reader::default(), Turns::default(), String::new());
     let mut took: BTreeMap<String, Tokens> = BTreeMap::new();
     let mut unread = 0;
@@ -31,7 +31,7 @@ fn told(name: &str) -> String {
             mtime_ns: 0,
             seq: None,
         };
-        let told = reader.read(&profile, [(&part, bytes.as_slice())].into_iter());
+        let told = reader.read(profile, [(&part, bytes.as_slice())].into_iter());
         let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
         for said in &told.said {
             *roles.entry(said.message.role).or_default() += 1;
@@ -40,14 +40,18 @@ fn told(name: &str) -> String {
             }
         }
         let side = if profile.is_transcript(path) { "main" } else { "sub-agent" };
-        writeln!(out, "{side}: {}", roles.iter().map(|(role, count)| format!("{count} {}", role.word())).collect::<Vec<_>>().join(", "))
-            .unwrap();
+        let counts: Vec<String> = roles.iter().map(|(role, count)| format!(" {count} {}", role.word())).collect();
+        writeln!(out, "{side}:{}", counts.join(",")).unwrap();
         for point in turns.take(&told.marks, &BTreeMap::new()) {
             writeln!(out, "  turn {} checkpoint {} {}", point.turn, point.number, point.stop.unwrap_or_default()).unwrap();
         }
         if profile.is_transcript(path) {
             for call in &turns.pending {
                 writeln!(out, "  pending {} {}", call.name, call.input).unwrap();
+            }
+            if let Some(model) = told.facts.model.filter(|_| profile.name().as_str() != ClaudeCode::NAME) {
+                let known = |fact: Option<String>| fact.unwrap_or_else(|| "?".to_owned());
+                writeln!(out, "  {model} in {} by {}", known(told.facts.cwd), known(told.facts.agent_version)).unwrap();
             }
             if let Some(cost) = told.facts.cost {
                 writeln!(out, "  cost {cost}").unwrap();
@@ -60,11 +64,28 @@ fn told(name: &str) -> String {
     out
 }
 
+/// What all sessions of a program say.
+fn all_told(profile: &dyn Profile, folder: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    let mut roots: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    roots.sort();
+    roots.iter().map(|root| format!("== {}\n{}", root.file_name().unwrap().to_str().unwrap(), told(profile, root))).collect()
+}
+
 #[test]
-fn what_the_real_program_wrote_is_understood() {
-    let names = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/claude")).unwrap();
-    let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    let all: String = names.iter().map(|name| format!("== {name}\n{}", told(name))).collect();
-    assert_eq!(all, include_str!("real_transcripts.txt"));
+fn what_claude_code_wrote_is_understood() {
+    let profile = ClaudeCode::new("claude-code".parse().unwrap());
+    assert_eq!(all_told(&profile, "claude"), include_str!("real_transcripts.txt"));
+}
+
+#[test]
+fn what_codex_wrote_is_understood() {
+    let profile = Codex::new("codex".parse().unwrap());
+    assert_eq!(all_told(&profile, "codex"), include_str!("real_transcripts_codex.txt"));
+}
+
+#[test]
+fn what_gemini_cli_wrote_is_understood() {
+    let profile = Gemini::new("gemini".parse().unwrap());
+    assert_eq!(all_told(&profile, "gemini"), include_str!("real_transcripts_gemini.txt"));
 }

@@ -29,7 +29,8 @@ pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files)
             // An earlier attempt of the same restore may have put it there.
             Action::Keep => there.is_some_and(|there| there == whole || Some(there) == before.get(path)),
             Action::Superseded => true,
-            Action::Conflict => false,
+            // No two places of a session are in one home here.
+            Action::Conflict | Action::Aside => false,
         };
         if !right {
             return Err(format!("a restore put another {path} in place than the log holds ({:?})", plan.action));

@@ -123,16 +123,10 @@ fn base(raw: &Raw, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
     Message {
         uuid: raw.uuid.clone(),
         parent: raw.parent_uuid.clone(),
-        role,
-        kind: kind.to_owned(),
         at: raw.timestamp,
-        model: None,
-        answer: None,
-        tokens: None,
-        complete: false,
         cost: raw.cost.map(millionths),
         sub_agent: raw.agent_id.clone().filter(|_| raw.is_sidechain == Some(true)),
-        blocks,
+        ..Message::new(role, kind, blocks)
     }
 }
 

@@ -1,0 +1,135 @@
+//! Codex: `$CODEX_HOME` or `~/.codex`. Of it the rollouts alone: the databases beside them hold absolute paths and keep a
+//! restored session from being resumed, and `auth.json` is a secret.
+
+mod lines;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::{Place, Profile, UUID, home_or, is_uuid, of_session};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+
+/// Codex's files.
+pub struct Codex {
+    name: AgentName,
+}
+
+impl Codex {
+    /// The name of the profile.
+    pub const NAME: &str = "codex";
+
+    /// The profile, under its name.
+    pub fn new(name: AgentName) -> Self {
+        Codex { name }
+    }
+}
+
+/// The session of `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`; none for any other file.
+fn session(path: &RelPath) -> Option<&str> {
+    let parts: Vec<&str> = path.parts().collect();
+    let ["sessions", _, _, _, file] = parts.as_slice() else { return None };
+    let stem = file.strip_prefix("rollout-")?.strip_suffix(".jsonl")?;
+    let (time, id) = stem.split_at_checked(stem.len().checked_sub(UUID)?)?;
+    (time.ends_with('-') && is_uuid(id)).then_some(id)
+}
+
+impl Profile for Codex {
+    fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    fn program(&self) -> Option<&'static str> {
+        Some("codex")
+    }
+
+    fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+        home_or(env("CODEX_HOME"), home, ".codex")
+    }
+
+    fn enter(&self, folder: &RelPath) -> bool {
+        folder.parts().next() == Some("sessions") && folder.parts().count() <= 4
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        session(path).map_or(Place::Ignore, |id| of_session(id, FileKind::Append))
+    }
+
+    fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        // A session is one file.
+        Vec::new()
+    }
+
+    fn is_transcript(&self, path: &RelPath) -> bool {
+        session(path).is_some()
+    }
+
+    fn is_conversation(&self, path: &RelPath) -> bool {
+        self.is_transcript(path)
+    }
+
+    fn line(&self, _path: &RelPath, line: &[u8]) -> Option<Line> {
+        lines::read(line)
+    }
+
+    fn project_of(&self, cwd: &Path) -> String {
+        cwd.to_string_lossy().into_owned()
+    }
+
+    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+        // Its name holds the time at which the session began.
+        None
+    }
+
+    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
+        let id = session(path)?;
+        path.as_str().replace(id, to.as_str()).parse().ok()
+    }
+
+    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROLLOUT: &str = "sessions/2026/11/16/rollout-2026-11-16T13-47-53-01a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl";
+
+    fn place(path: &str) -> Place {
+        Codex::new("codex".parse().unwrap()).place(&path.parse().unwrap())
+    }
+
+    #[test]
+    fn a_rollout_is_kept_under_its_id_and_nothing_else_is() {
+        let kept = Place::Keep("01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().unwrap(), FileKind::Append);
+        assert_eq!(place(ROLLOUT), kept);
+        for path in [
+            "auth.json",
+            "config.toml",
+            "state_5.sqlite",
+            "state_5.sqlite-wal",
+            "history.jsonl",
+            "logs_2.sqlite",
+            "thread_history_1.sqlite",
+            "sessions/2026/11/16/rollout-2026-11-16T13-47-53.jsonl",
+            "sessions/2026/11/16/rollout-é1a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl",
+            "sessions/2026/11/16/rollout-x-01a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl.tmp",
+            "sessions/2026/11/16/notes.md",
+            "archived_sessions/rollout-2026-11-16T13-47-53-01a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl",
+        ] {
+            assert_eq!(place(path), Place::Ignore, "{path}");
+        }
+        let profile = Codex::new("codex".parse().unwrap());
+        let enters = |folder: &str| profile.enter(&folder.parse().unwrap());
+        assert!(enters("sessions") && enters("sessions/2026/11/16"));
+        assert!(!enters("skills") && !enters(".sessiond") && !enters("sessions/2026/11/16/deep"));
+    }
+
+    #[test]
+    fn a_rollout_can_be_another_sessions() {
+        let profile = Codex::new("codex".parse().unwrap());
+        let renamed = profile.renamed(&ROLLOUT.parse().unwrap(), &"new".parse().unwrap());
+        assert_eq!(renamed.map(String::from).as_deref(), Some("sessions/2026/11/16/rollout-2026-11-16T13-47-53-new.jsonl"));
+    }
+}

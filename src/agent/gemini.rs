@@ -1,0 +1,175 @@
+//! Gemini CLI: `.gemini` in `$GEMINI_CLI_HOME` or in the home. Of it what `tmp/<project>/` holds of sessions.
+
+mod lines;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::{Place, Profile, home_or, is_passing, is_uuid, of_session};
+use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
+
+/// Gemini CLI's files.
+pub struct Gemini {
+    name: AgentName,
+}
+
+impl Gemini {
+    /// The name of the profile.
+    pub const NAME: &str = "gemini";
+
+    /// The profile, under its name.
+    pub fn new(name: AgentName) -> Self {
+        Gemini { name }
+    }
+}
+
+/// What a session has in a folder of its own, `tmp/<project>/<id>/`.
+const OWN: [&str; 3] = ["plans", "tasks", "tracker"];
+
+impl Profile for Gemini {
+    fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    fn program(&self) -> Option<&'static str> {
+        Some("gemini")
+    }
+
+    fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+        home_or(env("GEMINI_CLI_HOME").map(|home| home.join(".gemini")), home, ".gemini")
+    }
+
+    fn enter(&self, folder: &RelPath) -> bool {
+        let parts: Vec<&str> = folder.parts().collect();
+        let known = match parts.as_slice() {
+            ["tmp"] | ["tmp", _] => true,
+            ["tmp", _, top, ..] => matches!(*top, "chats" | "tool-outputs" | "memory") || is_uuid(top),
+            _ => false,
+        };
+        known && !is_passing(folder.name())
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        if path.parts().any(is_passing) {
+            return Place::Ignore;
+        }
+        let parts: Vec<&str> = path.parts().collect();
+        match parts.as_slice() {
+            // Its name holds the first eight digits of the id; all of it stands in the first line.
+            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append),
+            ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => of_session(id, FileKind::Append),
+            ["tmp", _, "tool-outputs", folder, _, ..] => match folder.strip_prefix("session-") {
+                Some(id) => of_session(id, FileKind::Whole),
+                None => Place::Ignore,
+            },
+            ["tmp", project, "memory", _, ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
+            ["tmp", _, id, own, _, ..] if is_uuid(id) && OWN.contains(own) => of_session(id, FileKind::Whole),
+            _ => Place::Ignore,
+        }
+    }
+
+    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        let projects: BTreeSet<&str> = known.iter().filter_map(|path| path.parts().nth(1)).collect();
+        let below = |project: &str| match name {
+            LogName::Project(_) => vec![format!("tmp/{project}/memory")],
+            LogName::Session(id) => {
+                vec![format!("tmp/{project}/chats/{id}"), format!("tmp/{project}/tool-outputs/session-{id}"), format!("tmp/{project}/{id}")]
+            }
+        };
+        projects.into_iter().flat_map(below).filter_map(|folder| folder.parse().ok()).collect()
+    }
+
+    fn is_transcript(&self, path: &RelPath) -> bool {
+        let parts: Vec<&str> = path.parts().collect();
+        matches!(parts.as_slice(), ["tmp", _, "chats", file] if is_chat(file))
+    }
+
+    fn is_conversation(&self, path: &RelPath) -> bool {
+        path.parts().nth(2) == Some("chats") && path.name().ends_with(".jsonl")
+    }
+
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+        let mut line = lines::read(line)?;
+        if self.is_transcript(path) {
+            line.facts.project = path.parts().nth(1).map(str::to_owned);
+        } else {
+            line.facts = Facts::default();
+            if let Some(message) = &mut line.message {
+                message.sub_agent = path.name().strip_suffix(".jsonl").map(str::to_owned);
+            }
+        }
+        Some(line)
+    }
+
+    fn project_of(&self, cwd: &Path) -> String {
+        let name = cwd.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let plain: String = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
+        let words: Vec<&str> = plain.split('-').filter(|word| !word.is_empty()).collect();
+        if words.is_empty() { "project".to_owned() } else { words.join("-") }
+    }
+
+    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+        // Its name holds the time at which the session began.
+        None
+    }
+
+    fn renamed(&self, _path: &RelPath, _to: &SessionId) -> Option<RelPath> {
+        // Its first line says whose a chat is, too.
+        None
+    }
+
+    fn project_log(&self, path: &RelPath) -> Option<LogName> {
+        let project = path.parts().nth(1)?;
+        self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
+    }
+}
+
+fn is_chat(file: &str) -> bool {
+    file.starts_with("session-") && file.ends_with(".jsonl")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "ab8e5c29-79c7-46e5-a392-565ddbd51310";
+
+    fn profile() -> Gemini {
+        Gemini::new("gemini".parse().unwrap())
+    }
+
+    #[test]
+    fn each_file_finds_its_session_and_nothing_else_is_kept() {
+        use FileKind::{Append, Whole};
+        let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
+        let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
+        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
+        assert_eq!(place("tmp/work/tool-outputs/session-ID/shell_1.txt"), of(ID, Whole));
+        assert_eq!(place("tmp/work/ID/plans/plan.md"), of(ID, Whole));
+        assert_eq!(place("tmp/work/memory/notes.md"), of("@work", Whole));
+        for path in [
+            "oauth_creds.json",
+            "google_accounts.json",
+            "settings.json",
+            "projects.json",
+            "tmp/work/.project_root",
+            "tmp/work/shell_history",
+            "tmp/work/logs.json",
+            "tmp/work/logs/session-ID.jsonl",
+            "tmp/work/chats/session-x.jsonl.tmp",
+            "tmp/bin/rg",
+            "history/work/.git/config",
+        ] {
+            assert_eq!(place(path), Place::Ignore, "{path}");
+        }
+        let enters = |folder: &str| profile().enter(&folder.parse().unwrap());
+        assert!(enters("tmp/work/chats") && !enters("history") && !enters("tmp/work/logs") && !enters("tmp/work/checkpoints"));
+    }
+
+    #[test]
+    fn a_folder_is_named_as_the_client_does() {
+        assert_eq!(profile().project_of(Path::new("/work/My App.v2-")), "my-app-v2");
+        assert_eq!(profile().project_of(Path::new("/")), "project");
+    }
+}

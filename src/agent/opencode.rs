@@ -1,0 +1,113 @@
+//! OpenCode: `$XDG_DATA_HOME/opencode`, where a database holds all sessions.
+//!
+//! What is kept is a folder of sessiond's own beside the database, in which each session is a file of lines, one a row;
+//! `mirror` keeps the two in step. Tables that hold secrets are never read.
+
+mod lines;
+pub mod mirror;
+mod rows;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::{Place, Profile, home_or, of_session};
+use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
+
+/// OpenCode's sessions.
+pub struct OpenCode {
+    name: AgentName,
+}
+
+impl OpenCode {
+    /// The name of the profile.
+    pub const NAME: &str = "opencode";
+
+    /// The profile, under its name.
+    pub fn new(name: AgentName) -> Self {
+        OpenCode { name }
+    }
+}
+
+/// The session of `sessions/<id>.jsonl`; none for any other file.
+fn session(path: &RelPath) -> Option<&str> {
+    let file = path.as_str().strip_prefix("sessions/")?;
+    file.strip_suffix(".jsonl").filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)))
+}
+
+impl Profile for OpenCode {
+    fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    fn program(&self) -> Option<&'static str> {
+        Some("opencode")
+    }
+
+    fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+        home_or(env("XDG_DATA_HOME").map(|data| data.join("opencode")), home, ".local/share/opencode")
+    }
+
+    fn enter(&self, folder: &RelPath) -> bool {
+        folder.as_str() == "sessions"
+    }
+
+    fn place(&self, path: &RelPath) -> Place {
+        session(path).map_or(Place::Ignore, |id| of_session(id, FileKind::Append))
+    }
+
+    fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        // A session is one file.
+        Vec::new()
+    }
+
+    fn is_transcript(&self, path: &RelPath) -> bool {
+        session(path).is_some()
+    }
+
+    fn is_conversation(&self, path: &RelPath) -> bool {
+        self.is_transcript(path)
+    }
+
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+        let (of, mut line) = lines::read(line)?;
+        // The sessions of sub-agents are in the file of the one that started them.
+        if let Some(of) = of.filter(|of| Some(of.as_str()) != session(path)) {
+            line.facts = Facts::default();
+            line.mark = None;
+            if let Some(message) = &mut line.message {
+                message.sub_agent = Some(of);
+            }
+        }
+        Some(line)
+    }
+
+    fn project_of(&self, cwd: &Path) -> String {
+        cwd.to_string_lossy().into_owned()
+    }
+
+    fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
+        format!("sessions/{id}.jsonl").parse().ok().filter(|path| self.is_transcript(path))
+    }
+
+    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
+        self.is_transcript(path).then(|| self.transcript("", to))?
+    }
+
+    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_made_of_the_database_is_kept() {
+        let place = |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
+        assert_eq!(place("sessions/ses_e1b6.jsonl"), Place::Keep("ses_e1b6".parse().unwrap(), FileKind::Append));
+        for path in ["opencode.db", "opencode.db-wal", "auth.json", "sessions/x.tmp", "sessions/a/b.jsonl", "sessions/.jsonl"] {
+            assert_eq!(place(path), Place::Ignore, "{path}");
+        }
+    }
+}

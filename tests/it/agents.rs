@@ -1,0 +1,128 @@
+//! Each agent that has a profile of its own: what the real program wrote is streamed from one home and restored in another,
+//! and what is secret stays where it is.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append};
+use crate::support::world::files_below;
+
+/// What no bucket may hold.
+const SECRET: &str = "sk-not-for-the-bucket";
+
+/// An agent, where its folder is, and what stands in it besides sessions.
+struct Agent {
+    name: &'static str,
+    fixture: &'static str,
+    root: &'static str,
+    id: &'static str,
+    others: &'static [&'static str],
+    turns: u64,
+}
+
+const AGENTS: [Agent; 2] = [
+    Agent {
+        name: "codex",
+        fixture: "codex/tools-resumed",
+        root: ".codex",
+        id: "01a1e49d-459f-77d3-8086-c3bc57821b5a",
+        others: &["auth.json", "state_5.sqlite", "state_5.sqlite-wal", "history.jsonl", "sessions/2026/11/16/notes.txt"],
+        turns: 2,
+    },
+    Agent {
+        name: "gemini",
+        fixture: "gemini/tools-resumed",
+        root: ".gemini",
+        id: "b9259b26-1335-4f5a-b0d2-13f914129298",
+        others: &["oauth_creds.json", "settings.json", "tmp/app/shell_history", "tmp/app/logs.json"],
+        turns: 2,
+    },
+];
+
+fn fixture(agent: &Agent) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(agent.fixture)
+}
+
+/// Puts the files of a fixture into a home, and secrets beside them.
+fn at_home(agent: &Agent) -> TempHome {
+    let home = TempHome::new();
+    let root = home.home().join(agent.root);
+    for (path, bytes) in files_below(&fixture(agent)) {
+        append(&root.join(path), &String::from_utf8(bytes).unwrap());
+    }
+    for other in agent.others {
+        append(&root.join(other), &format!("{{\"key\":\"{SECRET}\"}}\n"));
+    }
+    home
+}
+
+/// Every object of a bucket in a folder, inflated where it is compressed.
+pub fn objects(bucket: &Path) -> Vec<Vec<u8>> {
+    let inflate = |bytes: Vec<u8>| {
+        let mut inflated = Vec::new();
+        match flate2::read::MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut inflated) {
+            Ok(_) => inflated,
+            Err(_) => bytes,
+        }
+    };
+    files_below(bucket).into_values().map(inflate).collect()
+}
+
+pub fn holds(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn a_session_of_each_agent_comes_back_whole_and_alone() {
+    for agent in AGENTS {
+        for mut backend in Backend::all() {
+            backend.set("SESSIOND_AGENT", agent.name);
+            let home = at_home(&agent);
+            backend.run(&home, &["run", "--", "true"]).ok();
+            let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+            assert_eq!((row["id"].as_str(), row["turns"].as_u64()), (Some(agent.id), Some(agent.turns)), "{row}");
+
+            let other = TempHome::new();
+            backend.run(&other, &["restore", agent.id]).ok();
+            assert_eq!(files_below(&other.home().join(agent.root)), files_below(&fixture(&agent)), "{} on {}", agent.name, backend.name);
+
+            // It goes on there, and nothing is uploaded again.
+            let transcript = files_below(&fixture(&agent)).into_keys().next().unwrap();
+            append(&other.home().join(agent.root).join(&transcript), "{\"type\":\"more\"}\n");
+            backend.run(&other, &["run", "--", "true"]).ok();
+            let now = backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+            assert_eq!(now["raw_bytes"].as_u64().unwrap(), row["raw_bytes"].as_u64().unwrap() + 16, "{now}");
+
+            if backend.name == "file+sqlite" {
+                let objects = objects(&backend.path().join("bucket"));
+                assert!(objects.iter().any(|object| holds(object, agent.id)), "the objects are read");
+                assert!(!objects.iter().any(|object| holds(object, SECRET)), "{}: a secret is in the bucket", agent.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fork_of_each_agents_session_lies_beside_it_under_its_own_id() {
+    for agent in AGENTS {
+        let mut backend = Backend::file();
+        backend.set("SESSIOND_AGENT", agent.name);
+        let home = at_home(&agent);
+        backend.run(&home, &["run", "--", "true"]).ok();
+        let fork = backend.run(&home, &["fork", agent.id, "--at", "turn:1", "--quiet"]).ok().out().trim().to_owned();
+        let other = TempHome::new();
+        for id in [agent.id, &fork] {
+            backend.run(&other, &["restore", id]).ok();
+        }
+        let files = files_below(&other.home().join(agent.root));
+        let of = |id: &str| files.values().filter(|bytes| holds(bytes, id)).collect::<Vec<_>>();
+        let wanted = files_below(&fixture(&agent));
+        assert!(of(agent.id).iter().all(|bytes| wanted.values().any(|file| file == *bytes)), "{}", agent.name);
+        assert_eq!(of(agent.id).len(), wanted.len(), "{}", agent.name);
+        let forked = of(&fork);
+        assert!(!forked.is_empty() && forked.iter().all(|bytes| !holds(bytes, agent.id)), "{}", agent.name);
+        // The first turn, and not the second.
+        assert!(forked.iter().any(|bytes| holds(bytes, "please USE TOOL")) && !forked.iter().any(|bytes| holds(bytes, "once more")));
+    }
+}

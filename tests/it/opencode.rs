@@ -1,0 +1,245 @@
+//! OpenCode keeps its sessions in a database: its rows go out line by line, come back as the same rows, and what is secret in
+//! other tables stays where it is.
+
+use std::path::PathBuf;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
+
+use crate::agents::{holds, objects};
+use crate::support::backend::{Backend, Ran, eventually};
+use crate::support::{TempHome, block_on};
+
+const SECRET: &str = "sk-not-for-the-bucket";
+
+/// The tables that matter here, with the columns that are read by name and a few more.
+const SCHEMA: &str = "
+    CREATE TABLE project (id TEXT PRIMARY KEY, worktree TEXT NOT NULL, time_updated INTEGER NOT NULL);
+    CREATE TABLE session (id TEXT PRIMARY KEY, project_id TEXT NOT NULL, parent_id TEXT, directory TEXT NOT NULL, title TEXT NOT NULL,
+        version TEXT NOT NULL, cost REAL DEFAULT 0 NOT NULL, time_updated INTEGER NOT NULL);
+    CREATE TABLE message (id TEXT PRIMARY KEY, session_id TEXT NOT NULL, time_created INTEGER NOT NULL, time_updated INTEGER NOT NULL, data TEXT NOT NULL);
+    CREATE TABLE part (id TEXT PRIMARY KEY, message_id TEXT NOT NULL, session_id TEXT NOT NULL, time_created INTEGER NOT NULL,
+        time_updated INTEGER NOT NULL, data TEXT NOT NULL);
+    CREATE INDEX part_session_idx ON part (session_id);
+    CREATE TABLE todo (session_id TEXT NOT NULL, content TEXT NOT NULL, position INTEGER NOT NULL, time_updated INTEGER NOT NULL,
+        CONSTRAINT todo_pk PRIMARY KEY (session_id, position));
+    CREATE TABLE event_sequence (aggregate_id TEXT PRIMARY KEY, seq INTEGER NOT NULL);
+    CREATE TABLE credential (id TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE account (id TEXT PRIMARY KEY, access_token TEXT NOT NULL);
+    CREATE TABLE session_share (session_id TEXT PRIMARY KEY, secret TEXT NOT NULL);
+    CREATE TABLE migration (id TEXT PRIMARY KEY, time_completed INTEGER NOT NULL);
+    INSERT INTO migration VALUES ('first', 1), ('second', 2);
+    INSERT INTO project VALUES ('global', '/', 1)";
+
+fn data(home: &TempHome) -> PathBuf {
+    home.home().join(".local/share/opencode")
+}
+
+/// An OpenCode that is at work: its connection stays open, and what it writes stays in the WAL.
+struct Database(SqliteConnection);
+
+impl Database {
+    fn at(home: &TempHome) -> Database {
+        std::fs::create_dir_all(data(home)).unwrap();
+        let options = SqliteConnectOptions::new().filename(data(home).join("opencode.db")).create_if_missing(true).foreign_keys(false);
+        Database(block_on(options.journal_mode(SqliteJournalMode::Wal).connect()).unwrap())
+    }
+
+    /// A new one, with secrets in it.
+    fn made(home: &TempHome) -> Database {
+        let mut database = Database::at(home);
+        SCHEMA.split(';').for_each(|sql| database.run(sql));
+        database.run(&format!("INSERT INTO credential VALUES ('c', '{SECRET}')"));
+        database.run(&format!("INSERT INTO account VALUES ('a', '{SECRET}')"));
+        std::fs::write(data(home).join("auth.json"), SECRET).unwrap();
+        database
+    }
+
+    fn run(&mut self, sql: &str) {
+        block_on(sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&mut self.0)).unwrap();
+    }
+
+    fn session(&mut self, id: &str, parent: Option<&str>) {
+        let parent = parent.map_or("NULL".to_owned(), |parent| format!("'{parent}'"));
+        self.run(&format!("INSERT INTO session VALUES ('{id}', 'global', {parent}, '/work/app', 'a title', '1.18.33', 0.0, 1)"));
+        self.run(&format!("INSERT INTO event_sequence VALUES ('{id}', 0)"));
+        self.run(&format!("INSERT INTO session_share VALUES ('{id}', '{SECRET}')"));
+    }
+
+    fn changed(&mut self, id: &str, at: u32) {
+        self.run(&format!("UPDATE event_sequence SET seq = {at} WHERE aggregate_id = '{id}'"));
+    }
+
+    /// A turn: a prompt, a tool, an answer.
+    fn turn(&mut self, id: &str, n: u32) {
+        let at = u64::from(n) * 1000 + 1_794_836_000_000;
+        // Ids of messages do not hold the session's.
+        let short = id.trim_start_matches("ses_");
+        let mut put = |table: &str, key: &str, more: &str, data: &str| {
+            self.run(&format!("INSERT INTO {table} VALUES ('{key}', {more}, {at}, {at}, '{data}')"));
+        };
+        for (role, part, data) in [
+            ("user", 0, format!(r#"{{"type":"text","text":"prompt {n}"}}"#)),
+            (
+                "assistant",
+                1,
+                format!(
+                    r#"{{"type":"tool","tool":"bash","callID":"c{n}","state":{{"status":"completed","input":{{"command":"ls"}},"output":"é\n{n}"}}}}"#
+                ),
+            ),
+            ("assistant", 2, format!(r#"{{"type":"text","text":"answer {n}","time":{{"start":1,"end":2}}}}"#)),
+            (
+                "assistant",
+                3,
+                r#"{"type":"step-finish","reason":"stop","tokens":{"input":100,"output":10,"reasoning":1,"cache":{"read":5,"write":6}}}"#
+                    .to_owned(),
+            ),
+        ] {
+            let message = format!("msg_{short}_{n}_{role}");
+            if part < 2 {
+                put("message", &message, &format!("'{id}'"), &format!(r#"{{"role":"{role}","modelID":"m"}}"#));
+            }
+            put("part", &format!("prt_{short}_{n}_{part}"), &format!("'{message}', '{id}'"), &data);
+        }
+        self.changed(id, n * 10);
+    }
+
+    /// Every row of the tables of sessions, as text.
+    fn rows(&mut self) -> Vec<String> {
+        let tables = [("project", "id, worktree"), ("session", "*"), ("message", "*"), ("part", "*"), ("todo", "*"), ("migration", "*")];
+        let mut all = Vec::new();
+        for (table, columns) in tables {
+            let found = block_on(sqlx::query(AssertSqlSafe(format!("SELECT {columns} FROM {table} ORDER BY 1, 2"))).fetch_all(&mut self.0))
+                .unwrap();
+            for row in found {
+                let values = (0..row.len()).map(|at| {
+                    row.try_get::<Option<String>, _>(at)
+                        .map(|text| format!("{text:?}"))
+                        .or_else(|_| row.try_get::<i64, _>(at).map(|n| n.to_string()))
+                        .unwrap_or_else(|_| row.get::<f64, _>(at).to_string())
+                });
+                all.push(format!("{table} {}", values.collect::<Vec<_>>().join(" | ")));
+            }
+        }
+        all
+    }
+
+    fn count(&mut self, table: &str) -> i64 {
+        block_on(sqlx::query_scalar(AssertSqlSafe(format!("SELECT count(*) FROM {table}"))).fetch_one(&mut self.0)).unwrap()
+    }
+
+    fn close(self) {
+        block_on(self.0.close()).unwrap();
+    }
+}
+
+fn raw_bytes(ran: Ran) -> u64 {
+    ran.ok().json()["sessions"][0]["raw_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
+    for mut backend in Backend::all() {
+        backend.set("SESSIOND_AGENT", "opencode");
+        let home = TempHome::new();
+        let mut database = Database::made(&home);
+        database.session("ses_a", None);
+        let mut daemon = backend.daemon(&home, &[]);
+        database.turn("ses_a", 1);
+        database.session("ses_child", Some("ses_a"));
+        database.turn("ses_child", 2);
+        database.run("INSERT INTO todo VALUES ('ses_a', 'first', 0, 1), ('ses_a', 'second', 1, 1)");
+        database.changed("ses_a", 99);
+        backend.run(&home, &["flush", "--wait"]).ok();
+        let sessions = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
+        eventually("the index knows the turn", || sessions()[0]["turns"] == 1);
+        let row = sessions();
+        assert_eq!(row.as_array().unwrap().len(), 1, "a sub-agent's session belongs to the one that started it: {row}");
+        assert_eq!((row[0]["id"].as_str(), row[0]["cwd"].as_str()), (Some("ses_a"), Some("/work/app")), "{row}");
+        let shipped = row[0]["raw_bytes"].as_u64().unwrap();
+
+        // Only what changes is shipped: a row more, one that is another, one that is gone.
+        database.run(r#"UPDATE part SET data = '{"type":"text","text":"better","time":{"end":3}}', time_updated = 1794836009000 WHERE id = 'prt_a_1_2'"#);
+        database.run("DELETE FROM todo WHERE position = 1");
+        database.changed("ses_a", 100);
+        backend.run(&home, &["flush", "--wait"]).ok();
+        eventually("the index knows the change", || raw_bytes(backend.run(&home, &["ls", "--json"])) > shipped);
+        let more = raw_bytes(backend.run(&home, &["ls", "--json"])) - shipped;
+        assert!(more < 800, "{more} bytes for two rows");
+        daemon.kill();
+
+        let other = TempHome::new();
+        backend.run(&other, &["restore", "ses_a"]).ok();
+        let mut restored = Database::at(&other);
+        assert_eq!(restored.rows(), database.rows(), "on {}", backend.name);
+        for table in ["credential", "account", "session_share"] {
+            assert_eq!(restored.count(table), 0, "{table}");
+        }
+        assert!(!data(&other).join("auth.json").exists());
+
+        // It goes on there; what was restored is not uploaded again.
+        let before = raw_bytes(backend.run(&other, &["ls", "--json"]));
+        restored.turn("ses_a", 3);
+        backend.run(&other, &["run", "--", "true"]).ok();
+        let after = raw_bytes(backend.run(&other, &["ls", "--json"]));
+        assert!(after > before && after - before < 2500, "{} bytes for a turn", after - before);
+        let third = TempHome::new();
+        backend.run(&third, &["restore", "ses_a"]).ok();
+        assert_eq!(Database::at(&third).rows(), restored.rows());
+        if backend.name == "file+sqlite" {
+            let objects = objects(&backend.path().join("bucket"));
+            assert!(objects.iter().any(|object| holds(object, "answer 3")), "the objects are read");
+            assert!(!objects.iter().any(|object| holds(object, SECRET)), "a secret is in the bucket");
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_only_here_are_never_overwritten() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let stored = database.rows();
+
+    let other = TempHome::new();
+    let mut local = Database::made(&other);
+    local.session("ses_a", None);
+    local.turn("ses_a", 7);
+    local.session("ses_b", None);
+    local.turn("ses_b", 8);
+    let before = local.rows();
+    backend.run(&other, &["restore", "ses_a"]).fails(7, "local files differ", "--force");
+    assert_eq!(local.rows(), before);
+    backend.run(&other, &["restore", "ses_a", "--force"]).ok();
+    let now = local.rows();
+    assert!(stored.iter().all(|row| now.contains(row)) && !now.iter().any(|row| row.contains("prompt 7")), "{now:#?}");
+    assert!(before.iter().filter(|row| row.contains("ses_b")).all(|row| now.contains(row)), "the other session is as it was");
+    // What was here is kept aside, and the agent's own tables are as they were.
+    let aside = objects(&data(&other).join(".sessiond-mirror/.sessiond/aside"));
+    assert!(aside.iter().any(|bytes| holds(bytes, "prompt 7")));
+    assert_eq!((local.count("credential"), local.count("session_share")), (1, 2));
+    database.close();
+}
+
+#[test]
+fn a_fork_goes_to_a_database_of_its_own() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    database.turn("ses_a", 2);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    backend.run(&home, &["fork", "ses_a", "--id", "ses_fork"]).ok();
+    backend.run(&home, &["restore", "ses_fork"]).fails(7, "another session holds messages", "a home of its own");
+    let before = database.rows();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_fork"]).ok();
+    let forked: Vec<String> = before.iter().map(|row| row.replace("ses_a", "ses_fork")).collect();
+    assert_eq!(Database::at(&other).rows(), forked);
+}
