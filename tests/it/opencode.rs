@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
-use crate::profiles::{holds, objects};
+use crate::agents::{holds, objects};
 use crate::support::backend::{Backend, Ran, eventually};
 use crate::support::{TempHome, block_on};
 

@@ -44,8 +44,8 @@ pub fn everywhere(version: Version, scenario: impl Fn(&Container<'_>)) {
 /// Makes a test of each scenario for each version.
 macro_rules! both_versions {
     ($($scenario:ident),+ $(,)?) => {
-        mod new { $(#[test] fn $scenario() { crate::agents::container::everywhere(crate::agents::container::Version::New, super::$scenario) })+ }
-        mod old { $(#[test] fn $scenario() { crate::agents::container::everywhere(crate::agents::container::Version::Old, super::$scenario) })+ }
+        mod new { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::container::Version::New, super::$scenario) })+ }
+        mod old { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::container::Version::Old, super::$scenario) })+ }
     };
 }
 pub(super) use both_versions;
