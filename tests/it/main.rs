@@ -34,6 +34,7 @@ mod opencode;
 mod outage;
 mod program;
 mod real_transcripts;
+mod repair;
 mod retention;
 mod snapshot_props;
 mod store_contract;
