@@ -108,9 +108,7 @@ fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
 fn find_root(settings: &Settings, profile: &dyn Profile, environment: &Environment) -> Result<Option<PathBuf>> {
     match &settings.root {
         Some(root) => std::path::absolute(root).map(Some).map_err(|cause| Error::io(format!("find {}", root.display()), cause)),
-        None => {
-            Ok(profile.root(environment.home.as_deref(), &variable))
-        }
+        None => Ok(profile.root(environment.home.as_deref(), &variable)),
     }
 }
 
@@ -209,6 +207,13 @@ fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
 
 /// The agents that we know something of.
 pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, OpenCode::NAME];
+
+/// Each of them and where it keeps its files, here.
+pub fn agents_here() -> Vec<(Arc<dyn Profile>, PathBuf)> {
+    let home = Environment::of_process().home;
+    let profiles = AGENTS.iter().filter_map(|name| known(&name.parse().ok()?));
+    profiles.filter_map(|profile| profile.root(home.as_deref(), &variable).map(|root| (profile, root))).collect()
+}
 
 /// What we know of one of them.
 fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {

@@ -5,6 +5,9 @@ mod lines;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use super::{Place, Profile, UUID, home_or, is_uuid, of_session};
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
@@ -83,6 +86,10 @@ impl Profile for Codex {
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         let id = session(path)?;
         path.as_str().replace(id, to.as_str()).parse().ok()
+    }
+
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
     }
 
     fn project_log(&self, _path: &RelPath) -> Option<LogName> {

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use regex_lite::Regex;
+use serde_json::Value;
 
 use super::{Place, Profile, is_passing};
 use crate::config::Patterns;
@@ -114,6 +116,10 @@ impl Profile for Generic {
         let text = path.as_str();
         let range = self.sessions.iter().find_map(|pattern| Some(pattern.captures(text)?.name("session")?.range()))?;
         format!("{}{to}{}", &text[..range.start], &text[range.end..]).parse().ok()
+    }
+
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
     }
 
     fn project_log(&self, _path: &RelPath) -> Option<LogName> {

@@ -12,8 +12,14 @@ pub mod transcript;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+
+/// A day.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Digits and dashes of a UUID.
 const UUID: usize = 36;
@@ -70,6 +76,9 @@ pub trait Profile: Send + Sync + 'static {
 
     /// The path that a file of a session has in another session; none if its path does not say whose it is.
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath>;
+
+    /// After how long without a change the agent itself deletes a session, as its `settings.json` says; none if it does not.
+    fn sweeps_after(&self, settings: &Value) -> Option<Duration>;
 
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;

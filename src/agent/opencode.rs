@@ -9,6 +9,9 @@ mod rows;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use super::{Place, Profile, home_or, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
@@ -91,6 +94,10 @@ impl Profile for OpenCode {
 
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         self.is_transcript(path).then(|| self.transcript("", to))?
+    }
+
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
     }
 
     fn project_log(&self, _path: &RelPath) -> Option<LogName> {

@@ -16,6 +16,7 @@ mod broken;
 mod compaction;
 mod corpus;
 mod cutter_model;
+mod doctor;
 mod exchange;
 mod fallback;
 mod fencing;

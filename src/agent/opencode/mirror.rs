@@ -104,6 +104,25 @@ impl Mirror {
         })
     }
 
+    async fn connect(&self) -> Result<SqliteConnection> {
+        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
+        options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))
+    }
+
+    /// Whether the database can be read and is one that we know, if there is one; answers how many sessions it holds.
+    pub async fn check(&self) -> Result<usize> {
+        if !self.database().exists() {
+            return Ok(0);
+        }
+        let mut database = self.connect().await?;
+        let found = sessions(&mut database).await;
+        let _ = database.close().await;
+        match found.map_err(|cause| self.failed(cause))? {
+            Some(sessions) => Ok(sessions.len()),
+            None => Err(Error::unavailable(format!("read {}: it has no table of sessions", self.database().display()))),
+        }
+    }
+
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
         let mut state = self.state.lock().await;
@@ -111,8 +130,7 @@ impl Mirror {
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
             return Ok(());
         }
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
-        let mut database = options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))?;
+        let mut database = self.connect().await?;
         let pulled = self.pull_from(&mut database, &mut state, depth).await;
         let _ = database.close().await;
         pulled?;
