@@ -74,7 +74,7 @@ impl Profile for ClaudeCode {
         match parts.as_slice() {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
                 // Older versions keep a sub-agent's transcript beside the session's.
-                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind),
+                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind, None),
                 Some(stem) => of_session(stem, kind),
                 None => Place::Ignore,
             },
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.meta.json"), of("3f2a", Whole));
         assert_eq!(place("projects/-work-app/3f2a/tool-results/t1.txt"), of("3f2a", Whole));
         assert_eq!(place("projects/-work-app/3f2a/custom-title.json"), of("3f2a", Whole));
-        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append, None));
         assert_eq!(place("projects/-work-app/memory/MEMORY.md"), of("@-work-app", Whole));
         assert_eq!(place("tasks/3f2a/1.json"), of("3f2a", Whole));
         assert_eq!(place("file-history/3f2a/abc@v1"), of("3f2a", Whole));

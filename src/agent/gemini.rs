@@ -59,7 +59,7 @@ impl Profile for Gemini {
         let parts: Vec<&str> = path.parts().collect();
         match parts.as_slice() {
             // Its name holds the first eight digits of the id; all of it stands in the first line.
-            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append),
+            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append, None),
             ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => of_session(id, FileKind::Append),
             ["tmp", _, "tool-outputs", folder, _, ..] => match folder.strip_prefix("session-") {
                 Some(id) => of_session(id, FileKind::Whole),
@@ -164,7 +164,7 @@ mod tests {
         use FileKind::{Append, Whole};
         let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
         let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
-        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append, None));
         assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
         assert_eq!(place("tmp/work/tool-outputs/session-ID/shell_1.txt"), of(ID, Whole));
         assert_eq!(place("tmp/work/ID/plans/plan.md"), of(ID, Whole));

@@ -31,8 +31,8 @@ pub enum Place {
     Ignore,
     /// It belongs to this log.
     Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first lines, under this JSON key.
-    Ask(&'static str, FileKind),
+    /// Which session it belongs to stands in its first lines, under this JSON key; if it does not, it is of this log, if any.
+    Ask(&'static str, FileKind, Option<LogName>),
 }
 
 /// What we know of one agent.
@@ -95,9 +95,14 @@ fn is_uuid(text: &str) -> bool {
     text.len() == UUID && text.bytes().enumerate().all(digit)
 }
 
-/// A session's place in a log of its own.
+/// The log of a session.
+fn log_of(id: &str) -> LogName {
+    LogName::Session(SessionId::escape(id))
+}
+
+/// Kept for a session.
 fn of_session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
+    Place::Keep(log_of(id), kind)
 }
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.

@@ -66,7 +66,7 @@ pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Repor
 fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &RelPath) -> Result<Report> {
     let mut assembly = Assembly::new(&*context.folder, stage.clone(), 1);
     let kind = |path: &RelPath, kind| match context.profile.place(path) {
-        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind) => kind,
+        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind, _) => kind,
         crate::agent::Place::Ignore => kind,
     };
     let parts = blob.files.iter().map(|(member, _)| Part {

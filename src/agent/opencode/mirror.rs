@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Rows that changed so long before the newest one known are looked at again: clocks of two writers need not agree.
 const SLACK_MS: i64 = 60_000;
 
+/// A session that changed so long before the newest one is still at work.
+const RECENT_MS: i64 = 60 * 60 * 1000;
+
 /// Lines are written when so many bytes of them are waiting.
 const PIECE: usize = 1 << 20;
 
@@ -40,7 +43,7 @@ const PIECE: usize = 1 << 20;
 pub enum Depth {
     /// Only if the database's files have changed.
     Changed,
-    /// At every session that has changed.
+    /// At every session that has changed or is at work.
     Now,
     /// At every row of every session.
     All,
@@ -144,9 +147,12 @@ impl Mirror {
         sqlx::query("BEGIN").execute(&mut *database).await.map_err(failed)?;
         let Some(sessions) = sessions(database).await.map_err(failed)? else { return Ok(()) };
         let first = state.changed.is_empty();
+        // Not every table tells that it has changed: what is at work is looked at whenever something is.
+        let recent = sessions.values().map(|session| session.changed.0).max().unwrap_or(0).saturating_sub(RECENT_MS);
         let mut looked_at = BTreeSet::new();
         for (id, session) in &sessions {
-            if depth == Depth::All || first || session.changed.1 < 0 || state.changed.get(id) != Some(&session.changed) {
+            let changed = state.changed.get(id) != Some(&session.changed) || session.changed.0 >= recent;
+            if depth == Depth::All || first || session.changed.1 < 0 || changed {
                 looked_at.insert(root(&sessions, id));
             }
         }
