@@ -5,8 +5,11 @@ mod lines;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{Place, Profile, UUID, home_or, is_uuid, of_session};
+use serde_json::Value;
+
+use super::{Place, Profile, UUID, home_or, is_uuid, log_of};
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
 
 /// Codex's files.
@@ -24,8 +27,8 @@ impl Codex {
     }
 }
 
-/// The session of `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`; none for any other file.
-fn session(path: &RelPath) -> Option<&str> {
+/// The id in `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`: a session's, or a sub-agent's; none for any other file.
+fn thread(path: &RelPath) -> Option<&str> {
     let parts: Vec<&str> = path.parts().collect();
     let ["sessions", _, _, _, file] = parts.as_slice() else { return None };
     let stem = file.strip_prefix("rollout-")?.strip_suffix(".jsonl")?;
@@ -51,16 +54,17 @@ impl Profile for Codex {
     }
 
     fn place(&self, path: &RelPath) -> Place {
-        session(path).map_or(Place::Ignore, |id| of_session(id, FileKind::Append))
+        // The rollout of a sub-agent says in its first line which session started it.
+        thread(path).map_or(Place::Ignore, |id| Place::Ask("session_id", FileKind::Append, Some(log_of(id))))
     }
 
     fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        // A session is one file.
+        // Rollouts of a day lie together, whoever's they are: events and scans find new ones.
         Vec::new()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
-        session(path).is_some()
+        thread(path).is_some()
     }
 
     fn is_conversation(&self, path: &RelPath) -> bool {
@@ -80,6 +84,10 @@ impl Profile for Codex {
         None
     }
 
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
+    }
+
     fn project_log(&self, _path: &RelPath) -> Option<LogName> {
         None
     }
@@ -96,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_kept_under_its_id_and_nothing_else_is() {
-        let kept = Place::Keep("01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().unwrap(), FileKind::Append);
+    fn a_rollout_is_kept_and_nothing_else_is() {
+        let kept = Place::Ask("session_id", FileKind::Append, "01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().ok());
         assert_eq!(place(ROLLOUT), kept);
         for path in [
             "auth.json",

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use regex_lite::Regex;
+use serde_json::Value;
 
 use super::{Place, Profile, is_passing};
 use crate::config::Patterns;
@@ -107,6 +109,10 @@ impl Profile for Generic {
     }
 
     fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+        None
+    }
+
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
         None
     }
 

@@ -12,8 +12,14 @@ pub mod transcript;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+
+/// A day.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Digits and dashes of a UUID.
 const UUID: usize = 36;
@@ -25,8 +31,8 @@ pub enum Place {
     Ignore,
     /// It belongs to this log.
     Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first lines, under this JSON key.
-    Ask(&'static str, FileKind),
+    /// Which session it belongs to stands in its first lines, under this JSON key; if it does not, it is of this log, if any.
+    Ask(&'static str, FileKind, Option<LogName>),
 }
 
 /// What we know of one agent.
@@ -73,6 +79,9 @@ pub trait Profile: Send + Sync + 'static {
         None
     }
 
+    /// After how long without a change the agent itself deletes a session, as its `settings.json` says; none if it does not.
+    fn sweeps_after(&self, settings: &Value) -> Option<Duration>;
+
     /// The project log that goes with a session that has this file.
     fn project_log(&self, path: &RelPath) -> Option<LogName>;
 }
@@ -88,9 +97,14 @@ fn is_uuid(text: &str) -> bool {
     text.len() == UUID && text.bytes().enumerate().all(digit)
 }
 
-/// A session's place in a log of its own.
+/// The log of a session.
+fn log_of(id: &str) -> LogName {
+    LogName::Session(SessionId::escape(id))
+}
+
+/// Kept for a session.
 fn of_session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
+    Place::Keep(log_of(id), kind)
 }
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.

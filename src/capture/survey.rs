@@ -90,21 +90,25 @@ pub fn whose(folder: &dyn Folder, profile: &dyn Profile, path: &RelPath) -> std:
     match profile.place(path) {
         Place::Ignore => Ok(None),
         Place::Keep(name, kind) => Ok(Some((name, kind))),
-        Place::Ask(key, kind) => {
+        Place::Ask(key, kind, otherwise) => {
             let Some(file) = folder.open(path)? else { return Ok(None) };
             // The id stands near the front of one of the first lines, which can be long.
             let mut start = vec![0; 16 << 10];
             let got = file.read_at(&mut start, 0)?;
-            Ok(session_in(&start[..got], key).map(|id| (LogName::Session(SessionId::escape(&id)), kind)))
+            let said = session_in(&start[..got], key).map(|id| LogName::Session(SessionId::escape(&id)));
+            // Nothing is said in a file that has no line yet.
+            let otherwise = otherwise.filter(|_| start[..got].contains(&b'\n') || got == start.len());
+            Ok(said.or(otherwise).map(|name| (name, kind)))
         }
     }
 }
 
-/// The text under `key` in the first line that has it; also in one that is longer than what was read.
+/// The text under `key` in the first line that has it, or in an object in that line; also in one that is longer than what was read.
 fn session_in(start: &[u8], key: &str) -> Option<String> {
     start.split(|byte| *byte == b'\n').find_map(|line| {
         if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
-            return line.get(key)?.as_str().map(str::to_owned);
+            let within = || line.values().find_map(|value| value.get(key));
+            return line.get(key).or_else(within)?.as_str().map(str::to_owned);
         }
         let text = String::from_utf8_lossy(line);
         let behind = text.split_once(&format!("\"{key}\":\""))?.1;

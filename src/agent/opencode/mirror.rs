@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Rows that changed so long before the newest one known are looked at again: clocks of two writers need not agree.
 const SLACK_MS: i64 = 60_000;
 
+/// A session that changed so long before the newest one is still at work.
+const RECENT_MS: i64 = 60 * 60 * 1000;
+
 /// Lines are written when so many bytes of them are waiting.
 const PIECE: usize = 1 << 20;
 
@@ -40,7 +43,7 @@ const PIECE: usize = 1 << 20;
 pub enum Depth {
     /// Only if the database's files have changed.
     Changed,
-    /// At every session that has changed.
+    /// At every session that has changed or is at work.
     Now,
     /// At every row of every session.
     All,
@@ -104,6 +107,25 @@ impl Mirror {
         })
     }
 
+    async fn connect(&self) -> Result<SqliteConnection> {
+        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
+        options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))
+    }
+
+    /// Whether the database can be read and is one that we know, if there is one; answers how many sessions it holds.
+    pub async fn check(&self) -> Result<usize> {
+        if !self.database().exists() {
+            return Ok(0);
+        }
+        let mut database = self.connect().await?;
+        let found = sessions(&mut database).await;
+        let _ = database.close().await;
+        match found.map_err(|cause| self.failed(cause))? {
+            Some(sessions) => Ok(sessions.len()),
+            None => Err(Error::unavailable(format!("read {}: it has no table of sessions", self.database().display()))),
+        }
+    }
+
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
         let mut state = self.state.lock().await;
@@ -111,8 +133,7 @@ impl Mirror {
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
             return Ok(());
         }
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
-        let mut database = options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))?;
+        let mut database = self.connect().await?;
         let pulled = self.pull_from(&mut database, &mut state, depth).await;
         let _ = database.close().await;
         pulled?;
@@ -126,9 +147,12 @@ impl Mirror {
         sqlx::query("BEGIN").execute(&mut *database).await.map_err(failed)?;
         let Some(sessions) = sessions(database).await.map_err(failed)? else { return Ok(()) };
         let first = state.changed.is_empty();
+        // Not every table tells that it has changed: what is at work is looked at whenever something is.
+        let recent = sessions.values().map(|session| session.changed.0).max().unwrap_or(0).saturating_sub(RECENT_MS);
         let mut looked_at = BTreeSet::new();
         for (id, session) in &sessions {
-            if depth == Depth::All || first || session.changed.1 < 0 || state.changed.get(id) != Some(&session.changed) {
+            let changed = state.changed.get(id) != Some(&session.changed) || session.changed.0 >= recent;
+            if depth == Depth::All || first || session.changed.1 < 0 || changed {
                 looked_at.insert(root(&sessions, id));
             }
         }

@@ -62,8 +62,7 @@ impl Mirror {
 
     /// Whether the database has the session.
     pub async fn has(&self, session: &str) -> bool {
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).busy_timeout(PATIENCE);
-        let Ok(mut connection) = options.disable_statement_logging().connect().await else { return false };
+        let Ok(mut connection) = self.connect().await else { return false };
         let found = sqlx::query("SELECT 1 FROM session WHERE id = ?1").bind(session).fetch_optional(&mut connection).await;
         let _ = connection.close().await;
         matches!(found, Ok(Some(_)))
