@@ -6,7 +6,7 @@ use sessiond::restore::Report;
 use sessiond::restore::place::{Action, FilePlan};
 
 use super::bucket::{Objects, Stored};
-use super::history::{Files, whole_lines};
+use super::history::{Files, in_project, whole_lines};
 
 fn cut(path: &str, bytes: &[u8]) -> usize {
     if path.ends_with(".jsonl") { whole_lines(bytes) } else { bytes.len() }
@@ -16,7 +16,6 @@ fn cut(path: &str, bytes: &[u8]) -> usize {
 pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files) -> Result<(), String> {
     for (path, bytes) in held {
         // Where the agent has moved the session meanwhile, it is there.
-        let in_project = |path: &str| Some(path.strip_prefix("projects/")?.split_once('/')?.1.to_owned());
         let moved = |plan: &&FilePlan| in_project(path).is_some() && in_project(plan.path.as_str()) == in_project(path);
         let exact = report.files.iter().find(|plan| plan.path.as_str() == path);
         let Some(plan) = exact.or_else(|| report.files.iter().find(moved)) else {
