@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use regex_lite::Regex;
-use serde_json::Value;
 
 use super::{Place, Profile, is_passing};
 use crate::config::Patterns;
@@ -65,10 +63,6 @@ impl Profile for Generic {
         &self.name
     }
 
-    fn program(&self) -> Option<&'static str> {
-        None
-    }
-
     fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         None
     }
@@ -108,22 +102,10 @@ impl Profile for Generic {
         cwd.to_string_lossy().into_owned()
     }
 
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        None
-    }
-
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         let text = path.as_str();
         let range = self.sessions.iter().find_map(|pattern| Some(pattern.captures(text)?.name("session")?.range()))?;
         format!("{}{to}{}", &text[..range.start], &text[range.end..]).parse().ok()
-    }
-
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
-        None
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

@@ -9,9 +9,6 @@ mod rows;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use serde_json::Value;
 
 use super::{Place, Profile, home_or, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
@@ -94,14 +91,6 @@ impl Profile for OpenCode {
 
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         self.is_transcript(path).then(|| self.transcript("", to))?
-    }
-
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
-        None
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

@@ -183,24 +183,28 @@ impl Mirror {
             known.take(rows::PROJECT, key, |key| rows::line(rows::PROJECT, key, None, &row), &mut out)?;
         }
         let since = known.since.saturating_sub(SLACK_MS).max(0);
-        for (table, owner) in TABLES {
-            let Some(sql) = rows::select(database, table, owner).await.map_err(failed)? else { continue };
-            let mut present = BTreeSet::new();
-            let mut found = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(since).fetch(&mut *database);
-            while let Some(row) = found.try_next().await.map_err(failed)? {
-                let get = || -> sqlx::Result<(String, Option<String>, Option<String>)> {
-                    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
-                };
-                let (key, role, row) = get().map_err(failed)?;
-                present.insert(key.clone());
-                if let Some(row) = row {
-                    known.take(table, key, |key| rows::line(table, key, role.as_deref(), &row), &mut out)?;
-                }
+        let mut present: [BTreeSet<String>; TABLES.len()] = Default::default();
+        let sql = rows::select(database).await.map_err(failed)?;
+        let mut found = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(since).fetch(&mut *database);
+        while let Some(row) = found.try_next().await.map_err(failed)? {
+            let get = || -> sqlx::Result<(i64, String, Option<String>, Option<String>)> {
+                Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
+            };
+            let (rank, key, role, row) = get().map_err(failed)?;
+            let Some(((table, _), present)) = usize::try_from(rank).ok().and_then(|rank| Some((TABLES.get(rank)?, present.get_mut(rank)?)))
+            else {
+                continue;
+            };
+            present.insert(key.clone());
+            if let Some(row) = row {
+                known.take(table, key, |key| rows::line(table, key, role.as_deref(), &row), &mut out)?;
             }
-            drop(found);
-            for key in known.gone(table, &present) {
+        }
+        drop(found);
+        for ((table, _), present) in TABLES.iter().zip(&present) {
+            for key in known.gone(table, present) {
                 out.add(&rows::line(table, &key, None, "null"))?;
-                known.rows.insert((table.to_owned(), key), None);
+                known.rows.insert(((*table).to_owned(), key), None);
             }
         }
         out.write()?;

@@ -72,27 +72,30 @@ fn as_json(table: &str, columns: &[String]) -> String {
     format!("json_object({})", pairs.join(", "))
 }
 
-/// The statement that reads the rows of a family (?1): the key, whose it is, who speaks, and the row where it changed since ?2.
-/// None if there is no such table.
-pub async fn select(database: &mut SqliteConnection, table: &str, owner: &str) -> sqlx::Result<Option<String>> {
-    let (columns, key) = columns(database, table).await?;
-    if columns.is_empty() || key.is_empty() {
-        return Ok(None);
+/// The statement that reads the rows of a family (?1): the table, the key, who speaks, and the row where it changed since ?2. In
+/// the order in which they were made: what was said first comes first, so that a point between two turns is one between two lines.
+pub async fn select(database: &mut SqliteConnection) -> sqlx::Result<String> {
+    let mut all = Vec::new();
+    for (rank, (table, owner)) in TABLES.iter().enumerate() {
+        let (columns, key) = columns(database, table).await?;
+        if columns.is_empty() || key.is_empty() {
+            continue;
+        }
+        let has = |column: &str| columns.iter().any(|known| known == column);
+        let name = quoted(table);
+        let key: Vec<String> = key.iter().map(|column| format!("{name}.{}", quoted(column))).collect();
+        let key = key.join(" || '/' || ");
+        let row = as_json(table, &columns);
+        let row = if has("time_updated") { format!("CASE WHEN {name}.time_updated >= ?2 THEN {row} END") } else { row };
+        // A part does not say whose words it holds.
+        let role = match *table {
+            "part" => "(SELECT json_extract(message.data, '$.role') FROM message WHERE message.id = part.message_id)",
+            _ => "NULL",
+        };
+        let time = if has("time_created") && *table != "session" { format!("{name}.time_created") } else { "0".to_owned() };
+        all.push(format!("SELECT {rank}, CAST({key} AS TEXT), {role}, {row}, {time} FROM {name} WHERE {name}.{owner} IN family"));
     }
-    let name = quoted(table);
-    let key: Vec<String> = key.iter().map(|column| format!("{name}.{}", quoted(column))).collect();
-    let key = key.join(" || '/' || ");
-    let row = as_json(table, &columns);
-    let row = match columns.iter().any(|column| column == "time_updated") {
-        true => format!("CASE WHEN {name}.time_updated >= ?2 THEN {row} END"),
-        false => format!("CASE WHEN ?2 >= 0 THEN {row} END"),
-    };
-    // A part does not say whose words it holds.
-    let role = match table {
-        "part" => "(SELECT json_extract(message.data, '$.role') FROM message WHERE message.id = part.message_id)",
-        _ => "NULL",
-    };
-    Ok(Some(format!("{FAMILY} SELECT CAST({key} AS TEXT), {role}, {row} FROM {name} WHERE {name}.{owner} IN family ORDER BY 1")))
+    Ok(format!("{FAMILY} {} ORDER BY 5, 1, 2", all.join(" UNION ALL ")))
 }
 
 /// A row as a line.
