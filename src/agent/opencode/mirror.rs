@@ -29,8 +29,8 @@ const FOLDER: &str = ".sessiond-mirror";
 /// How long to wait for a writer; OpenCode's transactions take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Rows that changed so long before the newest one known are looked at again: clocks of two writers need not agree.
-const SLACK_MS: i64 = 60_000;
+/// Rows that changed so long before the newest one known are looked at again: a row has its time before it is committed.
+const SLACK_MS: i64 = 10_000;
 
 /// A session that changed so long before the newest one is still at work.
 const RECENT_MS: i64 = 60 * 60 * 1000;
