@@ -5,12 +5,9 @@ mod lines;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use serde_json::Value;
 
 use super::{Place, Profile, UUID, home_or, is_uuid, log_of};
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath};
 
 /// Codex's files.
 pub struct Codex {
@@ -77,19 +74,6 @@ impl Profile for Codex {
 
     fn project_of(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
-    }
-
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        // Its name holds the time at which the session began.
-        None
-    }
-
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
-        None
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

@@ -111,11 +111,6 @@ impl Profile for Gemini {
         if words.is_empty() { "project".to_owned() } else { words.join("-") }
     }
 
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        // Its name holds the time at which the session began.
-        None
-    }
-
     fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
         let retention = settings.get("general").and_then(|general| general.get("sessionRetention"));
         let said = |key: &str| retention.and_then(|retention| retention.get(key));

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use regex_lite::Regex;
-use serde_json::Value;
 
 use super::{Place, Profile, is_passing};
 use crate::config::Patterns;
@@ -65,10 +63,6 @@ impl Profile for Generic {
         &self.name
     }
 
-    fn program(&self) -> Option<&'static str> {
-        None
-    }
-
     fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         None
     }
@@ -106,18 +100,6 @@ impl Profile for Generic {
 
     fn project_of(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
-    }
-
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        None
-    }
-
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
-        None
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

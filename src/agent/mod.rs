@@ -40,12 +40,15 @@ pub enum Place {
 /// # Contract
 /// - `place` and `enter` are pure and say the same each time.
 /// - `line` is best effort: whatever its bytes are, it never fails.
+/// - What a profile does not say is not known, and nothing rests on it.
 pub trait Profile: Send + Sync + 'static {
     /// The agent's name, which is part of every key.
     fn name(&self) -> &AgentName;
 
     /// What starts it from a shell and says its version with `--version`; none if nothing is known of that.
-    fn program(&self) -> Option<&'static str>;
+    fn program(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The folder it keeps its files in, for a user with this home and environment.
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
@@ -72,7 +75,9 @@ pub trait Profile: Send + Sync + 'static {
     fn project_of(&self, cwd: &Path) -> String;
 
     /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
-    fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath>;
+    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+        None
+    }
 
     /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
     fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
@@ -80,10 +85,14 @@ pub trait Profile: Send + Sync + 'static {
     }
 
     /// After how long without a change the agent itself deletes a session, as its `settings.json` says; none if it does not.
-    fn sweeps_after(&self, settings: &Value) -> Option<Duration>;
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
+    }
 
-    /// The project log that goes with a session that has this file.
-    fn project_log(&self, path: &RelPath) -> Option<LogName>;
+    /// The project log that goes with a session that has this file, if there is one.
+    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
+        None
+    }
 }
 
 /// A root: what a variable says, or a folder in the home.

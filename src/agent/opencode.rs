@@ -9,9 +9,6 @@ mod rows;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use serde_json::Value;
 
 use super::{Place, Profile, home_or, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
@@ -90,14 +87,6 @@ impl Profile for OpenCode {
 
     fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
         format!("sessions/{id}.jsonl").parse().ok().filter(|path| self.is_transcript(path))
-    }
-
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
-        None
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

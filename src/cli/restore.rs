@@ -187,7 +187,7 @@ pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options
 pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
     if let (Some(mirror), false) = (&parts.mirror, options.dry_run) {
         // What is only in the agent's database is only here: nothing of it may be overwritten.
-        mirror.pull(Depth::All).await?;
+        mirror.pull(Depth::Now).await?;
     }
     let report = restore::restore(&context(parts)?, id, options).await?;
     settle(parts, &report, options).await?;

@@ -3,11 +3,11 @@
 //! Owns what counts as damage and what is put in its place. What is stored is never changed: the log keeps every byte, and a
 //! repaired file goes on from where it first differs.
 
-use serde::Serialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use crate::agent::Profile;
-use crate::model::{Facts, RelPath};
+use crate::model::{Facts, Line, RelPath};
 use crate::sys::{Folder, OpenFile};
 
 /// Bytes read at a time.
@@ -170,17 +170,33 @@ impl View<'_> {
         }
     }
 
-    /// Where a record begins that goes on to the end. An object within a record that lost its end is none: the profile knows its
-    /// records, and where it knows none, they begin as the line does.
+    /// Where a record begins that goes on to the end. An object within a record that lost its end is none.
     fn last_record(&self, text: &[u8]) -> Option<usize> {
         let first_key = text.split(|byte| *byte == b':').next().unwrap_or_default();
-        let starts = text.windows(2).enumerate().skip(1).filter(|(_, pair)| *pair == b"{\"").map(|(at, _)| at).take(MOST_STARTS);
-        let is_record = |record: &[u8]| match self.profile.line(self.path, record) {
-            Some(line) => line.facts != Facts::default() || line.message.is_some_and(|message| message.at.is_some()),
-            None => first_key.len() > 2 && record.starts_with(first_key),
-        };
-        starts.into_iter().find(|at| is_value(&text[*at..]) && is_record(&text[*at..]))
+        let mut starts = text.windows(2).enumerate().skip(1).filter(|(_, pair)| *pair == b"{\"").map(|(at, _)| at).take(MOST_STARTS);
+        starts.find(|at| is_value(&text[*at..]) && self.is_record(&text[*at..], first_key))
     }
+
+    /// Whether an object is a record of its own: the profile reads it, it says when or whose it is, or it begins as the torn one
+    /// does and as nothing within a record.
+    fn is_record(&self, object: &[u8], first_key: &[u8]) -> bool {
+        let read = self.profile.line(self.path, object);
+        // Its path alone says which project it is of.
+        let facts = |line: &Line| Facts { project: None, ..line.facts.clone() } != Facts::default();
+        let known = |line: Line| facts(&line) || line.message.is_some_and(|message| message.at.is_some());
+        let says = serde_json::from_slice::<Named>(object).is_ok_and(|named| named.timestamp.or(named.uuid).or(named.session).is_some());
+        let alike = first_key.len() > 2 && object.starts_with(first_key);
+        read.is_some_and(known) || says || (alike && first_key != b"{\"type\"")
+    }
+}
+
+/// What a record says of itself, whatever the agent.
+#[derive(Deserialize)]
+struct Named {
+    timestamp: Option<IgnoredAny>,
+    uuid: Option<IgnoredAny>,
+    #[serde(rename = "sessionId")]
+    session: Option<IgnoredAny>,
 }
 
 /// Whether what a file has behind its last whole line, at `from`, is a record that lacks only the end of its line.
@@ -263,6 +279,12 @@ mod tests {
             (format!("{line}{GOOD}{GOOD}\n"), line.repeat(3), vec![(2, What::Split, 1)]),
             (format!("{line}{torn}\n{line}"), line.repeat(2), vec![(2, What::Unreadable, 40)]),
             (format!("{line}{GOOD}{torn}{GOOD}\n"), line.repeat(3), vec![(2, What::Torn, 40), (2, What::Split, 1)]),
+            // A record of a kind that nobody knows.
+            (
+                format!("{torn}{{\"type\":\"new\",\"sessionId\":\"s\"}}\n"),
+                "{\"type\":\"new\",\"sessionId\":\"s\"}\n".to_owned(),
+                vec![(1, What::Torn, 40)],
+            ),
             // Not finished: a copy has it as it is.
             (format!("{line}{torn}"), format!("{line}{torn}"), vec![]),
         ] {

@@ -56,7 +56,11 @@ impl Mirror {
         let written = write(&mut connection, session, &told).await;
         let _ = connection.close().await;
         // What was read of it before is no longer so.
-        *self.state.lock().await = super::State::default();
+        let mut state = self.state.lock().await;
+        state.stamp = None;
+        state.changed.remove(session);
+        state.known.remove(session);
+        drop(state);
         written.map_err(|cause| explained(session, cause)).doing_with(|| format!("write session {session} to {}", database.display()))
     }
 
