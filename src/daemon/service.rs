@@ -209,6 +209,7 @@ impl Control {
             index_answers: self.answers.load(Ordering::Relaxed),
             index_waiting: self.feed.len(),
             fencing: self.parts.logs.fence.word().to_owned(),
+            database_error: self.parts.mirror.as_ref().and_then(|mirror| mirror.failure()),
             sessions: self.handle.status().await?,
         })
     }

@@ -11,6 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -51,6 +52,8 @@ pub enum Depth {
 pub struct Mirror {
     data: PathBuf,
     state: Mutex<State>,
+    /// Why the database was not read the last time.
+    failure: std::sync::Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -89,7 +92,7 @@ fn name_of(place: usize) -> &'static str {
 impl Mirror {
     /// The mirror of the database in OpenCode's folder.
     pub fn new(data: &Path) -> Mirror {
-        Mirror { data: data.to_owned(), state: Mutex::default() }
+        Mirror { data: data.to_owned(), state: Mutex::default(), failure: std::sync::Mutex::default() }
     }
 
     /// Where the files are: what is kept.
@@ -135,8 +138,19 @@ impl Mirror {
         }
     }
 
+    /// Why the database cannot be read, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
+        let pulled = self.try_pull(depth).await;
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = pulled.as_ref().err().map(ToString::to_string);
+        pulled
+    }
+
+    async fn try_pull(&self, depth: Depth) -> Result<()> {
         let mut state = self.state.lock().await;
         let stamp = self.stamp();
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
