@@ -30,7 +30,7 @@ pub struct Survey {
     pub oddities: Vec<String>,
 }
 
-/// Files that were asked whose they are, and what they said: a file does not become another session's.
+/// Files that were asked whose they are, and what they said: it holds until they change.
 pub type Asked = HashMap<RelPath, (Stat, LogName)>;
 
 /// Scans `from` (the whole root if none).
@@ -38,7 +38,7 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
     survey_again(folder, profile, from, &mut Asked::new())
 }
 
-/// The same, for one who scans often: files that were asked are not asked again.
+/// The same, for one who scans often: files that were asked and have not changed are not asked again.
 pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>, asked: &mut Asked) -> Result<Survey> {
     let mut found = Survey::default();
     let mut open = vec![from.cloned()];
@@ -87,7 +87,7 @@ impl Survey {
                 return Ok(None);
             }
             let Some(stat) = folder.stat(&path)? else { return Ok(None) };
-            let known = asked.get(&path).filter(|(before, _)| before.same_file(&stat) && before.size <= stat.size);
+            let known = asked.get(&path).filter(|(before, _)| *before == stat);
             let (name, kind) = match (place, known) {
                 (Place::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
                 (Place::Ask(_, kind, _), None) => {
