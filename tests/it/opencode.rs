@@ -270,6 +270,26 @@ fn a_database_that_cannot_be_read_only_delays() {
 }
 
 #[test]
+fn odd_ids_and_odd_bytes_hold_up_nothing() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("../../evil", None);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    database.run("UPDATE part SET data = CAST(X'7B22FF227D' AS TEXT) WHERE id = 'prt_a_1_2'");
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    let mut restored = Database::at(&other);
+    assert_eq!((restored.count("session"), restored.count("part")), (1, 4));
+    let names: Vec<_> =
+        std::fs::read_dir(data(&home).join(".sessiond-mirror/sessions")).unwrap().map(|item| item.unwrap().file_name()).collect();
+    assert_eq!(names, ["ses_a.jsonl"]);
+}
+
+#[test]
 fn a_torn_line_of_ours_is_written_again() {
     let (backend, home, mut database) = stored(1);
     let mirror = data(&home).join(".sessiond-mirror/sessions/ses_a.jsonl");

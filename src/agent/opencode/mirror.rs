@@ -180,13 +180,26 @@ impl Mirror {
             }
         }
         let schema = rows::schema(database).await.map_err(failed)?;
+        // An id becomes the name of a file.
+        looked_at.retain(|id| super::is_plain(id));
+        let mut failure = None;
         for id in &looked_at {
             let known = match state.known.remove(id) {
-                Some(known) => known,
-                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause))?,
+                Some(known) => Ok(known),
+                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause)),
             };
-            let known = self.pull_session(database, id, known, &schema).await?;
-            state.known.insert(id.clone(), known);
+            let pulled = match known {
+                Ok(known) => self.pull_session(database, id, known, &schema).await,
+                Err(error) => Err(error),
+            };
+            match pulled {
+                Ok(known) => drop(state.known.insert(id.clone(), known)),
+                // One that fails does not hold up the others.
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
         }
         state.known.retain(|id, _| looked_at.contains(id));
         state.changed = sessions.into_iter().map(|(id, session)| (id, session.changed)).collect();
@@ -208,10 +221,12 @@ impl Mirror {
         let asked = Questions::of(database).await.map_err(failed)?;
         let mut changed = sqlx::query(AssertSqlSafe(asked.changed)).bind(id).bind(since).fetch(&mut *database);
         while let Some(row) = changed.try_next().await.map_err(failed)? {
-            let get = || -> sqlx::Result<(i64, String, Option<String>, String)> {
+            let get = || -> sqlx::Result<(i64, String, Option<String>, Vec<u8>)> {
                 Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
             };
             let (place, key, role, row) = get().map_err(failed)?;
+            // SQLite takes any bytes for text.
+            let row = String::from_utf8_lossy(&row);
             let place = usize::try_from(place).unwrap_or(PROJECTS);
             known.take(place, &key, &rows::line(name_of(place), &key, role.as_deref(), &row), &mut out)?;
         }
