@@ -138,15 +138,9 @@ impl Profile for ClaudeCode {
         self.is_transcript(&path).then_some(path)
     }
 
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
-        let mut parts: Vec<String> = path.parts().map(str::to_owned).collect();
-        match parts.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-            ["projects", _, _] if self.is_transcript(path) => parts[2] = format!("{to}.jsonl"),
-            ["projects", _, _, _, ..] => parts[2] = to.to_string(),
-            ["tasks" | "file-history", _, _, ..] => parts[1] = to.to_string(),
-            _ => return None,
-        }
-        parts.join("/").parse().ok()
+    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+        let rest = path.as_str().strip_prefix("projects/")?.split_once('/')?.1;
+        format!("projects/{project}/{rest}").parse().ok()
     }
 
     fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
@@ -240,13 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn files_can_be_another_sessions() {
-        let renamed = |path: &str| profile().renamed(&path.parse().unwrap(), &"new".parse().unwrap()).map(String::from);
-        assert_eq!(renamed("projects/-w/old.jsonl").as_deref(), Some("projects/-w/new.jsonl"));
-        assert_eq!(renamed("projects/-w/old/subagents/agent-1.jsonl").as_deref(), Some("projects/-w/new/subagents/agent-1.jsonl"));
-        assert_eq!(renamed("tasks/old/1.json").as_deref(), Some("tasks/new/1.json"));
-        assert_eq!(renamed("file-history/old/a@v1").as_deref(), Some("file-history/new/a@v1"));
-        assert_eq!(renamed("projects/-w/agent-9c.jsonl"), None);
+    fn files_lie_in_their_projects_folder() {
+        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "-x-y").map(String::from);
+        assert_eq!(relocated("projects/-w/s1.jsonl").as_deref(), Some("projects/-x-y/s1.jsonl"));
+        assert_eq!(relocated("projects/-w/s1/tool-results/a.txt").as_deref(), Some("projects/-x-y/s1/tool-results/a.txt"));
+        assert_eq!(relocated("tasks/s1/1.json"), None);
         let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
         assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
     }

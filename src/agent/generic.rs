@@ -101,12 +101,6 @@ impl Profile for Generic {
     fn project_of(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }
-
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
-        let text = path.as_str();
-        let range = self.sessions.iter().find_map(|pattern| Some(pattern.captures(text)?.name("session")?.range()))?;
-        format!("{}{to}{}", &text[..range.start], &text[range.end..]).parse().ok()
-    }
 }
 
 #[cfg(test)]
@@ -136,9 +130,6 @@ mod tests {
         assert_eq!(keep(&patterns, "chats/ab-1.json"), Some(("ab".into(), FileKind::Whole)));
         assert_eq!(keep(&patterns, "chats/x/ab-1.json"), None);
         assert_eq!(keep(&patterns, "chats/secret-1.json"), None);
-        let profile = Generic::new("generic".parse().unwrap(), &patterns).unwrap();
-        let renamed = profile.renamed(&"chats/ab-1.json".parse().unwrap(), &"new".parse().unwrap());
-        assert_eq!(renamed.map(String::from).as_deref(), Some("chats/new-1.json"));
         let bad = Patterns { sessions: vec!["*.json".into()], ..patterns };
         assert!(Generic::new("generic".parse().unwrap(), &bad).is_err());
     }

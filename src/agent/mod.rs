@@ -79,8 +79,8 @@ pub trait Profile: Send + Sync + 'static {
         None
     }
 
-    /// The path that a file of a session has in another session; none if its path does not say whose it is.
-    fn renamed(&self, _path: &RelPath, _to: &SessionId) -> Option<RelPath> {
+    /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
+    fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
         None
     }
 

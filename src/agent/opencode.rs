@@ -93,10 +93,6 @@ impl Profile for OpenCode {
     fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
         format!("sessions/{id}.jsonl").parse().ok().filter(|path| self.is_transcript(path))
     }
-
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
-        self.is_transcript(path).then(|| self.transcript("", to))?
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::wire::{PARALLEL, Parts};
 /// Fits a platform that gives ten seconds.
 pub const FLUSH_DEADLINE: Duration = Duration::from_secs(8);
 /// A second of work is what a crash may cost.
-const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a process is looked for that is not our child.
 const LOOK_FOR_PID: Duration = Duration::from_millis(200);
 

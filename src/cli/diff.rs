@@ -1,6 +1,6 @@
 //! `diff`: what was said, and which files changed, between two points of a session.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::model::{LogId, Message, Point, RelPath};
 use crate::restore::find;
 use crate::restore::point::{self, Goal};
-use crate::restore::talk::{self, Heard};
+use crate::restore::talk::{self, Contents};
 use crate::wire::Parts;
 
 /// Show what was said and which files changed between two points of a session
@@ -69,12 +69,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let id = find::by_id(&parts.logs, &args.id).await?;
     let (a, b) = (select::point(Some(&args.from))?, select::point(Some(&args.to))?);
     let (before, after) = (at(&parts, &id, &a).await?, at(&parts, &id, &b).await?);
-    let differs = |here: &Side, there: &Side| -> Vec<Line> {
-        here.said.iter().filter(|(key, _)| !there.said.iter().any(|(other, _)| other == key)).map(|(_, message)| line(message)).collect()
+    let differs = |here: &Contents, there: &Contents| -> Vec<Line> {
+        let known: BTreeSet<&str> = there.said.iter().map(|(key, _)| key.as_str()).collect();
+        here.said.iter().filter(|(key, _)| !known.contains(key.as_str())).map(|(_, message)| line(message)).collect()
     };
-    let paths: std::collections::BTreeSet<&RelPath> = before.files.keys().chain(after.files.keys()).collect();
+    let paths: BTreeSet<&RelPath> = before.files.keys().chain(after.files.keys()).collect();
     let changed = paths.into_iter().filter(|path| before.files.get(*path) != after.files.get(*path));
-    let length = |side: &Side, path: &RelPath| side.files.get(path).map(|(len, _)| *len);
+    let length = |side: &Contents, path: &RelPath| side.files.get(path).map(|(len, _)| *len);
     let difference = Difference {
         session: id.name.to_string(),
         from: a.to_string(),
@@ -91,16 +92,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// What a session holds at a point.
-struct Side {
-    said: Vec<(String, Message)>,
-    files: BTreeMap<RelPath, (u64, String)>,
-}
-
-async fn at(parts: &Parts, id: &LogId, point: &Point) -> Result<Side> {
+async fn at(parts: &Parts, id: &LogId, point: &Point) -> Result<Contents> {
     let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
-    let heard: Heard = talk::hear_all(&parts.logs, &*parts.profile, id, at, cut.as_ref()).await?;
-    Ok(Side { said: heard.said, files: heard.files })
+    talk::contents(&parts.logs, &*parts.profile, id, at, cut.as_ref()).await
 }
 
 fn line(message: &Message) -> Line {

@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Store it under this id instead of its own; what the files hold stays as it is
+    /// Store it under this id instead of its own, in the names of its files and in their lines
     #[arg(long, env = "SESSIOND_NEW_ID", value_name = "NEW")]
     pub id: Option<String>,
 
@@ -49,7 +49,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let mut unpacked = import::unpack(&name, input, &*scratch.disk)?;
     if let Some(new) = &new {
-        unpacked.rename(&*parts.profile, new)?;
+        unpacked.rename(new)?;
     }
     let imported = import::import(&parts.logs, &*parts.profile, &unpacked, args.dry_run).await?;
     if !args.dry_run {
@@ -67,9 +67,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 fn say(imported: &Imported) -> Result<()> {
     let Imported { files, bytes, entries, .. } = imported;
     let (session, bytes) = (print::clean(&imported.session), print::bytes(*bytes));
-    for path in &imported.left_out {
-        print::line(format_args!("left out, for it names another session inside: {}", print::clean(path.as_str())))?;
-    }
     match imported {
         Imported { already: true, .. } => print::line(format_args!("{session} is there already: {files} files, {bytes}")),
         Imported { dry_run: true, .. } => print::line(format_args!("would import {session}: {files} files, {bytes}")),

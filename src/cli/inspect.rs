@@ -50,8 +50,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let (id, point) = select::session_at(&parts, &args.id).await?;
     let Goal { at, cut } = point::find(&parts.logs, &id, &point).await?;
     let read = talk::read(&parts.logs, &*parts.profile, &id, at, cut.as_ref()).await?;
-    let turns = read.sink.turns();
-    let (talk, cut_at) = (&read.sink, cut.as_ref().map(|point| &point.files));
+    let (state, talk) = (&read.sink.0, &read.sink.1.ear);
+    let (turns, cut_at) = (talk.turns(), cut.as_ref().map(|point| &point.files));
     let length = |path: &RelPath, len: u64| cut_at.and_then(|files| files.get(path)).copied().unwrap_or(len).min(len);
     let seen = Inspected {
         session: id.name.to_string(),
@@ -64,7 +64,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         last_answer: turns.last_answer.clone(),
         last_text: talk.last_text().map(|(role, text)| (role.word().to_owned(), text)),
         sub_agents: talk.sub_agents(),
-        files: talk.state.files.iter().map(|(path, file)| (path.clone(), length(path, file.len))).collect(),
+        files: state.files.iter().map(|(path, file)| (path.clone(), length(path, file.len))).collect(),
         damage: read.damage.as_ref().map(ToString::to_string),
         checkpoint: cut,
     };

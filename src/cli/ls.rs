@@ -28,17 +28,9 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_LS_LABELS", value_name = "NAME=VALUE", value_delimiter = ',')]
     pub label: Vec<String>,
 
-    /// At most so many
-    #[arg(long, env = "SESSIOND_LIMIT", value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub limit: u32,
-
-    /// Go on behind a page: the cursor it gave
-    #[arg(long, env = "SESSIOND_CURSOR", value_name = "CURSOR")]
-    pub cursor: Option<String>,
-
-    /// Print them as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
-    pub json: bool,
+    /// Which part of them, and in which form.
+    #[command(flatten)]
+    pub page: select::Page,
 }
 
 /// Does it.
@@ -53,8 +45,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         status: args.status.clone(),
         request: args.request.clone(),
         labels: args.label.iter().map(|label| label.parse()).collect::<Result<_>>()?,
-        limit: args.limit,
-        cursor: args.cursor.clone(),
+        limit: args.page.limit,
+        cursor: args.page.cursor.clone(),
     };
     let page = parts.index.sessions(&filter).await?;
     if page.sessions.is_empty()
@@ -62,13 +54,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         && args.status.is_none()
         && args.request.is_none()
         && args.label.is_empty()
-        && args.cursor.is_none()
+        && args.page.cursor.is_none()
         && parts.index.logs(&parts.logs.namespace, &parts.logs.agent).await?.is_empty()
         && !parts.logs.names("").await?.is_empty()
     {
         tracing::warn!("the index is empty and the store is not: sessiond reindex fills it");
     }
-    if args.json {
+    if args.page.json {
         print::json(&page)?;
         return Ok(exit::OK);
     }

@@ -1,6 +1,6 @@
 //! `messages`: what a session's transcripts hold, by the index.
 
-use crate::cli::{exit, print, when};
+use crate::cli::{exit, print, select, when};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::index::{MessageFilter, MessageRow};
@@ -24,17 +24,9 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_SINCE", value_name = "TIME")]
     pub since: Option<String>,
 
-    /// At most so many
-    #[arg(long, env = "SESSIOND_LIMIT", value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub limit: u32,
-
-    /// Go on behind a page: the cursor it gave
-    #[arg(long, env = "SESSIOND_CURSOR", value_name = "CURSOR")]
-    pub cursor: Option<String>,
-
-    /// Print them as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
-    pub json: bool,
+    /// Which part of them, and in which form.
+    #[command(flatten)]
+    pub page: select::Page,
 }
 
 /// Does it.
@@ -44,14 +36,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let filter = MessageFilter {
         role: Role::ALL.into_iter().find(|role| Some(role.word()) == args.role.as_deref()),
         since: when::maybe("--since", args.since.as_deref(), parts.logs.clock.now())?,
-        limit: args.limit,
-        cursor: args.cursor.clone(),
+        limit: args.page.limit,
+        cursor: args.page.cursor.clone(),
     };
     let page = parts.index.messages(&id, &filter).await?;
-    if page.messages.is_empty() && args.cursor.is_none() && parts.index.session(&id).await?.is_none() {
+    if page.messages.is_empty() && args.page.cursor.is_none() && parts.index.session(&id).await?.is_none() {
         tracing::warn!(%id, "the index does not know the session: sessiond reindex fills it");
     }
-    if args.json {
+    if args.page.json {
         print::json(&page)?;
         return Ok(exit::OK);
     }

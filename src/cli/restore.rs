@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::agent::opencode::mirror::Depth;
 use crate::cli::fallback::Outcome;
+use crate::cli::inspect::short;
 use crate::cli::select::Latest;
 use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
@@ -47,6 +48,10 @@ pub struct Args {
     /// Restore into this folder instead of the agent's
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
+
+    /// Put the session where the agent looks for it when it runs in this folder, from whichever project it was in
+    #[arg(long, env = "SESSIOND_CWD", value_name = "DIR", conflicts_with_all = ["all", "from_env"])]
+    pub cwd: Option<PathBuf>,
 
     /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
@@ -138,6 +143,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         salvage: args.salvage,
         repair: args.repair,
         branch: None,
+        project: args.cwd.as_deref().map(|cwd| select::project_of(&parts, cwd)),
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
@@ -205,8 +211,11 @@ fn context(parts: &Parts) -> Result<Context> {
 pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> Result<Vec<Report>> {
     let disk = parts.folder()?;
     let context = context(parts)?;
-    let projects: std::collections::BTreeSet<_> = report.files.iter().filter_map(|file| parts.profile.project_log(&file.path)).collect();
+    let placed = report.files.iter().filter(|file| file.action != Action::Aside);
+    let projects: std::collections::BTreeSet<_> = placed.filter_map(|file| parts.profile.project_log(&file.path)).collect();
     let mut reports = vec![report];
+    // What belongs to a project stays with it.
+    let options = &Options { project: None, ..options.clone() };
     for name in projects {
         match restore::restore(&context, &parts.logs.id(name), options).await {
             Ok(report) => reports.push(report),
@@ -244,9 +253,16 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     for (path, bytes) in &report.cut_off {
         print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
     }
+    for call in &report.dropped {
+        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
+        print::line(format_args!("  was running{since}: {} {}", print::clean(&call.name), print::clean(&short(&call.input))))?;
+    }
     say_repaired(&report.repaired)?;
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;
+    }
+    for file in report.files.iter().filter(|file| file.action == Action::Aside) {
+        print::line(format_args!("  a second place of the session, moved to .sessiond/aside: {}", print::clean(file.path.as_str())))?;
     }
     if !report.session.starts_with('@') {
         print::line(format_args!("resume with {}", print::clean(&report.session)))?;

@@ -55,6 +55,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
+    /// Put the session where the agent looks for it when it runs in this folder, from whichever project it was in
+    #[arg(long, env = "SESSIOND_CWD", value_name = "DIR")]
+    pub cwd: Option<PathBuf>,
+
     /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
@@ -205,7 +209,9 @@ async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Resu
         return Ok(Vec::new());
     };
     let point = select::point(args.at.as_deref())?;
-    let options = Options { force: args.force, repair: args.repair, dry_run: false, claim: true, owner, ..Options::default() };
+    let project = args.cwd.as_deref().map(|cwd| select::project_of(parts, cwd));
+    let (force, repair) = (args.force, args.repair);
+    let options = Options { project, force, repair, dry_run: false, claim: true, owner, ..Options::default() };
     let reports = restore::session(parts, &id, &point, &options).await?;
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");

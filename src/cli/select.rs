@@ -10,6 +10,23 @@ use crate::sys::{Disk, Owner};
 use crate::upkeep::reindex::catch_up;
 use crate::wire::Parts;
 
+/// Which part of a listing, and in which form.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub struct Page {
+    /// At most so many
+    #[arg(long, env = "SESSIOND_LIMIT", value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub limit: u32,
+
+    /// Go on behind a page: the cursor it gave
+    #[arg(long, env = "SESSIOND_CURSOR", value_name = "CURSOR")]
+    pub cursor: Option<String>,
+
+    /// Print them as JSON
+    #[arg(long, env = "SESSIOND_JSON")]
+    pub json: bool,
+}
+
 /// How long a command waits for the index to learn of a claim; it can learn later.
 const INDEX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 

@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::history::conversation::answers;
-use crate::history::{Conversation, Look, Style};
+use crate::history::{Conversation, Look, Shown, Style};
 use crate::model::{Facts, LogId};
 use crate::restore::find;
 use crate::restore::point::{self, Goal};
@@ -38,6 +38,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_FULL")]
     pub full: bool,
 
+    /// Print a JSON array of messages
+    #[arg(long, env = "SESSIOND_JSON", conflicts_with = "markdown")]
+    pub json: bool,
+
     /// Print it, also on a terminal
     #[arg(long, env = "SESSIOND_NO_PAGER")]
     pub no_pager: bool,
@@ -48,20 +52,17 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let Goal { at, cut } = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
-    let read = Conversation::read(&parts.logs, &*parts.profile, &id, (at, cut.as_ref()), args.full).await?;
+    let read = Conversation::read(&parts.logs, &*parts.profile, &id, (at, cut.as_ref()), args.last, args.full).await?;
     if read.head == 0 {
         return Err(find::unknown(&id));
     }
     let (facts, removed, damage) = (read.sink.facts.clone(), read.sink.removed, read.damage);
-    let shown = read.sink.shown(args.last);
-    let style = Style { colour: print::colour() && !args.markdown, markdown: args.markdown, full: args.full };
-    let mut look = Look::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
-    let mut out = Out::open(std::io::stdout().is_terminal() && !args.no_pager && !args.markdown)?;
-    let mut goes_on = out.write(&heading(&id, &facts, style))?;
-    for message in &shown {
-        goes_on = goes_on && out.write(&look.message(&message.spoken, message.depth))?;
+    let shown = read.sink.ear.shown(args.last);
+    if args.json {
+        print::json(&shown)?;
+    } else {
+        read_out(&id, &facts, &shown, &args)?;
     }
-    out.close()?;
     if removed {
         tracing::warn!("the session was removed; sessiond undelete {} brings it back while it can", id.name);
     }
@@ -72,6 +73,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             Ok(exit::CORRUPT)
         }
     }
+}
+
+/// For a person.
+fn read_out(id: &LogId, facts: &Facts, shown: &[Shown], args: &Args) -> Result<()> {
+    let style = Style { colour: print::colour() && !args.markdown, markdown: args.markdown, full: args.full };
+    let mut look = Look::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
+    let mut out = Out::open(std::io::stdout().is_terminal() && !args.no_pager && !args.markdown)?;
+    let mut goes_on = out.write(&heading(id, facts, style))?;
+    for message in shown {
+        goes_on = goes_on && out.write(&look.message(&message.spoken, message.depth))?;
+    }
+    out.close()
 }
 
 fn heading(id: &LogId, facts: &Facts, style: Style) -> String {

@@ -13,6 +13,7 @@ use crate::codec::archive::{self, Manifest, Member, Taker};
 use crate::codec::entry::{self, CUT_AT, Encoded, Entry, MOST_RAW};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
+use crate::log::fork::Renaming;
 use crate::log::pen::{Appended, Pen};
 use crate::log::state::State;
 use crate::log::walk::{Reading, Sink};
@@ -34,8 +35,6 @@ pub struct Unpacked<'a> {
     /// What it holds.
     pub manifest: Manifest,
     staged: Vec<RelPath>,
-    /// Files that cannot belong to a session of another id, because they name theirs inside.
-    pub left_out: Vec<RelPath>,
 }
 
 struct Stage<'a> {
@@ -61,24 +60,24 @@ impl Taker for Stage<'_> {
 pub fn unpack<'a>(name: &str, input: impl std::io::Read, folder: &'a dyn Folder) -> Result<Unpacked<'a>> {
     let mut stage = Stage { folder, staged: Vec::new() };
     let manifest = archive::read(name, input, &mut stage)?;
-    Ok(Unpacked { folder, manifest, staged: stage.staged, left_out: Vec::new() })
+    Ok(Unpacked { folder, manifest, staged: stage.staged })
 }
 
 impl Unpacked<'_> {
-    /// Makes it a session of another id. What its files hold stays as it is.
-    pub fn rename(&mut self, profile: &dyn Profile, to: &SessionId) -> Result<()> {
+    /// Makes it a session of another id, as a fork would: in the names of its files and in their lines.
+    pub fn rename(&mut self, to: &SessionId) -> Result<()> {
         if self.manifest.session == *to {
             return Ok(());
         }
-        let files = std::mem::take(&mut self.manifest.files).into_iter().zip(std::mem::take(&mut self.staged));
-        for (member, staged) in files {
-            match profile.renamed(&member.path, to) {
-                Some(path) => {
-                    self.manifest.files.push(Member { path, ..member });
-                    self.staged.push(staged);
-                }
-                None => self.left_out.push(member.path),
-            }
+        let name = |id: &SessionId| LogName::Session(id.clone());
+        let renaming = Renaming::new(&name(&self.manifest.session), &name(to));
+        for (member, staged) in self.manifest.files.iter_mut().zip(&mut self.staged) {
+            let renamed: RelPath = format!("{staged}-renamed").parse()?;
+            let gone = || Error::corrupt("what was unpacked is gone");
+            let file = self.folder.open(staged).map_err(|cause| Error::io("read what was unpacked", cause))?.ok_or_else(gone)?;
+            let (len, hash) = renaming.copy(self.folder, &*file, &member.path, (member.kind, member.len), &renamed)?;
+            (member.path, member.len, member.sha256) = (renaming.path(&member.path)?, len, hash.digest());
+            *staged = renamed;
         }
         self.manifest.session = to.clone();
         Ok(())
@@ -102,8 +101,6 @@ pub struct Imported {
     pub head: u64,
     /// Whether nothing was done on purpose.
     pub dry_run: bool,
-    /// Files that were left out.
-    pub left_out: Vec<RelPath>,
 }
 
 /// Writes an unpacked archive to a store, as a new log.
@@ -119,7 +116,6 @@ pub async fn import(logs: &Logs, profile: &dyn Profile, unpacked: &Unpacked<'_>,
         entries: 0,
         head: 0,
         dry_run,
-        left_out: unpacked.left_out.clone(),
     };
     for _ in 0..MOST_RACES {
         if job.attempt(&mut imported).await.doing_with(|| format!("import {id}"))? {

@@ -2,153 +2,102 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use jiff::Timestamp;
+use serde::Serialize;
+
 use super::spoken::{Bit, Spoken};
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
-use crate::codec::entry::Entry;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::log::Logs;
-use crate::log::fork::Renaming;
-use crate::log::walk::{Read, Reading, Sink};
-use crate::model::{At, Checkpoint, EntryKind, Facts, Fork, LogId, RelPath};
+use crate::log::hear::{ByFile, Ear, Hearing};
+use crate::log::pieces::{Prefer, cover};
+use crate::log::walk::{Read, Reading};
+use crate::model::{At, Checkpoint, LogId, RelPath, Said, Seq};
 
 /// A message that is written again was written before within so many.
 const RECENT: usize = 64;
 
-/// What was said, file by file, as the log goes on. Only what is shown is kept of it.
-pub struct Conversation<'a> {
-    profile: &'a dyn Profile,
+/// What was said, as the log goes on. Only what is shown is kept of it.
+pub struct Conversation {
     full: bool,
-    reader: Reader,
-    files: BTreeMap<RelPath, Talk>,
-    /// What the transcripts say of the session.
-    pub facts: Facts,
-    /// It ends with a tombstone or a purge.
-    pub removed: bool,
-}
-
-/// What was said in one file.
-#[derive(Debug, Clone, Default)]
-struct Talk {
-    len: u64,
-    position: i64,
-    said: Vec<Spoken>,
-}
-
-impl Talk {
-    /// One more message; or one that was said before and has changed since, as some agents write it again.
-    fn hear(&mut self, spoken: Option<Spoken>) {
-        let Some(spoken) = spoken else { return };
-        let mut recent = self.said.iter_mut().rev().take(RECENT);
-        match recent.find(|before| before.name == spoken.name && before.role == spoken.role) {
-            Some(before) => *before = Spoken { position: before.position, start: before.start, at: before.at, ..spoken },
-            None => self.said.push(spoken),
-        }
-    }
+    said: ByFile<Spoken>,
 }
 
 /// A message in its place.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Shown {
     /// 0 for the session's own conversation, one more for each sub-agent within another.
     pub depth: usize,
     /// The message.
+    #[serde(flatten)]
     pub spoken: Spoken,
 }
 
-impl Sink for Conversation<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        let header = &entry.header;
-        if header.begins_anew() || header.kind == EntryKind::Snapshot {
-            *self = Conversation::new(self.profile, self.full);
+impl Ear for Conversation {
+    fn said(&mut self, said: Said) {
+        let (path, end) = (said.path.clone(), said.start + said.len);
+        let before = self.said.last(&path).map_or(-1, |last| last.position);
+        let position = said.message.at.map_or(0, Timestamp::as_microsecond).max(before.saturating_add(1));
+        let Some(spoken) = Spoken::of(said, position, self.full) else { return };
+        // Some agents write a message again when it has changed.
+        let again = |before: &&mut Spoken| before.name == spoken.name && before.role == spoken.role;
+        if let Some(before) = self.said.recent(&path).take(RECENT).find(again) {
+            *before = Spoken { position: before.position, at: before.at, ..spoken };
+        } else {
+            self.said.push(path, end, spoken);
         }
-        self.removed = header.kind.is_removal();
-        self.reader.moved(&header.moves);
-        for moved in &header.moves {
-            if let Some(talk) = self.files.remove(&moved.from) {
-                self.files.insert(moved.to.clone(), talk);
-            }
-        }
-        let told = self.reader.read(self.profile, entry.parts());
-        self.facts = std::mem::take(&mut self.facts).then(told.facts);
-        for part in &header.parts {
-            let Some(span) = told.read.get(&part.path) else { continue };
-            let talk = self.files.entry(part.path.clone()).or_default();
-            if part.start < talk.len {
-                talk.said.retain(|spoken| spoken.start < span.from);
-                talk.position = talk.said.last().map_or(0, |last| last.position);
-            }
-            talk.len = part.end();
-        }
-        for said in told.said {
-            let Some(talk) = self.files.get_mut(&said.path) else { continue };
-            talk.position = said.message.at.map_or(0, jiff::Timestamp::as_microsecond).max(talk.position.saturating_add(1));
-            talk.hear(Spoken::of(said, talk.position, self.full));
-        }
-        Ok(())
     }
 
-    fn wants_origin(&self) -> bool {
-        true
+    fn cut(&mut self, path: &RelPath, from: u64) {
+        self.said.cut(path, from);
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
-        if let Some(cut) = &fork.cut {
-            self.cut(cut);
-        }
-        let before = std::mem::take(&mut self.files);
-        let facts = std::mem::take(&mut self.facts);
-        *self = Conversation { facts, ..Conversation::new(self.profile, self.full) };
-        for (path, mut talk) in before {
-            let path = renaming.path(&path)?;
-            let Some(part) = fork.files.iter().find(|part| part.path == path) else { continue };
-            talk.len = part.len;
-            // With another id its places are others; all of it is before what the fork itself says.
-            for spoken in &mut talk.said {
-                (spoken.path, spoken.start, spoken.end) = (path.clone(), 0, 0);
-            }
-            self.files.insert(path, talk);
-        }
-        Ok(())
+    fn moved(&mut self, from: &RelPath, to: &RelPath) {
+        self.said.moved(from, to);
+    }
+
+    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.said.forked(names);
+    }
+
+    fn clear(&mut self) {
+        self.said.clear();
     }
 }
 
-impl<'a> Conversation<'a> {
-    /// Nothing yet. `full` keeps all that there is.
-    pub fn new(profile: &'a dyn Profile, full: bool) -> Self {
-        Conversation { profile, full, reader: Reader::default(), files: BTreeMap::new(), facts: Facts::default(), removed: false }
-    }
-
-    /// Reads a session up to a point. `cut` says how long its transcripts were there, if that is not as the entry leaves them.
-    pub async fn read(
+impl Conversation {
+    /// Reads a session up to a point; with `last`, from as few objects of its end as have so many messages. `cut` says how long its
+    /// transcripts were at the point, if that is not as the entry leaves them. `full` keeps all that there is.
+    pub async fn read<'a>(
         logs: &Logs,
         profile: &'a dyn Profile,
         id: &LogId,
         (at, cut): (At, Option<&Checkpoint>),
+        last: Option<usize>,
         full: bool,
-    ) -> Result<Read<Conversation<'a>>> {
-        let mut read = logs.read_log(id, Reading { at, ..Reading::default() }, || Conversation::new(profile, full)).await?;
-        if let Some(point) = cut {
-            read.sink.cut(&point.files);
+    ) -> Result<Read<Hearing<'a, Conversation>>> {
+        let fresh = || Hearing::new(profile, Conversation { full, said: ByFile::default() });
+        for after in ends(logs, id, at, last.is_some()).await? {
+            let mut read = logs.read_log(id, Reading { at, after, ..Reading::default() }, fresh).await?;
+            if let Some(point) = cut {
+                read.sink.cut_to(&point.files);
+            }
+            let enough = read.damage.is_none() && last.is_some_and(|last| read.sink.ear.said.iter().count() >= last);
+            if enough || after == 0 {
+                return Ok(read);
+            }
         }
-        Ok(read)
-    }
-
-    fn cut(&mut self, lengths: &BTreeMap<RelPath, u64>) {
-        for (path, talk) in &mut self.files {
-            let len = lengths.get(path).copied().unwrap_or(0);
-            talk.said.retain(|spoken| spoken.end <= len);
-        }
+        Err(Error::new(Kind::Internal, "read a session"))
     }
 
     /// Everything in order, each sub-agent below the call that started it; with `last`, only so many messages of the end.
     pub fn shown(self, last: Option<usize>) -> Vec<Shown> {
         let mut talks: BTreeMap<Option<String>, Vec<Spoken>> = BTreeMap::new();
-        for spoken in self.files.into_values().flat_map(|talk| talk.said) {
+        for spoken in self.said.into_all() {
             talks.entry(spoken.sub_agent.clone()).or_default().push(spoken);
         }
         for talk in talks.values_mut() {
-            talk.sort_by(|one, other| (one.position, &one.path, one.start).cmp(&(other.position, &other.path, other.start)));
+            talk.sort_by_key(|spoken| spoken.position);
         }
         let mut shown = Tree::new(talks).all();
         if let Some(last) = last {
@@ -156,6 +105,23 @@ impl<'a> Conversation<'a> {
         }
         shown
     }
+}
+
+/// Behind which entries to begin, so that only the end of a session is read: what a few objects hold, then more, then all.
+pub(super) async fn ends(logs: &Logs, id: &LogId, at: At, only_the_end: bool) -> Result<Vec<Seq>> {
+    let most = match at {
+        At::Latest => Seq::MAX,
+        At::Seq(seq) => seq,
+        At::Time(_) => return Ok(vec![0]),
+    };
+    if !only_the_end {
+        return Ok(vec![0]);
+    }
+    let picked = cover(&logs.newest_pieces(id).await?, 0, most, Prefer::Long, &BTreeSet::new());
+    let begin = |objects: usize| picked.len().checked_sub(objects).and_then(|first| picked.get(first)).map_or(0, |piece| piece.from - 1);
+    let mut ends = vec![begin(2), begin(8), 0];
+    ends.dedup();
+    Ok(ends)
 }
 
 /// What tools answered, by call: failed, and how much they said.

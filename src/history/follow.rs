@@ -1,30 +1,22 @@
 //! Following a session that is being written elsewhere, by the bucket alone.
 //!
-//! Owns how far it was read and what is new. One listing behind the last entry says whether anything is; the rest is asked for
-//! only when that does not fit: when entries were collected, or the session begins anew.
+//! Owns how far it was read and what is new. A number is written once, so asking for the next one says whether anything is new;
+//! the log is listed only now and then, or when the next one does not fit: when entries were collected, or the session begins
+//! anew.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::conversation::ends;
 use super::spoken::Spoken;
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
-use crate::codec::entry::Entry;
 use crate::error::{Error, Kind, Result};
 use crate::log::Logs;
-use crate::log::pieces::{self, Prefer, cover};
-use crate::log::walk::{Reading, Sink};
-use crate::model::{EntryKind, LogId, RelPath, Seq};
-
-/// The shortest and the longest time between two looks.
-const PACE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-
-/// How long to wait for the next look, when nothing was new for so long: a tenth of that.
-pub fn pace(quiet: Duration) -> Duration {
-    (quiet / 10).clamp(PACE.0, PACE.1)
-}
+use crate::log::hear::{ByFile, Ear, Hearing};
+use crate::log::pieces;
+use crate::log::walk::{Read, Reading};
+use crate::model::{At, LogId, RelPath, Said, Seq};
 
 /// What is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,189 +34,147 @@ pub struct Follow<'a> {
     logs: &'a Logs,
     profile: &'a dyn Profile,
     id: LogId,
-    full: bool,
     seq: Seq,
-    heard: Heard,
+    heard: Hearing<'a, Fresh>,
     /// Damage that was told.
     told: Option<String>,
 }
 
-/// What was read so far.
-#[derive(Clone, Default)]
-struct Heard {
-    reader: Reader,
-    /// How long each transcript is.
-    lengths: BTreeMap<RelPath, u64>,
+/// Keeps what is new.
+#[derive(Debug, Clone, Default)]
+struct Fresh {
+    full: bool,
     /// The messages that were shown, by what tells them apart.
     names: HashSet<u64>,
     /// The newest of them.
     newest: Option<Timestamp>,
+    /// The transcripts that are written anew: what they say once more is no news.
+    again: BTreeSet<RelPath>,
+    /// All of them are.
+    all_again: bool,
+    news: ByFile<Spoken>,
 }
 
-/// Takes in entries, and keeps what is new in them.
-struct Listener<'a> {
-    profile: &'a dyn Profile,
-    full: bool,
-    heard: Heard,
-    /// Begun at the first entry once more.
-    from_nothing: bool,
-    news: Vec<News>,
+impl Ear for Fresh {
+    fn said(&mut self, said: Said) {
+        let (path, end) = (said.path.clone(), said.start + said.len);
+        let before = self.news.last(&path).map_or(0, |last| last.position);
+        let position = said.message.at.map_or(0, Timestamp::as_microsecond).max(before);
+        let Some(spoken) = Spoken::of(said, position, self.full) else { return };
+        let older = self.newest.is_some_and(|newest| spoken.at.is_some_and(|at| at < newest));
+        let again = self.all_again || self.again.contains(&path);
+        if !again || !older && !self.names.contains(&spoken.name) {
+            self.news.push(path, end, spoken);
+        }
+    }
+
+    fn cut(&mut self, path: &RelPath, from: u64) {
+        self.again.insert(path.clone());
+        self.news.cut(path, from);
+    }
+
+    fn moved(&mut self, from: &RelPath, to: &RelPath) {
+        self.news.moved(from, to);
+    }
+
+    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.news.forked(names);
+    }
+
+    fn clear(&mut self) {
+        self.all_again = true;
+        self.news.clear();
+    }
 }
 
-impl Sink for Listener<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        let header = &entry.header;
-        if header.begins_anew() || header.kind == EntryKind::Snapshot {
-            (self.heard.reader, self.heard.lengths) = (Reader::default(), BTreeMap::new());
-            self.from_nothing |= self.heard.newest.is_some();
-        }
-        if header.kind.is_removal() {
-            self.news.push(News::Removed);
-        }
-        self.heard.reader.moved(&header.moves);
-        for moved in &header.moves {
-            if let Some(len) = self.heard.lengths.remove(&moved.from) {
-                self.heard.lengths.insert(moved.to.clone(), len);
-            }
-        }
-        let told = self.heard.reader.read(self.profile, entry.parts());
-        let mut again: BTreeSet<&RelPath> = BTreeSet::new();
-        for part in header.parts.iter().filter(|part| told.read.contains_key(&part.path)) {
-            let before = self.heard.lengths.insert(part.path.clone(), part.end());
-            if before.is_some_and(|before| part.start < before) {
-                again.insert(&part.path);
-            }
-        }
-        let mut spoken: Vec<Spoken> = Vec::new();
-        let mut positions: BTreeMap<RelPath, i64> = BTreeMap::new();
-        for said in told.said {
-            let position = positions.entry(said.path.clone()).or_default();
-            *position = said.message.at.map_or(0, Timestamp::as_microsecond).max(*position);
-            spoken.extend(Spoken::of(said, *position, self.full));
-        }
+impl Fresh {
+    /// What is new, oldest first. From here on it was shown.
+    fn take(&mut self) -> Vec<Spoken> {
+        let mut news: Vec<Spoken> = std::mem::take(&mut self.news).into_all().collect();
         // Files come one behind the other; what was said in them did not.
-        spoken.sort_by_key(|spoken| spoken.position);
-        for spoken in spoken {
-            let (rewritten, at) = (again.contains(&spoken.path), spoken.at);
-            let known = !self.heard.names.insert(spoken.name);
-            // What is read once more, and is older than what was shown, is no news.
-            let again = rewritten || self.from_nothing;
-            let older = self.heard.newest.is_some_and(|newest| at.is_some_and(|at| at < newest));
-            if again && (known || older) {
-                continue;
-            }
-            self.heard.newest = if self.from_nothing { self.heard.newest } else { self.heard.newest.max(at) };
-            self.news.push(News::Said(Box::new(spoken)));
-        }
-        Ok(())
+        news.sort_by_key(|spoken| spoken.position);
+        self.names.extend(news.iter().map(|spoken| spoken.name));
+        self.newest = self.newest.max(news.iter().filter_map(|spoken| spoken.at).max());
+        self.again.clear();
+        self.all_again = false;
+        news
     }
 }
 
 impl<'a> Follow<'a> {
     /// Reads the end of a session, from as few objects as have `last` messages, and follows it from there.
     pub async fn begin(logs: &'a Logs, profile: &'a dyn Profile, id: &LogId, last: usize, full: bool) -> Result<(Follow<'a>, Vec<News>)> {
-        let mut follow = Follow { logs, profile, id: id.clone(), full, seq: 0, heard: Heard::default(), told: None };
-        let listed = logs.newest_pieces(id).await?;
-        let picked = cover(&listed, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
-        for objects in [2, 8, usize::MAX] {
-            let after = picked.get(picked.len().saturating_sub(objects)).map_or(0, |piece| piece.from - 1);
-            let read = follow.listen(after, &Heard::default(), false).await?;
-            let enough = read.news.len() >= last && read.damage.is_none();
-            if !enough && after > 0 {
-                continue;
+        let heard = Hearing::new(profile, Fresh { full, ..Fresh::default() });
+        let mut follow = Follow { logs, profile, id: id.clone(), seq: 0, heard, told: None };
+        for after in ends(logs, id, At::Latest, true).await? {
+            let mut read = follow.listen(after, &follow.heard).await?;
+            let enough = read.damage.is_none() && read.sink.ear.news.iter().count() >= last;
+            if enough || after == 0 {
+                let damage = read.damage.take();
+                let mut news = follow.keep(read.seq, read.sink);
+                news.drain(..news.len().saturating_sub(last));
+                news.extend(damage.and_then(|damage| follow.damaged(&damage)));
+                return Ok((follow, news));
             }
-            let mut news = read.news;
-            (follow.seq, follow.heard) = (read.seq, read.heard);
-            news.drain(..news.len().saturating_sub(last));
-            if let Some(damage) = read.damage {
-                news.push(follow.damaged(&damage).unwrap_or(News::Damaged(damage.to_string())));
-            }
-            return Ok((follow, news));
         }
         Err(Error::new(Kind::Internal, "read the end of a session"))
     }
 
-    /// What is new since the last look. After an error nothing has changed: look again later.
-    pub async fn look(&mut self) -> Result<Vec<News>> {
-        // Its own entry is listed too: where it is missing, something else has changed.
-        let listed = self.logs.entries(&self.id, self.seq.saturating_sub(1)).await?;
-        let there = self.seq == 0 || listed.first().is_some_and(|first| first.seq == self.seq);
-        let new: Vec<Seq> = listed.iter().map(|entry| entry.seq).filter(|seq| *seq > self.seq).collect();
-        if there && new.is_empty() {
+    /// What is new since the last look. After an error nothing has changed: look again later. A `thorough` look also notices
+    /// what the next number does not tell: that entries were collected, or that the session begins anew.
+    pub async fn look(&mut self, thorough: bool) -> Result<Vec<News>> {
+        let (mut seq, mut heard, mut fits) = (self.seq, self.heard.clone(), true);
+        while fits {
+            match self.logs.read(&self.id, seq + 1).await {
+                Ok(None) => break,
+                Ok(Some(entry)) if entry.header.follows() == seq => {
+                    heard.hear(&entry);
+                    seq += 1;
+                }
+                Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+                Ok(Some(_)) | Err(_) => fits = false,
+            }
+        }
+        if seq > self.seq {
+            return Ok(self.keep(seq, heard));
+        }
+        if fits && !thorough {
             return Ok(Vec::new());
         }
-        if let Some(news) = self.next(&new).await? {
-            return Ok(news);
-        }
         let head = pieces::head(&self.logs.newest_pieces(&self.id).await?);
-        // Collected, and nothing new behind it; or all of it is gone, until somebody writes again.
+        // Nothing new; or all of it is gone, until somebody writes again.
         if head == self.seq || head == 0 {
             return Ok(Vec::new());
         }
         let anew = head < self.seq;
         if !anew {
-            let read = self.listen(self.seq, &self.heard, false).await?;
+            let read = self.listen(self.seq, &self.heard).await?;
             if read.damage.is_none() {
-                return Ok(self.keep(read));
+                return Ok(self.keep(read.seq, read.sink));
             }
         }
-        let read = self.listen(0, &self.heard, true).await?;
+        let ear = Fresh { all_again: true, ..self.heard.ear.clone() };
+        let mut read = self.listen(0, &Hearing::new(self.profile, ear)).await?;
+        let damage = read.damage.take();
         if read.seq <= self.seq && !anew {
-            let damage = read.damage.unwrap_or_else(|| Error::corrupt(format!("nothing behind entry {} can be read", self.seq)));
+            let damage = damage.unwrap_or_else(|| Error::corrupt(format!("nothing behind entry {} can be read", self.seq)));
             return Ok(self.damaged(&damage).into_iter().collect());
         }
-        let damage = read.damage.as_ref().and_then(|damage| self.damaged(damage));
-        let mut news = self.keep(read);
-        news.extend(damage);
+        let mut news = self.keep(read.seq, read.sink);
+        news.extend(damage.and_then(|damage| self.damaged(&damage)));
         Ok(news)
     }
 
-    /// Reads these entries one by one; none if they do not simply follow.
-    async fn next(&mut self, new: &[Seq]) -> Result<Option<Vec<News>>> {
-        let (mut seq, mut listener) = (self.seq, self.listener(&self.heard, false));
-        for number in new {
-            let entry = match self.logs.read(&self.id, *number).await {
-                Ok(Some(entry)) => entry,
-                Ok(None) => return Ok(None),
-                Err(error) if error.kind() == Kind::Corrupt => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            if entry.header.follows() != seq {
-                return Ok(None);
-            }
-            listener.take(&entry)?;
-            seq = *number;
-        }
-        if new.is_empty() {
-            return Ok(None);
-        }
-        self.seq = seq;
-        self.heard = listener.heard;
-        Ok(Some(listener.news))
+    async fn listen(&self, after: Seq, heard: &Hearing<'a, Fresh>) -> Result<Read<Hearing<'a, Fresh>>> {
+        self.logs.read_log(&self.id, Reading { after, ..Reading::default() }, || heard.clone()).await
     }
 
-    fn listener(&self, heard: &Heard, from_nothing: bool) -> Listener<'a> {
-        Listener { profile: self.profile, full: self.full, heard: heard.clone(), from_nothing, news: Vec::new() }
-    }
-
-    async fn listen(&self, after: Seq, heard: &Heard, from_nothing: bool) -> Result<Listened> {
-        let heard = match from_nothing {
-            true => Heard { reader: Reader::default(), lengths: BTreeMap::new(), ..heard.clone() },
-            false => heard.clone(),
-        };
-        let read = self.logs.read_log(&self.id, Reading { after, ..Reading::default() }, || self.listener(&heard, from_nothing)).await?;
-        let Listener { mut heard, news, .. } = read.sink;
-        for said in &news {
-            if let News::Said(spoken) = said {
-                heard.newest = heard.newest.max(spoken.at);
-            }
-        }
-        Ok(Listened { seq: read.seq, heard, news, damage: read.damage })
-    }
-
-    fn keep(&mut self, read: Listened) -> Vec<News> {
-        (self.seq, self.heard) = (read.seq, read.heard);
-        read.news
+    fn keep(&mut self, seq: Seq, heard: Hearing<'a, Fresh>) -> Vec<News> {
+        let removed = heard.removed && !self.heard.removed;
+        (self.seq, self.heard) = (seq, heard);
+        let mut news: Vec<News> = self.heard.ear.take().into_iter().map(|spoken| News::Said(Box::new(spoken))).collect();
+        news.extend(removed.then_some(News::Removed));
+        news
     }
 
     /// Damage is told once.
@@ -235,23 +185,5 @@ impl<'a> Follow<'a> {
         }
         self.told = Some(damage.clone());
         Some(News::Damaged(damage))
-    }
-}
-
-struct Listened {
-    seq: Seq,
-    heard: Heard,
-    news: Vec<News>,
-    damage: Option<Error>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nobody_waits_longer_than_a_tenth_of_the_silence_before() {
-        let seconds = |quiet: u64| pace(Duration::from_secs(quiet)).as_secs();
-        assert_eq!([0, 5, 10, 60, 150, 100_000].map(seconds), [1, 1, 1, 6, 15, 15]);
     }
 }

@@ -238,9 +238,7 @@ mod tests {
 
     fn said(role: Role, kind: &str, bits: Vec<Bit>) -> Spoken {
         Spoken {
-            path: "a.jsonl".parse().unwrap(),
-            start: 0,
-            end: 1,
+            uuid: None,
             position: 0,
             role,
             kind: kind.into(),

@@ -5,9 +5,10 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::Value;
 
-use crate::model::{Block, Message, RelPath, Role, Said};
+use crate::model::{Block, Message, Role, Said};
 
 /// What is kept of a tool's input or answer where it is folded, in bytes.
 const FOLDED: usize = 400;
@@ -16,16 +17,12 @@ const FOLDED: usize = 400;
 const TELLING: [&str; 10] = ["command", "file_path", "notebook_path", "path", "pattern", "query", "url", "skill", "description", "prompt"];
 
 /// A message as it is shown.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Spoken {
-    /// The file it stands in.
-    pub path: RelPath,
-    /// Its first byte there.
-    pub start: u64,
-    /// Behind its last byte.
-    pub end: u64,
     /// Orders a conversation, as in the index.
     pub position: i64,
+    /// Its id.
+    pub uuid: Option<String>,
     /// Who speaks.
     pub role: Role,
     /// What it is.
@@ -37,15 +34,19 @@ pub struct Spoken {
     /// The sub-agent that speaks or is spoken to.
     pub sub_agent: Option<String>,
     /// Tells it from all others, as far as anything does.
+    #[serde(skip)]
     pub name: u64,
     /// Tells what was said from anything else, where somebody prompts.
+    #[serde(skip)]
     pub prompt: Option<u64>,
     /// What it is made of.
+    #[serde(rename = "content")]
     pub bits: Vec<Bit>,
 }
 
 /// A piece of a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Bit {
     /// What was said.
     Text(String),
@@ -60,6 +61,7 @@ pub enum Bit {
         /// What it was given: all of it, or what says most.
         input: String,
         /// Tells what a sub-agent was told, if this starts one.
+        #[serde(skip)]
         prompt: Option<u64>,
     },
     /// A tool has answered.
@@ -86,7 +88,7 @@ fn hash(value: impl Hash) -> u64 {
 impl Spoken {
     /// What is shown of a message; none if nothing is. `full` shows all.
     pub fn of(said: Said, position: i64, full: bool) -> Option<Spoken> {
-        let Said { path, start, len, message } = said;
+        let Said { path, start, message, .. } = said;
         // What the agent itself adds for the model is no part of the conversation; that it was summarised or told something is.
         let told = matches!(message.kind.as_str(), "summary" | "task_notification");
         if !full && message.role == Role::System && !told {
@@ -94,12 +96,12 @@ impl Spoken {
         }
         let prompt = (message.role == Role::User).then(|| hash(message.text()));
         let name = message.uuid.as_deref().map_or_else(|| hash((path.as_str(), start)), hash);
-        let Message { role, kind, at, model, sub_agent, blocks, .. } = message;
+        let Message { uuid, role, kind, at, model, sub_agent, blocks, .. } = message;
         let bits: Vec<Bit> = blocks.into_iter().filter_map(|block| bit(block, full)).collect();
         if !full && bits.is_empty() {
             return None;
         }
-        Some(Spoken { path, start, end: start + len, position, role, kind, at, model, sub_agent, name, prompt, bits })
+        Some(Spoken { position, uuid, role, kind, at, model, sub_agent, name, prompt, bits })
     }
 
     /// The calls it makes.

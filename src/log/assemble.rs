@@ -8,7 +8,7 @@ use crate::log::fork::{Renaming, cut_lengths};
 use crate::log::ledger::FileCursor;
 use crate::log::state::State;
 use crate::log::walk::Sink;
-use crate::model::{Checkpoint, FileAt, FileKind, Fork, RelPath, RunningHash, Seq, WriterId};
+use crate::model::{Checkpoint, FileAt, FileKind, Fork, Move, RelPath, RunningHash, Seq, WriterId};
 use crate::sys::Folder;
 
 /// Files in the making.
@@ -61,11 +61,7 @@ impl Sink for Assembly<'_> {
         if self.state.files.is_empty() {
             self.staged.clear();
         }
-        for moved in &entry.header.moves {
-            if let Some(staged) = self.staged.remove(&moved.from) {
-                self.staged.insert(moved.to.clone(), staged);
-            }
-        }
+        moved(&mut self.staged, &entry.header.moves);
         for (part, bytes) in entry.parts() {
             if !self.staged.contains_key(&part.path) {
                 self.new_file(&part.path)?;
@@ -85,7 +81,22 @@ impl Sink for Assembly<'_> {
     }
 }
 
+/// Gives files other paths.
+fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[Move]) {
+    for moved in moves {
+        if let Some(file) = files.remove(&moved.from) {
+            files.insert(moved.to.clone(), file);
+        }
+    }
+}
+
 impl Assembly<'_> {
+    /// Gives files other paths than the log does.
+    pub fn relocate(&mut self, moves: &[Move]) {
+        moved(&mut self.state.files, moves);
+        moved(&mut self.staged, moves);
+    }
+
     /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
     pub fn fork(&mut self, cut: Option<&BTreeMap<RelPath, u64>>, renaming: &Renaming) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, cut);
@@ -99,7 +110,7 @@ impl Assembly<'_> {
             let name = renaming.path(&path)?;
             self.new_file(&name)?;
             let Some(to) = self.staged.get_mut(&name) else { continue };
-            let (len, hash) = renaming.copy(self.folder, &*opened, &path, &FileAt { len, ..file.clone() }, &to.at)?;
+            let (len, hash) = renaming.copy(self.folder, &*opened, &path, (file.kind, len), &to.at)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
             self.state.files.insert(name, FileAt { len, sha256, ..file.clone() });
@@ -140,19 +151,16 @@ impl Assembly<'_> {
         Err(Error::corrupt(format!("{path} does not have the digest that {by} says")))
     }
 
-    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files. Answers how much of which.
-    pub fn cut(&mut self, point: &Checkpoint) -> Result<BTreeMap<RelPath, u64>> {
-        let mut cut = BTreeMap::new();
+    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files.
+    pub fn cut(&mut self, point: &Checkpoint) -> Result<()> {
         let transcripts: Vec<RelPath> =
             self.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append).map(|(path, _)| path.clone()).collect();
         for path in transcripts {
             let keep = point.files.get(&path).copied();
             let (Some(file), Some(staged)) = (self.state.files.get_mut(&path), self.staged.get_mut(&path)) else { continue };
-            let more = file.len.saturating_sub(keep.unwrap_or(0));
-            if more == 0 {
+            if file.len <= keep.unwrap_or(0) {
                 continue;
             }
-            cut.insert(path.clone(), more);
             let Some(keep) = keep else {
                 // It was begun later.
                 self.state.files.remove(&path);
@@ -168,7 +176,7 @@ impl Assembly<'_> {
             (staged.len, staged.hash) = (keep, cursor.hash);
         }
         self.state.turns.go_back(Some(point));
-        Ok(cut)
+        Ok(())
     }
 
     /// Whether all that was written behind entry `seq` was written by `writer`.

@@ -28,20 +28,33 @@ impl Renaming {
         Renaming { from: from.to_string(), to: to.to_string() }
     }
 
-    /// What a file of the other session is called in this one: the id stands first in a name, behind `session-`, or last
-    /// before the ending, behind a dash, where its first digits may stand for all of it.
+    /// What a file of the other session is called in this one. A folder is renamed that is the id, by itself or behind `session-`;
+    /// others that have it in their names are projects'.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
-        let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
-        let (from, to) = (digits(&self.from), digits(&self.to));
-        let part = |part: &str| match (part.split_once(self.from.as_str()), part.split_once(from.as_str())) {
-            (Some((before @ ("" | "session-"), rest)), _) if rest.is_empty() || rest.starts_with('.') => {
-                format!("{before}{}{rest}", self.to)
-            }
-            (Some((before, rest)), _) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{}{rest}", self.to),
-            (None, Some((before, rest))) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{to}{rest}"),
+        let folder = |part: &str| match part.strip_suffix(self.from.as_str()) {
+            Some(before @ ("" | "session-")) => format!("{before}{}", self.to),
             _ => part.to_owned(),
         };
-        path.parts().map(part).collect::<Vec<_>>().join("/").parse()
+        let mut parts: Vec<&str> = path.parts().collect();
+        let name = parts.pop().map(|name| self.name(name));
+        parts.into_iter().map(folder).chain(name).collect::<Vec<_>>().join("/").parse()
+    }
+
+    /// A file's name with the other id: where it stands as a word of its own, or its first digits last before the ending.
+    fn name(&self, name: &str) -> String {
+        let within = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+        let word = name.match_indices(&self.from).find(|(at, id)| {
+            let (before, after) = (name[..*at].chars().next_back(), name[at + id.len()..].chars().next());
+            !within(before) && !within(after)
+        });
+        if let Some((at, id)) = word {
+            return format!("{}{}{}", &name[..at], self.to, &name[at + id.len()..]);
+        }
+        let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
+        match name.split_once(&digits(&self.from)) {
+            Some((before, rest)) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{}{rest}", digits(&self.to)),
+            _ => name.to_owned(),
+        }
     }
 
     /// Whether the id stands in the file for what it is, and not as something that somebody said.
@@ -76,14 +89,21 @@ impl Renaming {
     }
 
     /// Writes a file with the new id to another place; answers its length and hash.
-    pub fn copy(&self, folder: &dyn Folder, from: &dyn OpenFile, path: &RelPath, at: &FileAt, to: &RelPath) -> Result<(u64, RunningHash)> {
+    pub fn copy(
+        &self,
+        folder: &dyn Folder,
+        from: &dyn OpenFile,
+        path: &RelPath,
+        (kind, len): (FileKind, u64),
+        to: &RelPath,
+    ) -> Result<(u64, RunningHash)> {
         let failed = |cause| Error::io(format!("write {path} under another id"), cause);
-        let rewritten = Self::is_rewritten(path, at.kind);
+        let rewritten = Self::is_rewritten(path, kind);
         let (mut read, mut written, mut hash) = (0, 0, RunningHash::default());
         let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
         folder.write_at(to, 0, &[]).map_err(failed)?;
         loop {
-            let want = buffer.len().min(usize::try_from(at.len - read).unwrap_or(usize::MAX));
+            let want = buffer.len().min(usize::try_from(len - read).unwrap_or(usize::MAX));
             let got = if want == 0 { 0 } else { from.read_at(&mut buffer[..want], read).map_err(failed)? };
             read += got as u64;
             held.extend_from_slice(&buffer[..got]);
@@ -102,7 +122,7 @@ impl Renaming {
                 break;
             }
         }
-        if read < at.len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
+        if read < len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
     }
 }
 
@@ -132,7 +152,7 @@ mod tests {
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
         assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
         assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
-        assert_eq!(path("sessions/2026/rollout-x-3f2a.jsonl"), "sessions/2026/rollout-x-new-id.jsonl");
+        assert_eq!(path("sessions/2026/rollout-3f2a1-3f2a.jsonl"), "sessions/2026/rollout-3f2a1-new-id.jsonl");
         let renaming = Renaming::new(&"01234567-89ab".parse().unwrap(), &"fedcba98-7654".parse().unwrap());
         let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
         assert_eq!(path("tmp/w/chats/session-x-01234567.jsonl"), "tmp/w/chats/session-x-fedcba98.jsonl");

@@ -7,6 +7,7 @@ pub mod assemble;
 pub mod chain;
 pub mod fence;
 pub mod fork;
+pub mod hear;
 pub mod ledger;
 pub mod merge;
 pub mod pen;

@@ -48,6 +48,9 @@ pub struct Pen {
     /// The entry that was gone back to, which the next claim says.
     #[serde(skip)]
     pub back_to: Option<Seq>,
+    /// Files that have other paths here than in the log, which the next claim says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<Move>,
     /// What the session begins with, which the first claim says.
     #[serde(skip)]
     pub fork: Option<Fork>,
@@ -65,7 +68,7 @@ pub enum Appended {
 impl Pen {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None, fork: None }
+        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None, moves: Vec::new(), fork: None }
     }
 
     /// Whether so much time has passed that the entry it follows, or the number it would write, may have been collected.
@@ -220,14 +223,15 @@ impl Logs {
         let mut main = Pen { ground: Ground::Main, ..pen.clone() };
         let claim = self.mark(id, &mut main, end, EntryKind::Claim).await?;
         if claim.is_some() {
-            *pen = main;
+            *pen = Pen { moves: Vec::new(), ..main };
         }
         Ok(claim)
     }
 
     /// Writes an entry without parts behind `end`, by the rules of a claim.
     pub async fn mark(&self, id: &LogId, pen: &mut Pen, end: Seq, kind: EntryKind) -> Result<Option<Encoded>> {
-        let mut header = pen.header(id, kind, self.clock.now(), Vec::new(), Vec::new());
+        let moves = if kind == EntryKind::Claim { pen.moves.clone() } else { Vec::new() };
+        let mut header = pen.header(id, kind, self.clock.now(), moves, Vec::new());
         let end = end.max(pen.seq);
         // What was purged is followed by nothing.
         let anew = pen.seq > 0 && pen.digest.is_none();

@@ -43,6 +43,28 @@ impl Sink for State {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.apply(&entry.header, entry.digest)
     }
+
+    fn begin(&mut self, _fork: &Fork, _renaming: &Renaming) -> Result<()> {
+        *self = State::default();
+        Ok(())
+    }
+}
+
+/// Both take everything.
+impl<A: Sink, B: Sink> Sink for (A, B) {
+    fn take(&mut self, entry: &Entry) -> Result<()> {
+        self.0.take(entry)?;
+        self.1.take(entry)
+    }
+
+    fn wants_origin(&self) -> bool {
+        self.0.wants_origin() || self.1.wants_origin()
+    }
+
+    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+        self.0.begin(fork, renaming)?;
+        self.1.begin(fork, renaming)
+    }
 }
 
 /// How to read.

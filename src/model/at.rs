@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 use crate::model::{Header, Seq};
@@ -71,7 +73,7 @@ impl FromStr for Point {
         let text = text.trim();
         let refuse = || {
             Error::usage(format!("read point {text:?}"))
-                .hint("use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, or a checkpoint's number or name")
+                .hint("use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or a checkpoint's number or name")
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
         if let Some(turn) = text.strip_prefix("turn:") {
@@ -85,6 +87,9 @@ impl FromStr for Point {
         }
         if let Ok(at) = text.parse() {
             return Ok(Point::At(at));
+        }
+        if let Some(day) = text.parse::<Date>().ok().filter(|_| text.contains('-')).and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
+            return Ok(Point::At(At::Time(day.timestamp())));
         }
         let name = text.strip_prefix("ckpt:").unwrap_or(text);
         match number(name) {
@@ -148,6 +153,8 @@ mod tests {
         assert_eq!(read("turn"), Some(Point::Turn(None)));
         assert_eq!(read("turn:3"), Some(Point::Turn(Some(3))));
         assert_eq!(read("7"), Some(Point::Checkpoint(7)));
+        assert_eq!(read("20260501"), Some(Point::Checkpoint(20_260_501)));
+        assert_eq!(read("2026-05-01"), Some(Point::At(At::Time("2026-05-01T00:00:00Z".parse().unwrap()))));
         assert_eq!(read("ckpt:before-deploy"), Some(Point::Name("before-deploy".into())));
         assert_eq!(read("before-deploy"), Some(Point::Name("before-deploy".into())));
         for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {

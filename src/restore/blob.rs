@@ -84,7 +84,7 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
     let header = pen.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
     let body: Vec<u8> = blob.files.into_iter().flat_map(|(_, bytes)| bytes).collect();
     assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
-    let files = place::decide_all(context, id, &assembly, None, options)?;
+    let files = place::decide_all(context, id, &assembly, &[], None, options)?;
     place::check(id, &files, options)?;
     let bytes = files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum();
     let mut report = Report {
@@ -96,6 +96,7 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
         bytes,
         files,
         cut_off: BTreeMap::new(),
+        dropped: Vec::new(),
         repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,

@@ -1,5 +1,7 @@
 //! Forks: a new session that begins with another's entries, and copies none of them.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -9,8 +11,9 @@ use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::fork::Renaming;
 use crate::log::pen::Pen;
+use crate::log::pieces::{Prefer, cover};
 use crate::log::walk::Reading;
-use crate::model::{Fork, LogId, Part, RelPath};
+use crate::model::{Fork, LogId, Part, RelPath, keys};
 use crate::sys::Folder;
 use crate::sys::clock::new_writer;
 
@@ -69,6 +72,11 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
     }
     // First what keeps the entries, then what needs them.
     logs.pin_fork(id, seq, &new.name).await?;
+    let there = cover(&logs.pieces(id).await?, 0, seq, Prefer::Long, &BTreeSet::new());
+    if there.last().is_none_or(|last| last.to != seq) {
+        logs.store.delete(&keys::fork_pin(id, &new.name)).await?;
+        return Err(Error::not_found(format!("entry {seq} of {id} was collected just now")).hint("fork it at a later point"));
+    }
     let (turn, last): (u64, Option<Timestamp>) = turns;
     let bytes = files.iter().map(|part| part.len).sum();
     let forked = Forked { session: new.name.to_string(), from: id.name.to_string(), seq, turn, files: files.len(), bytes };

@@ -7,15 +7,13 @@ use std::collections::BTreeSet;
 use super::point::Goal;
 use super::prose::Prose;
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
-use crate::codec::entry::Entry;
 use crate::error::{Doing, Kind, Result};
 use crate::log::Logs;
-use crate::log::fork::Renaming;
+use crate::log::hear::Hearing;
 use crate::log::pieces::{self, Name, Prefer, cover};
 use crate::log::state::State;
-use crate::log::walk::{Reading, Sink};
-use crate::model::{At, Facts, FileKind, Fork, LogId, Seq, Version};
+use crate::log::walk::Reading;
+use crate::model::{At, Facts, LogId, Seq, Version};
 
 /// What was heard of a session.
 pub struct History {
@@ -36,56 +34,6 @@ impl History {
     }
 }
 
-/// Listens to a log.
-struct Listener<'a> {
-    profile: &'a dyn Profile,
-    reader: Reader,
-    prose: Prose,
-    facts: Facts,
-    /// What contradicts the rules is noticed by it, and read around where that is possible.
-    state: State,
-}
-
-impl Sink for Listener<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        self.state.apply(&entry.header, entry.digest)?;
-        self.hear(entry);
-        Ok(())
-    }
-
-    fn wants_origin(&self) -> bool {
-        true
-    }
-
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
-        for (path, len) in fork.cut.iter().flatten() {
-            self.prose.cut(path, *len);
-        }
-        self.prose.forked(|path| renaming.path(path))?;
-        (self.reader, self.state) = (Reader::default(), State::default());
-        Ok(())
-    }
-}
-
-impl Listener<'_> {
-    fn hear(&mut self, entry: &Entry) {
-        if entry.header.begins_anew() {
-            self.prose.clear();
-        }
-        for moved in &entry.header.moves {
-            self.prose.moved(&moved.from, &moved.to);
-        }
-        let ours = |path| self.profile.is_transcript(path);
-        for part in entry.header.parts.iter().filter(|part| part.kind == FileKind::Append && ours(&part.path)) {
-            self.prose.cut(&part.path, part.start);
-        }
-        self.reader.moved(&entry.header.moves);
-        let told = self.reader.read(self.profile, entry.parts().filter(|(part, _)| ours(&part.path)));
-        self.facts = std::mem::take(&mut self.facts).then(told.facts);
-        told.said.iter().for_each(|said| self.prose.take(said));
-    }
-}
-
 /// Listens to a session up to a point, and keeps its last `most` messages. Behind damage it goes on with every piece that
 /// can be read by itself.
 pub async fn history(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
@@ -93,28 +41,27 @@ pub async fn history(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal
 }
 
 async fn read(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
-    let fresh =
-        || Listener { profile, reader: Reader::default(), prose: Prose::new(most), facts: Facts::default(), state: State::default() };
+    // The state notices what contradicts the rules, which is then read around where that is possible.
+    let fresh = || (State::default(), Hearing::new(profile, Prose::new(most)));
     let read = logs.read_log(id, Reading { at: goal.at, ..Reading::default() }, fresh).await?;
-    let mut listener = read.sink;
+    let (_, mut hearing) = read.sink;
     if read.damage.is_some() {
-        beyond(logs, id, goal.at, read.seq, &mut listener).await?;
+        beyond(logs, id, goal.at, read.seq, &mut hearing).await?;
     }
-    let Listener { mut prose, facts, .. } = listener;
-    for (path, len) in goal.cut.iter().flat_map(|point| &point.files) {
-        prose.cut(path, *len);
+    if let Some(point) = &goal.cut {
+        hearing.cut_to(&point.files);
     }
-    Ok(History { prose, facts, sound_to: read.seq, head: read.head.max(read.seq) })
+    Ok(History { prose: hearing.ear, facts: hearing.facts, sound_to: read.seq, head: read.head.max(read.seq) })
 }
 
 /// Goes on behind entry `sound` with what can be read, each piece by itself.
-async fn beyond(logs: &Logs, id: &LogId, at: At, sound: Seq, listener: &mut Listener<'_>) -> Result<()> {
+async fn beyond(logs: &Logs, id: &LogId, at: At, sound: Seq, hearing: &mut Hearing<'_, Prose>) -> Result<()> {
     let most = if let At::Seq(seq) = at { seq } else { Seq::MAX };
     let pieces = logs.pieces(id).await?;
     let mut damaged: BTreeSet<Name> = BTreeSet::new();
     let mut reached = sound;
     // What refused the next one may not show in the piece itself: it goes on from somewhere else.
-    listener.prose.gap();
+    hearing.ear.gap();
     'again: loop {
         for piece in cover(&pieces, reached, most, Prefer::Long, &damaged) {
             let entry = match logs.read_piece(id, &piece, None).await {
@@ -130,15 +77,15 @@ async fn beyond(logs: &Logs, id: &LogId, at: At, sound: Seq, listener: &mut List
                 return Ok(());
             }
             if piece.from > reached + 1 {
-                listener.prose.gap();
+                hearing.ear.gap();
             }
-            listener.hear(&entry);
+            hearing.hear(&entry);
             reached = piece.to;
         }
         break;
     }
     if reached < pieces::head(&pieces).min(most) {
-        listener.prose.gap();
+        hearing.ear.gap();
     }
     Ok(())
 }

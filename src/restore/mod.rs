@@ -9,6 +9,7 @@ pub mod history;
 pub mod place;
 pub mod point;
 pub mod prose;
+pub mod relocate;
 pub mod repair;
 pub mod talk;
 pub mod verify;
@@ -27,7 +28,7 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
-use crate::model::{At, Checkpoint, Digest, EntryKind, FileKind, LogId, RelPath, Seq, Turns, WriterId};
+use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, Move, RelPath, Seq, Turns, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
@@ -60,6 +61,8 @@ pub struct Options {
     pub cut: Option<Checkpoint>,
     /// The branch to take instead of the log.
     pub branch: Option<WriterId>,
+    /// Put the session where the agent looks for it in this project.
+    pub project: Option<String>,
     /// Move local files that differ aside instead of stopping.
     pub force: bool,
     /// Where the log is damaged, take what is sound before the damage.
@@ -91,8 +94,10 @@ pub struct Report {
     pub bytes: u64,
     /// Each file and what became of it.
     pub files: Vec<FilePlan>,
-    /// What came behind the point and was left in the log: bytes, by file.
+    /// What came behind the point and stays in the log: bytes, by transcript.
     pub cut_off: BTreeMap<RelPath, u64>,
+    /// The calls among it that nothing had answered.
+    pub dropped: Vec<Call>,
     /// What was repaired in which file.
     pub repaired: Vec<Repaired>,
     /// Whether nothing was done on purpose.
@@ -242,7 +247,9 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
     let newest = pieces::head(&context.logs.newest_pieces(id).await?);
-    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest;
+    let known = || ledger.files.keys().map(|path| (path, 0));
+    let stays = options.project.as_ref().is_none_or(|project| relocate::into(&*context.profile, project, known()).is_empty());
+    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays;
     let whole = |(path, cursor): (&RelPath, &FileCursor)| holds(&*context.folder, path, cursor).unwrap_or(false);
     if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
@@ -257,6 +264,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         bytes: 0,
         files,
         cut_off: BTreeMap::new(),
+        dropped: Vec::new(),
         repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
@@ -265,7 +273,9 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         return Ok(Some(Some(report)));
     }
     let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq, points: ledger.turns.number };
-    let taken = take_over(context, id, head, Going { files: ledger.files, turns: ledger.turns, back_to: None }, &mut report).await?;
+    let taken =
+        take_over(context, id, head, Going { files: ledger.files, turns: ledger.turns, moves: Vec::new(), back_to: None }, &mut report)
+            .await?;
     Ok(Some(taken.then_some(report)))
 }
 
@@ -303,6 +313,8 @@ struct Going {
     files: BTreeMap<RelPath, FileCursor>,
     /// How far the turns have come.
     turns: Turns,
+    /// Files that have other paths here than in the log.
+    moves: Vec<Move>,
     /// The entry that was gone back to, if it is not the last.
     back_to: Option<Seq>,
 }
@@ -310,6 +322,7 @@ struct Going {
 /// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
 async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, report: &mut Report) -> Result<bool> {
     let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
+    pen.moves = going.moves;
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
     ledger.files = going.files;
     ledger.turns = going.turns;
@@ -336,13 +349,19 @@ async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, repo
 
 async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Assembly<'_>>, head: Head) -> Result<Option<Report>> {
     let mut read = read;
-    let cut_off = match &options.cut {
-        Some(point) => read.sink.cut(point)?,
-        None => BTreeMap::new(),
+    if let Some(point) = &options.cut {
+        read.sink.cut(point)?;
+    }
+    let earlier = options.cut.is_some() || options.at != At::Latest;
+    let (cut_off, dropped) = match options.branch.is_none() && earlier {
+        true => talk::behind(&context.logs, &*context.profile, id, &read.sink.state).await?,
+        false => Default::default(),
     };
+    let moves = relocate::moves(context, id, &read.sink, options)?;
+    read.sink.relocate(&moves);
     let assembly = &read.sink;
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
-    let files = place::decide_all(context, id, assembly, ledger.as_ref(), options)?;
+    let files = place::decide_all(context, id, assembly, &moves, ledger.as_ref(), options)?;
     let mut report = Report {
         session: id.name.to_string(),
         seq: read.seq,
@@ -352,6 +371,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
         files,
         cut_off,
+        dropped,
         repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
@@ -372,7 +392,9 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     let back = read.seq < head.seq || options.cut.is_some();
     let mut turns = assembly.state.turns.clone();
     turns.number = turns.number.max(head.points);
-    let going = Going { files: cursors, turns, back_to: back.then_some(read.seq) };
+    // What the log holds at its end may be elsewhere by now; behind an earlier point all is written anew in any case.
+    let moves = if back { Vec::new() } else { moves };
+    let going = Going { files: cursors, turns, moves, back_to: back.then_some(read.seq) };
     let taken = take_over(context, id, head, going, &mut report).await?;
     Ok(taken.then_some(report))
 }
@@ -385,6 +407,6 @@ impl Report {
 
     /// Bytes behind the last whole line that stay in the log.
     pub fn torn(&self) -> u64 {
-        self.files.iter().filter(|file| file.action != Action::Superseded).map(|file| file.torn).sum()
+        self.files.iter().filter(|file| !matches!(file.action, Action::Superseded | Action::Aside)).map(|file| file.torn).sum()
     }
 }

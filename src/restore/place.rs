@@ -6,13 +6,13 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::repair::{self, Change, Repaired};
-use super::{Context, Options, Report};
+use super::{Context, Options, Report, relocate};
 use crate::agent::Place;
 use crate::error::{Error, Result};
 use crate::log::assemble::{Assembly, Staged};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::Ground;
-use crate::model::{At, FileAt, FileKind, LogId, RelPath, Seq};
+use crate::model::{At, FileAt, FileKind, LogId, Move, RelPath, Seq};
 use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
 
 /// What becomes of a file.
@@ -29,6 +29,8 @@ pub enum Action {
     Replace,
     /// An older place of a transcript that has moved: left in the log.
     Superseded,
+    /// The session stands here too, where the agent must not find it a second time: moved aside.
+    Aside,
 }
 
 impl Action {
@@ -49,6 +51,9 @@ pub struct FilePlan {
     pub bytes: u64,
     /// Bytes of an unfinished line that stay in the log.
     pub torn: u64,
+    /// Where the local file is that becomes this one; elsewhere, if the session comes from another project.
+    #[serde(skip)]
+    pub stands_at: RelPath,
     /// What stands in its place.
     #[serde(skip)]
     standing: Option<Local>,
@@ -58,9 +63,13 @@ pub struct FilePlan {
 }
 
 impl FilePlan {
+    fn new(path: &RelPath, stands_at: &RelPath, action: Action) -> Self {
+        FilePlan { path: path.clone(), action, bytes: 0, torn: 0, stands_at: stands_at.clone(), standing: None, cursor: None }
+    }
+
     /// A file that stays as it is, known from the ledger alone.
     pub fn kept(path: &RelPath, cursor: &FileCursor) -> Self {
-        FilePlan { path: path.clone(), action: Action::Keep, bytes: cursor.len, torn: cursor.torn, standing: None, cursor: None }
+        FilePlan { bytes: cursor.len, torn: cursor.torn, ..FilePlan::new(path, path, Action::Keep) }
     }
 }
 
@@ -98,6 +107,7 @@ pub fn decide_all(
     context: &Context,
     id: &LogId,
     assembly: &Assembly<'_>,
+    moves: &[Move],
     ledger: Option<&Ledger>,
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
@@ -113,8 +123,9 @@ pub fn decide_all(
     let latest = options.at == At::Latest;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
-        let plan = examine(context, options, path, at, staged, ledger).map_err(|cause| Error::io(format!("compare {path}"), cause))?;
-        plans.push((plan, at));
+        let failed = |cause| Error::io(format!("compare {path}"), cause);
+        let stands_at = stands_at(context, path, moves).map_err(failed)?;
+        plans.push((examine(context, options, (path, &stands_at), at, staged, ledger).map_err(failed)?, at));
     }
     // The transcript that was written last goes on here: this is where the session lives, ledger or not, and what the
     // agent replaced beside it is newer than the log. Also, any writer may change a project's files.
@@ -131,7 +142,51 @@ pub fn decide_all(
         let local = plan.standing.map(|standing| Local { ours, longer: longer(standing), ..standing });
         plan.action = if superseded { Action::Superseded } else { decide(at.kind, latest, local, options.force) };
     }
-    Ok(plans.into_iter().map(|(plan, _)| plan).collect())
+    let mut plans: Vec<FilePlan> = plans.into_iter().map(|(plan, _)| plan).collect();
+    if options.claim {
+        plans.extend(second_places(context, id, assembly, ledger, options, &plans)?);
+    }
+    Ok(plans)
+}
+
+/// Where the local file is that a restored one is compared with: at its path, or where it was before a move of ours.
+fn stands_at(context: &Context, path: &RelPath, moves: &[Move]) -> std::io::Result<RelPath> {
+    match moves.iter().find(|moved| moved.to == *path) {
+        Some(moved) if context.folder.stat(path)?.is_none() => Ok(moved.from.clone()),
+        _ => Ok(path.clone()),
+    }
+}
+
+/// Other places of the session's transcript: an agent that finds two takes neither, or the wrong one.
+fn second_places(
+    context: &Context,
+    id: &LogId,
+    assembly: &Assembly<'_>,
+    ledger: Option<&Ledger>,
+    options: &Options,
+    plans: &[FilePlan],
+) -> Result<Vec<FilePlan>> {
+    let Some((here, newest)) = relocate::transcript(context, assembly) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for (_, path) in relocate::elsewhere(context, id, here)? {
+        if plans.iter().any(|plan| plan.stands_at == path && plan.action != Action::Superseded) {
+            continue;
+        }
+        let (at, staged) = assembly.files().find(|(known, ..)| **known == path).map_or(newest, |(_, at, staged)| (at, staged));
+        let plan = examine(context, options, (&path, &path), at, staged, ledger);
+        let mut plan = plan.map_err(|cause| Error::io(format!("compare {path}"), cause))?;
+        let safe = plan.standing.is_none_or(|standing| standing.equal || standing.shorter || standing.shipped);
+        plan.action = if safe || options.force { Action::Aside } else { Action::Conflict };
+        found.push(plan);
+    }
+    Ok(found)
+}
+
+/// Whether what stands at `path` is the session's transcript, with all that the log holds of it.
+pub fn goes_on_at(context: &Context, options: &Options, path: &RelPath, at: &FileAt, staged: &Staged) -> Result<bool> {
+    let plan = examine(context, options, (path, path), at, staged, None);
+    let plan = plan.map_err(|cause| Error::io(format!("compare {path}"), cause))?;
+    Ok(plan.standing.is_some_and(|standing| standing.equal || standing.longer))
 }
 
 /// A bucket can say anything: only what the agent's profile would have kept goes to the agent's folder, so that nobody
@@ -165,7 +220,7 @@ fn is_covered(assembly: &Assembly<'_>, path: &RelPath, seq: Seq) -> bool {
 fn examine(
     context: &Context,
     options: &Options,
-    path: &RelPath,
+    (path, stands_at): (&RelPath, &RelPath),
     at: &FileAt,
     staged: &Staged,
     ledger: Option<&Ledger>,
@@ -181,8 +236,8 @@ fn examine(
         }
         _ => at.len,
     };
-    let mut plan = FilePlan { path: path.clone(), action: Action::Write, bytes: len, torn: at.len - len, standing: None, cursor: None };
-    let Some(file) = folder.open(path)? else { return Ok(plan) };
+    let mut plan = FilePlan { bytes: len, torn: at.len - len, ..FilePlan::new(path, stands_at, Action::Write) };
+    let Some(file) = folder.open(stands_at)? else { return Ok(plan) };
     let size = file.stat()?.size;
     let mut standing = Local::default();
     let common = size.min(len);
@@ -195,7 +250,7 @@ fn examine(
             plan.cursor = Some(here);
         }
     }
-    if let Some(shipped) = ledger.and_then(|ledger| ledger.files.get(path)).filter(|shipped| shipped.len == size) {
+    if let Some(shipped) = ledger.and_then(|ledger| ledger.files.get(stands_at)).filter(|shipped| shipped.len == size) {
         standing.shipped = FileCursor::over(&*file, at.kind, size)?.is_some_and(|now| now.hash == shipped.hash);
     }
     plan.standing = Some(standing);
@@ -226,7 +281,7 @@ fn whole_lines(file: &dyn OpenFile, len: u64) -> std::io::Result<u64> {
 
 /// Answers an error that names every file in the way.
 pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
-    let conflicts: Vec<&str> = files.iter().filter(|file| file.action == Action::Conflict).map(|file| file.path.as_str()).collect();
+    let conflicts: Vec<&str> = files.iter().filter(|file| file.action == Action::Conflict).map(|file| file.stands_at.as_str()).collect();
     if conflicts.is_empty() || options.dry_run {
         return Ok(());
     }
@@ -254,18 +309,22 @@ pub fn place_all(
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
         for plan in report.files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
-            let Some((at, staged)) = stored.get(&plan.path) else { continue };
             let failed = |cause| Error::io(format!("put {} in place", plan.path), cause);
-            let to: RelPath = format!("{aside}/{}", plan.path).parse()?;
+            let is_elsewhere = plan.stands_at != plan.path && plan.standing.is_some();
+            let to: RelPath = format!("{aside}/{}", plan.stands_at).parse()?;
+            if plan.action == Action::Replace || plan.action == Action::Aside || plan.action == Action::Write && is_elsewhere {
+                folder.rename(&plan.stands_at, &to, options.owner).map_err(failed)?;
+            }
+            let Some((at, staged)) = stored.get(&plan.path) else { continue };
             let mut cursor = match plan.action {
-                Action::Superseded | Action::Conflict => continue,
-                Action::Keep => keep(plan, ledger),
-                Action::Write | Action::Replace => {
-                    if plan.action == Action::Replace {
-                        folder.rename(&plan.path, &to, options.owner).map_err(failed)?;
+                Action::Superseded | Action::Conflict | Action::Aside => continue,
+                Action::Keep => {
+                    if is_elsewhere {
+                        folder.rename(&plan.stands_at, &plan.path, options.owner).map_err(failed)?;
                     }
-                    Some(put(folder, plan, at, staged, options).map_err(failed)?)
+                    keep(plan, ledger)
                 }
+                Action::Write | Action::Replace => Some(put(folder, plan, at, staged, options).map_err(failed)?),
             };
             if options.repair && at.kind == FileKind::Append {
                 let original: RelPath = format!("{to}.damaged").parse()?;
@@ -353,7 +412,7 @@ fn keep(plan: &FilePlan, ledger: Option<&Ledger>) -> Option<FileCursor> {
         cursor.stat.size = cursor.len;
         cursor
     });
-    behind_stored.or_else(|| ledger?.files.get(&plan.path).cloned())
+    behind_stored.or_else(|| ledger?.files.get(&plan.stands_at).cloned())
 }
 
 fn put(folder: &dyn Folder, plan: &FilePlan, at: &FileAt, staged: &Staged, options: &Options) -> std::io::Result<FileCursor> {

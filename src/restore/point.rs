@@ -111,14 +111,14 @@ pub async fn name(logs: &Logs, profile: &dyn Profile, id: &LogId, name: &str, go
         Some(point) => point.clone(),
         None => {
             let read = talk::read(logs, profile, id, goal.at, None).await?;
-            let (seq, talk) = (read.seq, read.sound()?);
-            let turns = talk.turns();
-            let transcripts = talk.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+            let (seq, (state, heard)) = (read.seq, read.sound()?);
+            let turns = heard.ear.turns();
+            let transcripts = state.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
             Checkpoint {
                 number: 0,
                 seq: Some(seq),
-                turn: talk.state.turns.turn,
-                parent: talk.state.turns.parent,
+                turn: state.turns.turn,
+                parent: state.turns.parent,
                 at: logs.clock.now(),
                 uuid: None,
                 stop: None,

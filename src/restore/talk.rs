@@ -8,15 +8,13 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
-use crate::codec::entry::Entry;
 use crate::error::{Error, Result};
 use crate::log::Logs;
-use crate::log::fork::Renaming;
+use crate::log::hear::{ByFile, Ear, Hearing};
 use crate::log::state::State;
-use crate::log::walk::{Read, Reading, Sink};
+use crate::log::walk::{Read, Reading};
 use crate::model::message::Marked;
-use crate::model::{At, Checkpoint, FileKind, Fork, LogId, Message, RelPath, Role, Said, Turns};
+use crate::model::{At, Call, Checkpoint, FileAt, FileKind, LogId, Message, RelPath, Role, Said, Turns};
 
 /// A sub-agent of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -32,125 +30,65 @@ pub struct SubAgent {
 }
 
 /// A conversation, as far as it was read.
-pub struct Talk<'a> {
-    profile: &'a dyn Profile,
-    reader: Reader,
-    /// Nothing behind these lengths counts.
-    cut: Option<BTreeMap<RelPath, u64>>,
-    /// What the log amounts to.
-    pub state: State,
-    /// What was said in the session that this one was forked from.
-    before: Spoken,
-    spoken: Spoken,
-}
-
-/// What was said, by file and place.
 #[derive(Default)]
-struct Spoken {
-    said: BTreeMap<RelPath, BTreeMap<u64, Said>>,
-    marks: BTreeMap<RelPath, BTreeMap<u64, Marked>>,
+pub struct Talk {
+    said: ByFile<Said>,
+    marks: ByFile<Marked>,
 }
 
-impl Spoken {
-    /// Nothing behind a place counts.
-    fn cut(&mut self, path: &RelPath, at: u64) {
-        if let Some(said) = self.said.get_mut(path) {
-            said.retain(|_, said| said.start + said.len <= at);
-        }
-        if let Some(marks) = self.marks.get_mut(path) {
-            marks.retain(|end, _| *end <= at);
-        }
-    }
-
-    fn cut_all(&mut self, cut: &BTreeMap<RelPath, u64>) {
-        let paths: Vec<RelPath> = self.said.keys().chain(self.marks.keys()).cloned().collect();
-        paths.iter().for_each(|path| self.cut(path, cut.get(path).copied().unwrap_or(0)));
-    }
-
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        if let Some(said) = self.said.remove(from) {
-            self.said.insert(to.clone(), said);
-        }
-        if let Some(marks) = self.marks.remove(from) {
-            self.marks.insert(to.clone(), marks);
-        }
-    }
-}
+/// What a log amounts to, and what is said in it.
+pub type Heard<'a> = (State, Hearing<'a, Talk>);
 
 /// Everything that was said, and the files, at a point.
 #[derive(Debug, Default)]
-pub struct Heard {
+pub struct Contents {
     /// The messages in order, each with what tells it from others: its id, or its bytes' place.
     pub said: Vec<(String, Message)>,
     /// Each file's length, and what tells its content.
     pub files: BTreeMap<RelPath, (u64, String)>,
 }
 
-impl Sink for Talk<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        for moved in &entry.header.moves {
-            self.spoken.rename(&moved.from, &moved.to);
-        }
-        self.state.apply(&entry.header, entry.digest)?;
-        // A file that is written anew says anew what it says.
-        for part in &entry.header.parts {
-            self.spoken.cut(&part.path, part.start);
-            if part.start == 0 {
-                self.before.cut(&part.path, 0);
-            }
-        }
-        self.reader.moved(&entry.header.moves);
-        let told = self.reader.read(self.profile, entry.parts());
-        for marked in told.marks {
-            self.spoken.marks.entry(marked.path.clone()).or_default().insert(marked.end, marked);
-        }
-        for said in told.said {
-            self.spoken.said.entry(said.path.clone()).or_default().insert(said.start, said);
-        }
-        Ok(())
+impl Ear for Talk {
+    fn said(&mut self, said: Said) {
+        self.said.push(said.path.clone(), said.start + said.len, said);
     }
 
-    fn wants_origin(&self) -> bool {
-        true
+    fn marked(&mut self, marked: Marked) {
+        self.marks.push(marked.path.clone(), marked.end, marked);
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
-        let mut before = std::mem::take(&mut self.spoken);
-        if let Some(cut) = &fork.cut {
-            before.cut_all(cut);
-        }
-        let paths: Vec<RelPath> = before.said.keys().chain(before.marks.keys()).cloned().collect();
-        for path in paths {
-            before.rename(&path, &renaming.path(&path)?);
-        }
-        *self = Talk { before, ..Talk::new(self.profile, self.cut.take()) };
-        Ok(())
+    fn cut(&mut self, path: &RelPath, from: u64) {
+        self.said.cut(path, from);
+        self.marks.cut(path, from);
+    }
+
+    fn moved(&mut self, from: &RelPath, to: &RelPath) {
+        self.said.moved(from, to);
+        self.marks.moved(from, to);
+    }
+
+    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.said.forked(names);
+        self.marks.forked(names);
+    }
+
+    fn clear(&mut self) {
+        *self = Talk::default();
     }
 }
 
-impl<'a> Talk<'a> {
-    fn new(profile: &'a dyn Profile, cut: Option<BTreeMap<RelPath, u64>>) -> Self {
-        Talk { profile, reader: Reader::default(), cut, state: State::default(), before: Spoken::default(), spoken: Spoken::default() }
-    }
-
-    fn messages(&self) -> impl Iterator<Item = (&RelPath, &Said)> {
-        let all = self.before.said.iter().chain(&self.spoken.said);
-        all.flat_map(|(path, said)| said.values().map(move |said| (path, said)))
-    }
-
+impl Talk {
     /// How far the turns have come, and what was running.
     pub fn turns(&self) -> Turns {
+        let marks: Vec<Marked> = self.marks.iter().map(|(_, marked)| marked.clone()).collect();
         let mut turns = Turns::default();
-        for marks in self.before.marks.values().chain(self.spoken.marks.values()) {
-            let marks: Vec<Marked> = marks.values().cloned().collect();
-            turns.take(&marks, &BTreeMap::new());
-        }
+        turns.take(&marks, &BTreeMap::new());
         turns
     }
 
     /// How many messages there are, by who spoke.
     pub fn roles(&self) -> BTreeMap<Role, u64> {
-        self.messages().fold(BTreeMap::new(), |mut roles, (_, said)| {
+        self.said.iter().fold(BTreeMap::new(), |mut roles, (_, said)| {
             *roles.entry(said.message.role).or_default() += 1;
             roles
         })
@@ -159,7 +97,7 @@ impl<'a> Talk<'a> {
     /// The sub-agents, by id.
     pub fn sub_agents(&self) -> Vec<SubAgent> {
         let mut agents: BTreeMap<&str, SubAgent> = BTreeMap::new();
-        for (_, Said { message, .. }) in self.messages() {
+        for (_, Said { message, .. }) in self.said.iter() {
             let Some(id) = message.sub_agent.as_deref() else { continue };
             let agent = agents.entry(id).or_insert(SubAgent { id: id.to_owned(), messages: 0, last: None, active: true });
             agent.messages += 1;
@@ -173,7 +111,7 @@ impl<'a> Talk<'a> {
 
     /// The last text that somebody said, sub-agents left out.
     pub fn last_text(&self) -> Option<(Role, String)> {
-        let own = self.messages().filter(|(path, _)| self.profile.is_transcript(path)).map(|(_, said)| &said.message);
+        let own = self.said.iter().map(|(_, said)| &said.message).filter(|message| message.sub_agent.is_none());
         let spoken =
             own.filter(|message| matches!(message.role, Role::User | Role::Assistant)).map(|message| (message.role, message.text()));
         spoken.filter(|(_, text)| !text.trim().is_empty()).last()
@@ -181,39 +119,46 @@ impl<'a> Talk<'a> {
 }
 
 /// Reads a conversation up to a point; what is damaged behind it is in the answer.
-pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Read<Talk<'a>>> {
-    let cut = cut.map(|point| point.files.clone());
-    let mut read = logs.read_log(id, Reading { at, ..Reading::default() }, || Talk::new(profile, cut.clone())).await?;
+pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Read<Heard<'a>>> {
+    let fresh = || (State::default(), Hearing::new(profile, Talk::default()));
+    let mut read = logs.read_log(id, Reading { at, ..Reading::default() }, fresh).await?;
     if read.head == 0 {
         return Err(super::find::unknown(id));
     }
     if read.seq == 0 && read.damage.is_none() {
         return Err(Error::not_found(format!("{id} has no entry as early as {at}")));
     }
-    if let Some(cut) = &cut {
-        read.sink.spoken.cut_all(cut);
+    if let Some(point) = cut {
+        read.sink.1.cut_to(&point.files);
     }
     Ok(read)
 }
 
-/// Hears everything that was said up to a point.
-pub async fn hear_all(logs: &Logs, profile: &dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Heard> {
-    let talk = read(logs, profile, id, at, cut).await?.sound()?;
-    let mut said: Vec<(RelPath, u64, Message)> =
-        talk.messages().map(|(path, said)| (path.clone(), said.start, said.message.clone())).collect();
-    said.sort_by_key(|(path, start, message)| (message.at, path.clone(), *start));
+/// What a log has behind a point: bytes, by transcript, and the calls that nothing has answered yet.
+pub async fn behind(logs: &Logs, profile: &dyn Profile, id: &LogId, point: &State) -> Result<(BTreeMap<RelPath, u64>, Vec<Call>)> {
+    let (end, heard) = read(logs, profile, id, At::Latest, None).await?.sink;
+    let more = |path: &RelPath, file: &FileAt| file.len.checked_sub(point.files.get(path).map_or(0, |here| here.len));
+    let transcripts = end.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+    let lengths = transcripts.filter_map(|(path, file)| Some((path.clone(), more(path, file).filter(|more| *more > 0)?)));
+    Ok((lengths.collect(), heard.ear.turns().pending))
+}
+
+/// Everything that was said up to a point, and the files there.
+pub async fn contents(logs: &Logs, profile: &dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Contents> {
+    let (state, hearing) = read(logs, profile, id, at, cut).await?.sound()?;
+    let key = |path: &RelPath, said: &Said| {
+        let own = said.message.uuid.clone().unwrap_or_else(|| format!("{path}:{}", said.start));
+        format!("{}/{own}", said.message.sub_agent.as_deref().unwrap_or_default())
+    };
+    let mut said: Vec<(String, Message)> = hearing.ear.said.iter().map(|(path, said)| (key(path, said), said.message.clone())).collect();
+    said.sort_by_key(|(_, message)| message.at);
     let keep = |path: &RelPath| cut.and_then(|point| point.files.get(path)).copied();
-    let files = talk.state.files.into_iter().filter(|(path, file)| file.kind == FileKind::Whole || cut.is_none() || keep(path).is_some());
+    let files = state.files.into_iter().filter(|(path, file)| file.kind == FileKind::Whole || cut.is_none() || keep(path).is_some());
     let files = files.map(|(path, file)| {
         let len = keep(&path).unwrap_or(file.len).min(file.len);
         // A transcript only grows; whatever else it does, it has another digest then.
         let told = if len == file.len { file.sha256.to_string() } else { format!("{len} bytes") };
         (path, (len, told))
     });
-    let key = |path: &RelPath, start: u64, message: &Message| {
-        let own = message.uuid.clone().unwrap_or_else(|| format!("{path}:{start}"));
-        format!("{}/{own}", message.sub_agent.as_deref().unwrap_or_default())
-    };
-    let said = said.into_iter().map(|(path, start, message)| (key(&path, start, &message), message));
-    Ok(Heard { said: said.collect(), files: files.collect() })
+    Ok(Contents { said, files: files.collect() })
 }

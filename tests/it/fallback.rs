@@ -19,7 +19,13 @@ fn fixtures() -> PathBuf {
 
 /// A backend that holds the session, in pieces.
 fn stored() -> Backend {
-    let (backend, home) = (Backend::file(), TempHome::new());
+    let backend = stored_in(Backend::file());
+    assert!(entry(&backend, PIECES + 1).exists() && !entry(&backend, PIECES + 2).exists());
+    backend
+}
+
+fn stored_in(backend: Backend) -> Backend {
+    let home = TempHome::new();
     let path = format!("projects/-work-work/{TOOLS}.jsonl");
     let text = std::fs::read_to_string(fixtures().join("claude/tools").join(&path)).unwrap();
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
@@ -27,7 +33,6 @@ fn stored() -> Backend {
         append(&home.home().join(".claude").join(&path), &piece.concat());
         backend.run(&home, &["run", "--", "true"]).ok();
     }
-    assert!(entry(&backend, PIECES + 1).exists() && !entry(&backend, PIECES + 2).exists());
     backend
 }
 
@@ -134,34 +139,35 @@ fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
 
 #[test]
 fn what_a_newer_agent_wrote_is_refused_or_told() {
-    let backend = stored();
-    let home = TempHome::new();
-    let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
-    limit("2.1.324").fails(7, "version 2.1.325 of the agent wrote it, and 2.1.324", "--fallback history");
-    limit("2").fails(7, "2.1.325", "");
-    assert!(untouched(&home));
-    limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
-    limit("2.1.325").ok();
-    limit("2.10").ok();
-    assert!(!untouched(&home));
+    for backend in Backend::all().into_iter().map(stored_in) {
+        let home = TempHome::new();
+        let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
+        limit("2.1.324").fails(7, "version 2.1.325 of the agent wrote it, and 2.1.324", "--fallback history");
+        limit("2").fails(7, "2.1.325", "");
+        assert!(untouched(&home));
+        limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
+        limit("2.1.325").ok();
+        limit("2.10").ok();
+        assert!(!untouched(&home));
 
-    // Asked of the agent that is installed.
-    let bin = home.path().join("bin");
-    write(&bin.join("claude"), b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n");
-    std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let auto = |path: &Path| {
-        let other = TempHome::new();
-        let mut command = backend.command(&other, &["restore", TOOLS, "--max-agent-version", "auto", "--fallback", "history"]);
-        let ran = Ran(command.env("PATH", path).output().unwrap());
-        (ran, other)
-    };
-    let (ran, other) = auto(&bin);
-    assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
-    write(&bin.join("claude"), b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n");
-    auto(&bin).0.ok();
-    write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
-    assert!(auto(&bin).0.ok().err().contains("does not say its version"));
-    assert!(auto(&home.path().join("no-bin")).0.ok().err().contains("cannot be asked for its version"));
+        // Asked of the agent that is installed.
+        let bin = home.path().join("bin");
+        write(&bin.join("claude"), b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n");
+        std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let auto = |path: &Path| {
+            let other = TempHome::new();
+            let mut command = backend.command(&other, &["restore", TOOLS, "--max-agent-version", "auto", "--fallback", "history"]);
+            let ran = Ran(command.env("PATH", path).output().unwrap());
+            (ran, other)
+        };
+        let (ran, other) = auto(&bin);
+        assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
+        write(&bin.join("claude"), b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n");
+        auto(&bin).0.ok();
+        write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
+        assert!(auto(&bin).0.ok().err().contains("does not say its version"));
+        assert!(auto(&home.path().join("no-bin")).0.ok().err().contains("cannot be asked for its version"));
+    }
 }
 
 #[test]

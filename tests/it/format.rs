@@ -23,7 +23,7 @@ fn recipe() -> String {
 }
 
 fn recover(folder: &Path, to: &Path) {
-    if let Err(why) = fetch::jq() {
+    if let Err(why) = fetch::program("jq") {
         return crate::support::skip(&why);
     }
     let output = Command::new("sh").args(["-euc", &recipe(), "recover"]).args([folder, to]).output().unwrap();

@@ -4,8 +4,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use sessiond::capture::ship::Shipment;
-use sessiond::history::{Bit, Follow, News};
+use sessiond::history::{Bit, Conversation, Follow, News};
 use sessiond::log::schedule;
+use sessiond::model::At;
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::Rules;
 use sessiond::upkeep::compact::compact;
@@ -153,28 +154,28 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     }
     let (mut follow, news) = Follow::begin(&logs, &*world.profile, &id, 2, false).await.unwrap();
     assert_eq!(texts(&news), ["n2", "n3"]);
-    // Nothing new is one listing, however often.
+    // Nothing new is one request, however often.
     let before = world.store.requests();
     for _ in 0..3 {
-        assert_eq!(follow.look().await.unwrap(), []);
+        assert_eq!(follow.look(false).await.unwrap(), []);
     }
     assert_eq!(world.store.requests() - before, 3);
     write(&mut shipment).await;
     write(&mut shipment).await;
     let before = world.store.requests();
-    assert_eq!(texts(&follow.look().await.unwrap()), ["n4", "n5"]);
-    assert_eq!(world.store.requests() - before, 3, "a listing and two entries");
+    assert_eq!(texts(&follow.look(false).await.unwrap()), ["n4", "n5"]);
+    assert_eq!(world.store.requests() - before, 3, "two entries, and none behind them");
     // An outage only delays.
     write(&mut shipment).await;
     world.store.refuse("log/");
-    assert!(follow.look().await.unwrap_err().is_retryable());
+    assert!(follow.look(true).await.unwrap_err().is_retryable());
     world.store.recover();
-    assert_eq!(texts(&follow.look().await.unwrap()), ["n6"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["n6"]);
     // Written anew, with one line more.
     let whole = std::fs::read_to_string(world.root().join(PATH)).unwrap();
     world.write(PATH, whole.replacen("n1", "N1", 1) + &line(50, "user", "after the rewrite"));
     shipment.flush(&world.context(), false).await.unwrap();
-    assert_eq!(texts(&follow.look().await.unwrap()), ["after the rewrite"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["after the rewrite"]);
     // Merged and collected while nobody looked: every entry is gone.
     number = 100;
     let mut write = async |shipment: &mut Shipment| {
@@ -198,29 +199,30 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
         collect().await;
     }
     assert!(logs.entries(&id, 0).await.unwrap().is_empty());
-    assert_eq!(texts(&follow.look().await.unwrap()), (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>());
-    assert_eq!(follow.look().await.unwrap(), []);
+    assert_eq!(follow.look(false).await.unwrap(), [], "the next number alone does not tell it");
+    assert_eq!(texts(&follow.look(true).await.unwrap()), (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>());
+    assert_eq!(follow.look(true).await.unwrap(), []);
     write(&mut shipment).await;
-    assert_eq!(texts(&follow.look().await.unwrap()), ["n141"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["n141"]);
     // Removed, and brought back by its writer.
     remove::remove(&logs, &id).await.unwrap();
-    assert_eq!(texts(&follow.look().await.unwrap()), ["Removed"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["Removed"]);
     write(&mut shipment).await;
-    assert_eq!(texts(&follow.look().await.unwrap()), ["n142"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["n142"]);
     // Deleted for good, to the last object; it begins anew, with all that its writer still has.
     remove::remove(&logs, &id).await.unwrap();
-    assert_eq!(texts(&follow.look().await.unwrap()), ["Removed"]);
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["Removed"]);
     for _ in 0..4 {
         collect().await;
     }
     assert!(logs.pieces(&id).await.unwrap().is_empty());
-    assert_eq!(follow.look().await.unwrap(), []);
+    assert_eq!(follow.look(true).await.unwrap(), []);
     let mut shipment = Shipment::new(id.clone());
     shipment.hints.insert(PATH.parse().unwrap());
     write(&mut shipment).await;
     assert!(shipment.ledger.as_ref().unwrap().pen.seq < 10, "it begins anew");
-    assert_eq!(texts(&follow.look().await.unwrap()), ["n143"]);
-    // And the end is read from few objects.
+    assert_eq!(texts(&follow.look(true).await.unwrap()), ["n143"]);
+    // And the end is read from few objects, to be followed or to be shown.
     for _ in 0..20 {
         write(&mut shipment).await;
     }
@@ -228,6 +230,33 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     let (_, news) = Follow::begin(&logs, &*world.profile, &id, 1, false).await.unwrap();
     assert_eq!(texts(&news), ["n163"]);
     assert!(world.store.requests() - before <= 10, "{} requests for one message", world.store.requests() - before);
+    for (at, text) in [(At::Latest, "n163"), (At::Seq(shipment.ledger.as_ref().unwrap().pen.seq - 1), "n162")] {
+        let read = Conversation::read(&logs, &*world.profile, &id, (at, None), Some(1), false).await.unwrap();
+        assert!(read.objects <= 2, "{} objects for one message", read.objects);
+        let shown = read.sink.ear.shown(Some(1));
+        assert_eq!(shown[0].spoken.bits, [Bit::Text(text.to_owned())]);
+    }
+}
+
+#[test]
+fn the_end_of_a_fork_is_the_end_of_what_it_was_forked_from() {
+    for backend in Backend::all() {
+        let (home, session) = streamed(&backend, "resumed");
+        let fork = backend.run(&home, &["fork", &session, "--at", "turn:2", "--json"]).ok().json();
+        let id = fork["session"].as_str().unwrap();
+        let rows = |command: &[&str]| -> Vec<serde_json::Value> {
+            let out = backend.run(&home, command).ok().out();
+            out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        };
+        let tail = rows(&["tail", id, "-n", "2", "--json"]);
+        assert_eq!(tail[1]["content"][0]["text"], "The command printed hi.", "{tail:?}");
+        assert_eq!((tail.len(), &tail[1]["role"]), (2, &serde_json::json!("assistant")));
+        let shown = backend.run(&home, &["show", id, "--json"]).ok().json();
+        let shown = shown.as_array().unwrap();
+        assert_eq!(shown.last().unwrap()["uuid"], tail[1]["uuid"]);
+        assert!(shown.len() > 2 && tail[1]["uuid"].is_string() && shown.iter().all(|row| row["depth"] == 0));
+        assert_eq!(backend.run(&home, &["show", id, "--json", "--last", "2"]).ok().json().as_array().unwrap().len(), 2);
+    }
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn going_back_to_a_turn_keeps_what_came_after() {
         assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
         let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
         assert_eq!(report[0]["cut_off"]["projects/-work-app/s1.jsonl"], cut_off, "{report}");
+        assert_eq!(report[0]["dropped"][0]["input"], "{\"command\":\"make 4\"}", "{report}");
         assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
 
         // Going on from turn 2 leaves the others where they are.
@@ -119,11 +120,10 @@ fn gunzipped(path: &std::path::Path) -> String {
 fn after_a_crash_inspect_tells_what_was_running() {
     for backend in Backend::all() {
         let home = TempHome::new();
-        let mut lines = whole_turns("s1", 1..=1);
-        turn("s1", 2)[..2].iter().for_each(|line| lines.push_str(line));
+        let begun = turn("s1", 2)[..2].concat();
         let agent = turn("s1", 3)[0].replace("\"type\":\"user\"", "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"");
         append(&home.home().join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"), &agent);
-        stream(&backend, &home, "s1", &[lines]);
+        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=1), begun.clone()]);
         let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
         assert_eq!((&seen["turn"], &seen["turn_is_open"]), (&1.into(), &true.into()), "{seen}");
         assert_eq!((&seen["pending"][0]["name"], &seen["pending"][0]["input"]), (&"Bash".into(), &"{\"command\":\"make 2\"}".into()));
@@ -134,6 +134,11 @@ fn after_a_crash_inspect_tells_what_was_running() {
         assert_eq!(seen["checkpoint"]["stop"], "end_turn");
         let said = backend.run(&home, &["inspect", "s1"]).ok().out();
         assert!(said.contains("running       Bash since 2026-05-01T12:02:01Z"), "{said}");
+        // Going back says what stays behind, in however many entries it is.
+        let said = backend.run(&TempHome::new(), &["restore", "s1", "--at", "turn", "--dry-run"]).ok().out();
+        let stays = format!("  {} B behind that point stay in the log: projects/-work-app/s1.jsonl", begun.len());
+        assert!(said.contains(&stays), "{said}");
+        assert!(said.contains("  was running since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"), "{said}");
     }
 }
 
@@ -234,5 +239,13 @@ fn two_points_are_compared() {
         assert!(said.starts_with("- user      prompt 3\n"), "{said}");
         assert!(said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"), "{said}");
         assert!(backend.run(&home, &["diff", "s1", "latest", "latest"]).ok().out().contains("are the same"));
+        // By name, too; and what is known of points comes from the bucket.
+        backend.run(&home, &["checkpoint", "s1", "--name", "first", "--at", "turn:1"]).ok();
+        let named = backend.run(&home, &["diff", "s1", "first", "turn:2", "--json"]).ok().json();
+        assert_eq!(named["new"], difference["new"]);
+        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+        assert!(points.to_string().contains("\"first\""), "{points}");
+        backend.run(&home, &["reindex"]).ok();
+        assert_eq!(backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json(), points);
     }
 }

@@ -108,7 +108,11 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
     let present = version.files.iter().all(|(path, file)| match held.get(path) {
         // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
         None => true,
-        Some(bytes) => is_cut(bytes, file, &chain[..=at]) || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at]))),
+        Some(bytes) => {
+            is_cut(bytes, file, &chain[..=at])
+                || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at])))
+                || came_along(bytes, path, &chain[..at])
+        }
     });
     present && held.iter().filter(|(path, _)| !version.files.contains_key(*path)).all(|(path, bytes)| was(bytes, path, &chain[..at]))
 }
@@ -127,4 +131,17 @@ fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
 
 fn was(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
     (0..chain.len()).rev().any(|at| chain[at].files.get(path).is_some_and(|file| is_cut(bytes, file, &chain[..=at])))
+}
+
+/// A claim says that a session has moved to another project; what was added there comes with the next delta.
+fn came_along(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
+    let elsewhere = |other: &str| other != path && in_project(other).is_some() && in_project(other) == in_project(path);
+    let froms = |version: &Version| version.files.keys().filter(|other| elsewhere(other)).cloned().collect::<Vec<_>>();
+    chain.last().is_some_and(|version| !version.files.contains_key(path))
+        && (0..chain.len()).rev().any(|at| froms(chain[at]).iter().any(|from| is_cut(bytes, &chain[at].files[from], &chain[..=at])))
+}
+
+/// What a path is below its project.
+pub fn in_project(path: &str) -> Option<&str> {
+    Some(path.strip_prefix("projects/")?.split_once('/')?.1)
 }

@@ -3,10 +3,10 @@
 use sessiond::codec::entry::{decode, encode};
 use sessiond::model::{LogId, keys};
 use sessiond::restore::Report;
-use sessiond::restore::place::Action;
+use sessiond::restore::place::{Action, FilePlan};
 
 use super::bucket::{Objects, Stored};
-use super::history::{Files, whole_lines};
+use super::history::{Files, in_project, whole_lines};
 
 fn cut(path: &str, bytes: &[u8]) -> usize {
     if path.ends_with(".jsonl") { whole_lines(bytes) } else { bytes.len() }
@@ -15,7 +15,10 @@ fn cut(path: &str, bytes: &[u8]) -> usize {
 /// The files in place are what the log holds at the restored entry, up to the last whole line.
 pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files) -> Result<(), String> {
     for (path, bytes) in held {
-        let Some(plan) = report.files.iter().find(|plan| plan.path.as_str() == path) else {
+        // Where the agent has moved the session meanwhile, it is there.
+        let moved = |plan: &&FilePlan| in_project(path).is_some() && in_project(plan.path.as_str()) == in_project(path);
+        let exact = report.files.iter().find(|plan| plan.path.as_str() == path);
+        let Some(plan) = exact.or_else(|| report.files.iter().find(moved)) else {
             // Our own volume, of which nothing needed to be read.
             if report.objects == 0 {
                 continue;
@@ -23,12 +26,14 @@ pub fn is_the_log(report: &Report, held: &Files, before: &Files, placed: &Files)
             return Err(format!("a restore says nothing of {path}"));
         };
         let whole = &bytes[..cut(path, bytes)];
+        let path = plan.path.as_str();
         let there = placed.get(path);
         let right = match plan.action {
             Action::Write | Action::Replace => there.is_some_and(|there| there == whole),
             // An earlier attempt of the same restore may have put it there.
             Action::Keep => there.is_some_and(|there| there == whole || Some(there) == before.get(path)),
             Action::Superseded => true,
+            Action::Aside => there.is_none(),
             Action::Conflict => false,
         };
         if !right {
@@ -72,4 +77,17 @@ pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
     let mut rotten = objects.clone();
     rotten.insert(key.clone(), Stored { bytes, ..stored.clone() });
     Some(rotten)
+}
+
+/// What files are in a session that begins with another's.
+pub fn under_another_id(files: &Files, from: &LogId, to: &LogId) -> Files {
+    let (from, to) = (from.name.to_string(), to.name.to_string());
+    let file = |(path, bytes): (&String, &Vec<u8>)| {
+        let bytes = match path.ends_with(".jsonl") || path.ends_with(".json") {
+            true => String::from_utf8_lossy(bytes).replace(&from, &to).into_bytes(),
+            false => bytes.clone(),
+        };
+        (path.replace(&from, &to), bytes)
+    };
+    files.iter().map(file).collect()
 }

@@ -21,7 +21,7 @@ use super::machine::{Cloud, Machine, Process};
 use super::oracle::{Ack, Oracle};
 use super::schedule::{Action, Schedule};
 use super::tables::Tables;
-use super::upkeep::Upkeep;
+use super::upkeep::{Kept, Upkeep};
 use super::world::{HostClock, Weather, World};
 
 /// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
@@ -63,6 +63,10 @@ pub struct Run {
     forgotten: u64,
     /// Chores that somebody asked for.
     chores: usize,
+    /// What each fork must bring.
+    forks: Vec<(LogId, Files)>,
+    /// What each entry must bring that has a name.
+    named: Vec<(Seq, Files)>,
     answers: Arc<Mutex<Vec<Answer>>>,
     outcome: Outcome,
 }
@@ -95,6 +99,8 @@ impl Run {
             acknowledged: 0,
             forgotten: 0,
             chores: 0,
+            forks: Vec::new(),
+            named: Vec::new(),
             answers: Arc::default(),
             outcome: Outcome::default(),
         }
@@ -273,14 +279,19 @@ impl Run {
         }
         let (ended, running) = std::mem::take(&mut self.upkeeps).into_iter().partition(Upkeep::has_ended);
         self.upkeeps = running;
+        let mut kept = Vec::new();
         for upkeep in ended {
-            upkeep.end().await?;
+            kept.extend(upkeep.end().await?);
         }
         let (forgotten, _) = self.cloud.bucket.losses();
         if forgotten != self.forgotten {
             self.forgotten = forgotten;
             self.acknowledged = 0;
+            self.named.clear();
             self.oracle.forget();
+        }
+        for kept in kept {
+            self.keep(kept)?;
         }
         let answers = std::mem::take(&mut *self.answers.lock().expect("no panic"));
         let mut promised = false;
@@ -292,6 +303,25 @@ impl Run {
             self.checked = Some(generation);
             self.check().await?;
         }
+        Ok(())
+    }
+
+    /// Somebody was told that a point stays as it was.
+    fn keep(&mut self, kept: Kept) -> Result<(), String> {
+        let archive = self.cloud.bucket.archive();
+        match kept {
+            Kept::Fork(id, seq) => {
+                self.cloud.world.note(|| format!("{} begins with entry {seq}", id.name));
+                let held = self.oracle.at(&archive, seq)?;
+                self.forks.push((id.clone(), super::placed::under_another_id(&held, &self.cloud.id(), &id)));
+            }
+            Kept::Named(name, seq) => {
+                self.cloud.world.note(|| format!("entry {seq} is called {name}"));
+                let held = self.oracle.at(&archive, seq)?;
+                self.named.push((seq, held));
+            }
+        }
+        self.checked = None;
         Ok(())
     }
 
@@ -369,16 +399,27 @@ impl Run {
         let archive = self.cloud.bucket.archive();
         let expected = self.oracle.check(&archive)?;
         self.are_few(&objects, &archive)?;
-        if expected.removed && self.pull(objects.clone(), At::Latest, None).await.is_ok() {
+        if expected.removed && self.pull(objects.clone(), &self.cloud.id(), At::Latest, None).await.is_ok() {
             return Err("a removed session is restored".to_owned());
         }
         self.goes_back(&objects, &archive).await?;
+        if expected.removed {
+            self.named.clear();
+        }
+        for (seq, held) in &self.named {
+            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Seq(*seq), None).await?;
+            same(&format!("entry {seq}, which has a name,"), &pulled, held)?;
+        }
+        for (id, held) in &self.forks {
+            let pulled = self.pull(objects.clone(), id, At::Latest, None).await?;
+            same(&format!("a restore of {}", id.name), &pulled, held)?;
+        }
         if let Some(held) = &expected.main {
-            let pulled = self.pull(objects.clone(), At::Latest, None).await?;
+            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Latest, None).await?;
             same("a restore", &pulled, held)?;
         }
         for (writer, held) in &expected.branches {
-            let pulled = self.pull(objects.clone(), At::Latest, Some(writer)).await?;
+            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Latest, Some(writer)).await?;
             same(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
         Ok(())
@@ -401,7 +442,7 @@ impl Run {
         }
         let seq = there[self.agents_dice.below(there.len() as u64) as usize];
         let Some(held) = self.oracle.passes(archive, seq)? else { return Ok(()) };
-        match self.pull(objects.clone(), At::Seq(seq), None).await {
+        match self.pull(objects.clone(), &self.cloud.id(), At::Seq(seq), None).await {
             Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
             Err(error) if error.contains("cannot go back") => Ok(()),
             Err(error) => Err(format!("going back to entry {seq}: {error}")),
@@ -409,7 +450,7 @@ impl Run {
     }
 
     /// What a restore elsewhere would bring, without any fault.
-    async fn pull(&self, objects: Objects, at: At, branch: Option<&WriterId>) -> Result<Files, String> {
+    async fn pull(&self, objects: Objects, id: &LogId, at: At, branch: Option<&WriterId>) -> Result<Files, String> {
         let clock = HostClock::new(self.cloud.world.clone());
         let disk = Disk::new(0, clock.clone());
         let quiet = World::new(0, false);
@@ -420,8 +461,8 @@ impl Run {
         let folder = Arc::new(Mount { disk: disk.clone(), world: quiet, life });
         let context = restore::Context { folder, profile: self.cloud.profile.clone(), logs };
         let options = Options { at, branch: branch.cloned(), ..Options::default() };
-        let report = restore::restore(&context, &self.cloud.id(), &options).await;
-        report.map_err(|error| format!("the log cannot be restored: {error}"))?;
+        let report = restore::restore(&context, id, &options).await;
+        report.map_err(|error| format!("{} cannot be restored: {error}", id.name))?;
         Ok(disk.files())
     }
 
@@ -549,7 +590,7 @@ impl Run {
         let now = self.oracle.check(&self.cloud.bucket.archive())?.main.unwrap_or_default();
         super::placed::goes_on(&held, &now)?;
         if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
-            && self.pull(rotten, At::Latest, None).await.is_ok()
+            && self.pull(rotten, &self.cloud.id(), At::Latest, None).await.is_ok()
         {
             return Err("a restore brings bytes that do not have the digest that the entry says".to_owned());
         }

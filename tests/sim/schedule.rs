@@ -114,6 +114,10 @@ pub enum Chore {
     },
     Remove,
     Undelete,
+    /// Begins another session with what is there.
+    Fork,
+    /// Gives the end a name.
+    Name,
 }
 
 /// A family of faults.
@@ -375,6 +379,10 @@ fn upkeep(mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
         }
         8 => {
             let chore = if dice.percent(70) { Chore::Remove } else { Chore::Undelete };
+            actions.push(process(chore, dice));
+        }
+        9 if dice.percent(40) => {
+            let chore = if dice.percent(60) { Chore::Fork } else { Chore::Name };
             actions.push(process(chore, dice));
         }
         _ => actions.push(if dice.coin() { Action::WakeUpkeep } else { Action::Advance { millis: 25 * HOUR } }),

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use sessiond::error::{Kind, Result};
 use sessiond::log::pen::GRACE;
-use sessiond::model::Seq;
+use sessiond::model::{At, LogId, Seq};
+use sessiond::restore::fork;
+use sessiond::restore::point::{self, Goal};
 use sessiond::upkeep::collect::Rules;
 use sessiond::upkeep::{compact, gc, remove};
 use tokio::task::JoinHandle;
@@ -20,11 +22,19 @@ use super::world::HostClock;
 /// Volumes of these numbers are nobody's.
 const NOWHERE: u64 = 1_000_000;
 
+/// A point that must stay as it was.
+pub enum Kept {
+    /// Another session begins with this entry.
+    Fork(LogId, Seq),
+    /// This entry has a name.
+    Named(String, Seq),
+}
+
 /// Such a process.
 pub struct Upkeep {
     pub life: Arc<Life>,
     pub chore: Chore,
-    task: JoinHandle<Result<()>>,
+    task: JoinHandle<Result<Option<Kept>>>,
 }
 
 impl Upkeep {
@@ -42,18 +52,34 @@ impl Upkeep {
                 if from >= to || acknowledged == 0 {
                     return None;
                 }
-                tokio::spawn(async move { compact::merge(&logs, &id, from, to).await.map(|_| ()) })
+                tokio::spawn(async move { compact::merge(&logs, &id, from, to).await.map(|_| None) })
             }
             Chore::Collect { history, ttl } => {
                 let hours = |hours: u64| Duration::from_secs(hours * 3600);
                 let rules = Rules { history: hours(history), ttl: ttl.map(hours), grace: GRACE };
                 tokio::task::spawn_local(async move {
                     let now = gc::store_time(&logs).await?;
-                    gc::collect(&logs, &id, &rules, now, &scratch, false).await.map(|_| ())
+                    gc::collect(&logs, &id, &rules, now, &scratch, false).await.map(|_| None)
                 })
             }
-            Chore::Remove => tokio::spawn(async move { remove::remove(&logs, &id).await.map(|_| ()) }),
-            Chore::Undelete => tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| ()) }),
+            Chore::Remove => tokio::spawn(async move { remove::remove(&logs, &id).await.map(|_| None) }),
+            Chore::Undelete => tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| None) }),
+            Chore::Fork => {
+                let new = logs.id(format!("fork-{number}").parse().expect("plain"));
+                tokio::task::spawn_local(async move {
+                    let goal = Goal { at: At::Latest, cut: None };
+                    let forked = fork::fork(&logs, &id, &goal, &new, &scratch).await?;
+                    Ok(Some(Kept::Fork(new, forked.seq)))
+                })
+            }
+            Chore::Name => {
+                let (profile, name) = (cloud.profile.clone(), format!("name-{number}"));
+                tokio::task::spawn_local(async move {
+                    let goal = Goal { at: At::Latest, cut: None };
+                    let named = point::name(&logs, &*profile, &id, &name, &goal).await?;
+                    Ok(named.point.seq.map(|seq| Kept::Named(name, seq)))
+                })
+            }
         };
         Some(Upkeep { life, chore, task })
     }
@@ -62,18 +88,18 @@ impl Upkeep {
         self.life.is_dead() || self.task.is_finished()
     }
 
-    /// How it ended.
-    pub async fn end(self) -> std::result::Result<(), String> {
+    /// How it ended: what it promised to keep.
+    pub async fn end(self) -> std::result::Result<Option<Kept>, String> {
         if self.life.is_dead() {
             self.task.abort();
-            return Ok(());
+            return Ok(None);
         }
         match self.task.await {
             Err(error) => Err(format!("{:?} panicked: {error}", self.chore)),
             Ok(Err(error)) if !matches!(error.kind(), Kind::Unavailable | Kind::NotFound | Kind::Conflict) => {
                 Err(format!("{:?} failed: {error}", self.chore))
             }
-            Ok(_) => Ok(()),
+            Ok(kept) => Ok(kept.unwrap_or_default()),
         }
     }
 }

@@ -51,13 +51,13 @@ pub fn postgres_bin() -> Result<PathBuf, String> {
     find_postgres().ok_or("apt-get installed postgresql, but there is no initdb".into())
 }
 
-/// jq, which the recovery recipe needs.
-pub fn jq() -> Result<(), String> {
+/// A program that Debian has under its own name, such as jq or npm.
+pub fn program(name: &str) -> Result<(), String> {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if run(Command::new("jq").arg("--version")).is_ok() {
+    if run(Command::new(name).arg("--version")).is_ok() {
         return Ok(());
     }
-    apt_install(&["jq"])
+    apt_install(&[name])
 }
 
 fn find_postgres() -> Option<PathBuf> {

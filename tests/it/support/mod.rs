@@ -67,7 +67,7 @@ fn bare_command(bin: &Path, dir: &Path) -> Command {
 }
 
 /// Runs a command to its end; the error carries what it printed.
-fn run(command: &mut Command) -> Result<(), String> {
+pub fn run(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(std::process::Stdio::null()).output().map_err(|e| format!("run {name}: {e}"))?;
     if output.status.success() {
@@ -84,4 +84,9 @@ pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci.is_empty()), "a skip is a failure in CI: {why}");
     // Not eprintln: the test harness would keep that to itself when the test passes.
     writeln!(std::io::stderr(), "skipped: {why}").ok();
+}
+
+/// What was made ready, or a skip that says why it was not.
+pub fn or_skip<T>(ready: Result<T, String>) -> Option<T> {
+    ready.map_err(|why| skip(&why)).ok()
 }

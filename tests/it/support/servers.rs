@@ -1,7 +1,7 @@
 //! Real PostgreSQL and S3 servers on loopback, one shared of each and private ones to stop and start; owns their ports, settings and accounts.
 
 use super::reaper::Reaper;
-use super::{bare_command, block_on, fetch, run};
+use super::{bare_command, block_on, fetch, or_skip, run};
 use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -23,15 +23,6 @@ pub fn postgres() -> Option<&'static Postgres> {
 pub fn s3() -> Option<&'static S3> {
     static SHARED: OnceLock<Result<S3, String>> = OnceLock::new();
     or_skip(SHARED.get_or_init(S3::new).as_ref().map_err(String::clone))
-}
-
-fn or_skip<T>(server: Result<T, String>) -> Option<T> {
-    let why = match server {
-        Ok(server) => return Some(server),
-        Err(why) => why,
-    };
-    super::skip(&why);
-    None
 }
 
 /// A port that is free, and with it the one above where SeaweedFS puts its gRPC. Both stay below the kernel's range for

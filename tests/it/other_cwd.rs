@@ -1,0 +1,136 @@
+//! A session that comes to another folder than it was in: `restore --cwd`, and what stands here already.
+
+use std::path::PathBuf;
+
+use crate::support::TempHome;
+use crate::support::backend::{Backend, append, eventually};
+use crate::support::writers::{Files, files_in};
+
+const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
+const MORE: &str = "{\"type\":\"user\",\"cwd\":\"/else\",\"message\":{\"content\":\"more\"}}\n";
+
+/// A home, and in it where the session's transcript is in the project of a folder.
+struct Here(TempHome);
+
+impl Here {
+    fn new() -> Here {
+        Here(TempHome::new())
+    }
+
+    fn transcript(&self, project: &str) -> PathBuf {
+        self.0.home().join(format!(".claude/projects/{project}/s1.jsonl"))
+    }
+
+    /// The files of the session, and those that were moved aside without the folder that they were moved to.
+    fn files(&self) -> (Files, Vec<String>) {
+        let aside = files_in(&self.0.home().join(".claude/.sessiond/aside"));
+        (files_in(&self.0.home().join(".claude")), aside.into_keys().map(|path| path.split_once('/').unwrap().1.to_owned()).collect())
+    }
+}
+
+/// A session with a side file, in the project of `/work/app`.
+fn stored(backend: &Backend) -> Here {
+    let here = Here::new();
+    append(&here.transcript("-work-app"), &LINE.repeat(5));
+    append(&here.0.home().join(".claude/projects/-work-app/s1/tool-results/big.txt"), "large");
+    append(&here.0.home().join(".claude/tasks/s1/1.json"), "{}");
+    backend.run(&here.0, &["run", "--", "true"]).ok();
+    here
+}
+
+/// What the session is once it is in the project of `/else`.
+fn moved(lines: &str) -> Files {
+    [("projects/-else/s1.jsonl", lines), ("projects/-else/s1/tool-results/big.txt", "large"), ("tasks/s1/1.json", "{}")]
+        .map(|(path, text)| (path.to_owned(), text.as_bytes().to_vec()))
+        .into()
+}
+
+#[test]
+fn the_log_goes_on_in_the_other_project_and_later_restores_put_it_only_there() {
+    for backend in Backend::all() {
+        stored(&backend);
+        let here = Here::new();
+        let plan = backend.run(&here.0, &["restore", "s1", "--cwd", "/else", "--dry-run", "--json"]).ok().json();
+        assert!(plan[0]["files"].to_string().contains("projects/-else/s1.jsonl"), "{plan}");
+        assert!(here.files().0.is_empty());
+        backend.run(&here.0, &["restore", "s1", "--cwd", "/else"]).ok();
+        assert_eq!(here.files(), (moved(&LINE.repeat(5)), vec![]));
+        // Nothing was appended yet, and the log knows all the same.
+        let other = Here::new();
+        backend.run(&other.0, &["pull", "s1", "--to", "copy"]).ok();
+        let copy = files_in(&other.0.home().join("copy"));
+        assert_eq!(copy, moved(&LINE.repeat(5)), "{}", backend.name);
+
+        append(&here.transcript("-else"), MORE);
+        backend.run(&here.0, &["run", "--session", "s1", "--cwd", "/else", "--", "true"]).ok();
+        let whole = moved(&(LINE.repeat(5) + MORE));
+        assert_eq!(here.files(), (whole.clone(), vec![]));
+        let other = Here::new();
+        backend.run(&other.0, &["restore", "s1"]).ok();
+        assert_eq!(other.files(), (whole, vec![]));
+        backend.run(&other.0, &["verify", "s1", "--deep"]).ok();
+        let row = || backend.run(&other.0, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+        eventually("the index knows the project", || row()["project"] == "-else" && row()["messages"] == 6);
+        // A point before the move is still where it was, and can be brought along too.
+        let back = Here::new();
+        backend.run(&back.0, &["restore", "s1", "--at", "seq:2", "--cwd", "/else"]).ok();
+        assert_eq!(back.files(), (moved(&LINE.repeat(5)), vec![]));
+        append(&back.transcript("-else"), LINE);
+        backend.run(&back.0, &["run", "--session", "s1", "--", "true"]).ok();
+        backend.run(&Here::new().0, &["restore", "s1"]).ok();
+        backend.run(&back.0, &["verify", "s1", "--deep"]).ok();
+    }
+}
+
+#[test]
+fn what_stands_here_in_the_old_project_comes_along_with_what_nobody_has_yet() {
+    let backend = Backend::file();
+    let here = stored(&backend);
+    append(&here.transcript("-work-app"), MORE);
+    backend.run(&here.0, &["restore", "s1", "--cwd", "/else"]).ok();
+    let whole = moved(&(LINE.repeat(5) + MORE));
+    assert_eq!(here.files(), (whole.clone(), vec![]));
+    backend.run(&here.0, &["run", "--", "true"]).ok();
+    let other = Here::new();
+    backend.run(&other.0, &["restore", "s1"]).ok();
+    assert_eq!(other.files(), (whole, vec![]));
+}
+
+#[test]
+fn a_second_place_is_moved_aside_if_the_log_has_it_and_is_never_lost_if_not() {
+    let backend = Backend::file();
+    let here = stored(&backend);
+    // Another home moves it and goes on; here it still stands where it was.
+    let other = Here::new();
+    backend.run(&other.0, &["restore", "s1", "--cwd", "/else"]).ok();
+    append(&other.transcript("-else"), MORE);
+    backend.run(&other.0, &["run", "--", "true"]).ok();
+    let said = backend.run(&here.0, &["restore", "s1"]).ok().out();
+    assert!(said.contains("a second place of the session"), "{said}");
+    let (files, aside) = here.files();
+    assert_eq!(aside, ["projects/-work-app/s1.jsonl"]);
+    assert!(!here.transcript("-work-app").exists(), "{:?}", files.keys());
+    assert_eq!(std::fs::read_to_string(here.transcript("-else")).unwrap(), LINE.repeat(5) + MORE);
+
+    // One that says something else stays, and is named.
+    let third = Here::new();
+    append(&third.transcript("-third"), "{\"something\":\"else\"}\n");
+    backend.run(&third.0, &["restore", "s1"]).fails(7, "projects/-third/s1.jsonl", "--force");
+    assert_eq!(third.files().0.len(), 1);
+    backend.run(&third.0, &["restore", "s1", "--force"]).ok();
+    assert_eq!(third.files(), (moved(&(LINE.repeat(5) + MORE)), vec!["projects/-third/s1.jsonl".to_owned()]));
+}
+
+#[test]
+fn a_session_that_the_agent_moved_while_nobody_streamed_stays_where_it_is() {
+    let backend = Backend::file();
+    let here = stored(&backend);
+    std::fs::create_dir_all(here.transcript("-else").parent().unwrap()).unwrap();
+    std::fs::rename(here.transcript("-work-app"), here.transcript("-else")).unwrap();
+    append(&here.transcript("-else"), MORE);
+    backend.run(&here.0, &["run", "--session", "s1", "--", "true"]).ok();
+    assert_eq!(here.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
+    let other = Here::new();
+    backend.run(&other.0, &["restore", "s1"]).ok();
+    assert_eq!(other.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
+}
