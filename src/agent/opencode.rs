@@ -31,7 +31,12 @@ impl OpenCode {
 /// The session of `sessions/<id>.jsonl`; none for any other file.
 fn session(path: &RelPath) -> Option<&str> {
     let file = path.as_str().strip_prefix("sessions/")?;
-    file.strip_suffix(".jsonl").filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)))
+    file.strip_suffix(".jsonl").filter(|id| is_plain(id))
+}
+
+/// Whether an id can be the name of a file.
+fn is_plain(id: &str) -> bool {
+    !id.is_empty() && id.len() < 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
 
 impl Profile for OpenCode {

@@ -1,6 +1,6 @@
 //! A scan of the agent's folder: which files there are, which log each belongs to. The truth that events only hint at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
 use serde_json::Value;
@@ -30,8 +30,16 @@ pub struct Survey {
     pub oddities: Vec<String>,
 }
 
+/// Files that were asked whose they are, and what they said: it holds until they change.
+pub type Asked = HashMap<RelPath, (Stat, LogName)>;
+
 /// Scans `from` (the whole root if none).
 pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>) -> Result<Survey> {
+    survey_again(folder, profile, from, &mut Asked::new())
+}
+
+/// The same, for one who scans often: files that were asked and have not changed are not asked again.
+pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>, asked: &mut Asked) -> Result<Survey> {
     let mut found = Survey::default();
     let mut open = vec![from.cloned()];
     while let Some(at) = open.pop() {
@@ -52,7 +60,7 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
             };
             match (path, item.kind) {
                 (Ok(path), ItemKind::Folder) if profile.enter(&path) => open.push(Some(path)),
-                (Ok(path), ItemKind::File) => found.take(folder, profile, path),
+                (Ok(path), ItemKind::File) => found.take(folder, profile, path, asked),
                 (Ok(path), ItemKind::Link) if profile.enter(&path) || profile.place(&path) != Place::Ignore => {
                     found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
                 }
@@ -72,13 +80,28 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
 }
 
 impl Survey {
-    fn take(&mut self, folder: &dyn Folder, profile: &dyn Profile, path: RelPath) {
-        match whose(folder, profile, &path) {
-            Ok(Some((name, kind))) => match folder.stat(&path) {
-                Ok(Some(stat)) => self.logs.entry(name).or_default().push(Seen { path, kind, stat }),
-                Ok(None) => {}
-                Err(cause) => self.oddities.push(format!("{path}: {cause}")),
-            },
+    fn take(&mut self, folder: &dyn Folder, profile: &dyn Profile, path: RelPath, asked: &mut Asked) {
+        let mut seen = || -> std::io::Result<Option<(LogName, Seen)>> {
+            let place = profile.place(&path);
+            if place == Place::Ignore {
+                return Ok(None);
+            }
+            let Some(stat) = folder.stat(&path)? else { return Ok(None) };
+            let known = asked.get(&path).filter(|(before, _)| *before == stat);
+            let (name, kind) = match (place, known) {
+                (Place::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
+                (Place::Ask(_, kind, _), None) => {
+                    let Some((name, _)) = whose(folder, profile, &path)? else { return Ok(None) };
+                    asked.insert(path.clone(), (stat, name.clone()));
+                    (name, kind)
+                }
+                (Place::Keep(name, kind), _) => (name, kind),
+                (Place::Ignore, _) => return Ok(None),
+            };
+            Ok(Some((name, Seen { path: path.clone(), kind, stat })))
+        };
+        match seen() {
+            Ok(Some((name, seen))) => self.logs.entry(name).or_default().push(seen),
             Ok(None) => {}
             Err(cause) => self.oddities.push(format!("{path}: {cause}")),
         }

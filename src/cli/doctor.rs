@@ -181,6 +181,9 @@ async fn daemon(parts: &Parts, findings: &mut Findings) {
                 _ => findings.add("lag", Grade::Wrong, text, Some("sessiond status says which session; store and index above say why")),
             }
             findings.add("daemon", Grade::Ok, format!("process {} streams {} logs", status.pid, status.sessions.len()), None);
+            if let Some(error) = &status.database_error {
+                findings.add("lag", Grade::Wrong, format!("the daemon cannot read the agent's database: {error}"), None);
+            }
             for log in behind {
                 findings.add(
                     "daemon",

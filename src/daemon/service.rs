@@ -146,11 +146,13 @@ impl Service {
 async fn follow(mirror: Arc<Mirror>) {
     loop {
         let began = Instant::now();
-        if let Err(error) = mirror.pull(Depth::Changed).await {
+        let pulled = mirror.pull(Depth::Changed).await;
+        let mut pause = LOOK.max(began.elapsed() * 20);
+        if let Err(error) = pulled {
             tracing::warn!(%error, "the agent's database cannot be read; trying again");
-            tokio::time::sleep(LOOK_AGAIN).await;
+            pause = pause.max(LOOK_AGAIN);
         }
-        tokio::time::sleep(LOOK.max(began.elapsed() * 20)).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -209,6 +211,7 @@ impl Control {
             index_answers: self.answers.load(Ordering::Relaxed),
             index_waiting: self.feed.len(),
             fencing: self.parts.logs.fence.word().to_owned(),
+            database_error: self.parts.mirror.as_ref().and_then(|mirror| mirror.failure()),
             sessions: self.handle.status().await?,
         })
     }

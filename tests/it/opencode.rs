@@ -7,7 +7,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
 use crate::agents::{holds, objects};
-use crate::support::backend::{Backend, Ran, eventually};
+use crate::support::backend::{Backend, Ran, append, eventually};
 use crate::support::{TempHome, block_on};
 
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -243,6 +243,50 @@ fn going_back_takes_rows_away_and_going_on_ships_the_new_ones_alone() {
     let other = TempHome::new();
     backend.run(&other, &["restore", "ses_a"]).ok();
     assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
+#[test]
+fn a_database_that_cannot_be_read_only_delays() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let file = data(&home).join("opencode.db");
+    append(&file, "this is no database, and it is long enough to be looked at by one\n");
+    let _daemon = backend.daemon(&home, &[]);
+    let status = || backend.run(&home, &["status", "--json"]).ok().json();
+    assert!(status()["database_error"].as_str().is_some_and(|error| error.contains("opencode.db")), "{}", status());
+    backend.run(&home, &["flush", "--wait"]).fails(5, "opencode.db", "");
+    assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
+    std::fs::remove_file(&file).unwrap();
+    let mut database = Database::made(&home);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    eventually("it is read by itself", || status()["sessions"][0]["durable_bytes"].as_u64() > Some(0));
+    assert!(status().get("database_error").is_none(), "{}", status());
+    let other = TempHome::new();
+    backend.run(&home, &["flush", "--wait"]).ok();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
+#[test]
+fn odd_ids_and_odd_bytes_hold_up_nothing() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("../../evil", None);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    database.run("UPDATE part SET data = CAST(X'7B22FF227D' AS TEXT) WHERE id = 'prt_a_1_2'");
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    let mut restored = Database::at(&other);
+    assert_eq!((restored.count("session"), restored.count("part")), (1, 4));
+    let names: Vec<_> =
+        std::fs::read_dir(data(&home).join(".sessiond-mirror/sessions")).unwrap().map(|item| item.unwrap().file_name()).collect();
+    assert_eq!(names, ["ses_a.jsonl"]);
 }
 
 #[test]

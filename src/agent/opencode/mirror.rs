@@ -11,6 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -51,6 +52,8 @@ pub enum Depth {
 pub struct Mirror {
     data: PathBuf,
     state: Mutex<State>,
+    /// Why the database was not read the last time.
+    failure: std::sync::Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -89,7 +92,7 @@ fn name_of(place: usize) -> &'static str {
 impl Mirror {
     /// The mirror of the database in OpenCode's folder.
     pub fn new(data: &Path) -> Mirror {
-        Mirror { data: data.to_owned(), state: Mutex::default() }
+        Mirror { data: data.to_owned(), state: Mutex::default(), failure: std::sync::Mutex::default() }
     }
 
     /// Where the files are: what is kept.
@@ -135,8 +138,19 @@ impl Mirror {
         }
     }
 
+    /// Why the database cannot be read, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
+        let pulled = self.try_pull(depth).await;
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = pulled.as_ref().err().map(ToString::to_string);
+        pulled
+    }
+
+    async fn try_pull(&self, depth: Depth) -> Result<()> {
         let mut state = self.state.lock().await;
         let stamp = self.stamp();
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
@@ -166,13 +180,26 @@ impl Mirror {
             }
         }
         let schema = rows::schema(database).await.map_err(failed)?;
+        // An id becomes the name of a file.
+        looked_at.retain(|id| super::is_plain(id));
+        let mut failure = None;
         for id in &looked_at {
             let known = match state.known.remove(id) {
-                Some(known) => known,
-                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause))?,
+                Some(known) => Ok(known),
+                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause)),
             };
-            let known = self.pull_session(database, id, known, &schema).await?;
-            state.known.insert(id.clone(), known);
+            let pulled = match known {
+                Ok(known) => self.pull_session(database, id, known, &schema).await,
+                Err(error) => Err(error),
+            };
+            match pulled {
+                Ok(known) => drop(state.known.insert(id.clone(), known)),
+                // One that fails does not hold up the others.
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
         }
         state.known.retain(|id, _| looked_at.contains(id));
         state.changed = sessions.into_iter().map(|(id, session)| (id, session.changed)).collect();
@@ -194,10 +221,12 @@ impl Mirror {
         let asked = Questions::of(database).await.map_err(failed)?;
         let mut changed = sqlx::query(AssertSqlSafe(asked.changed)).bind(id).bind(since).fetch(&mut *database);
         while let Some(row) = changed.try_next().await.map_err(failed)? {
-            let get = || -> sqlx::Result<(i64, String, Option<String>, String)> {
+            let get = || -> sqlx::Result<(i64, String, Option<String>, Vec<u8>)> {
                 Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
             };
             let (place, key, role, row) = get().map_err(failed)?;
+            // SQLite takes any bytes for text.
+            let row = String::from_utf8_lossy(&row);
             let place = usize::try_from(place).unwrap_or(PROJECTS);
             known.take(place, &key, &rows::line(name_of(place), &key, role.as_deref(), &row), &mut out)?;
         }

@@ -123,7 +123,7 @@ impl Questions {
             };
             let time = if has("time_created") && table != "session" { format!("{name}.time_created") } else { "0".to_owned() };
             let since = if has("time_updated") { format!("{name}.time_updated >= ?2") } else { "?2 >= 0".to_owned() };
-            let row = as_json(table, columns);
+            let row = format!("CAST({} AS BLOB)", as_json(table, columns));
             format!("SELECT {rank}, {key}, {role}, {row}, {time} FROM {name} WHERE {name}.{owner} IN family AND {since}")
         });
         let counts = |Found { rank, name, owner, .. }: &Found| format!("SELECT {rank}, count(*) FROM {name} WHERE {owner} IN family");

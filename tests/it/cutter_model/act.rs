@@ -98,12 +98,13 @@ pub fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Whether a file is the session's. Of a sub-agent's transcript beside the session's own, only its first line says so.
+/// Whether a file is the session's. Of a sub-agent's transcript beside the session's own, only the first of its lines that names a
+/// session says so.
 pub fn is_ours(path: &str, bytes: &[u8]) -> bool {
-    let first = String::from_utf8_lossy(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default());
+    let mut lines = bytes[..bytes.len().min(16 << 10)].split(|byte| *byte == b'\n').map(String::from_utf8_lossy);
     // A line that was cut off and written on may name it more than once.
-    let named = first.split_once("\"sessionId\":\"").and_then(|(_, behind)| behind.split_once('"'));
-    !path.ends_with("/agent-9c.jsonl") || named.is_some_and(|(id, _)| id == SESSION)
+    let named = lines.find_map(|line| Some(line.split_once("\"sessionId\":\"")?.1.split_once('"')?.0.to_owned()));
+    !path.ends_with("/agent-9c.jsonl") || named.is_some_and(|id| id == SESSION)
 }
 
 impl Case {
