@@ -124,19 +124,23 @@ impl Model {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// The first request that holds these words, once it is there.
+    /// The first request of a conversation that holds these words, once it is there.
     #[track_caller]
     pub fn asked(&self, words: &str) -> Request {
-        let find = || self.requests().into_iter().find(|request| request.body.to_string().contains(words));
-        eventually(&format!("the model is asked {words:?}"), || find().is_some());
-        find().unwrap()
+        eventually(&format!("the model is asked {words:?}"), || !self.conversations(words).is_empty());
+        self.conversations(words).remove(0)
     }
 
-    /// The last request that holds these words.
+    /// The last request of a conversation that holds these words.
     #[track_caller]
     pub fn last(&self, words: &str) -> Request {
-        let found = self.requests().into_iter().rfind(|request| request.body.to_string().contains(words));
-        found.unwrap_or_else(|| panic!("the model was never asked {words:?}"))
+        self.conversations(words).pop().unwrap_or_else(|| panic!("the model was never asked {words:?}"))
+    }
+
+    /// One that offers no tools asks for a title.
+    fn conversations(&self, words: &str) -> Vec<Request> {
+        let talks = |request: &Request| request.body["tools"].as_array().is_some_and(|tools| !tools.is_empty());
+        self.requests().into_iter().filter(|request| talks(request) && request.body.to_string().contains(words)).collect()
     }
 }
 
