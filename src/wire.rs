@@ -208,6 +208,13 @@ fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
 /// The agents that we know something of.
 pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, OpenCode::NAME];
 
+/// Each of them and where it keeps its files, here.
+pub fn agents_here() -> Vec<(Arc<dyn Profile>, PathBuf)> {
+    let home = Environment::of_process().home;
+    let profiles = AGENTS.iter().filter_map(|name| known(&name.parse().ok()?));
+    profiles.filter_map(|profile| profile.root(home.as_deref(), &variable).map(|root| (profile, root))).collect()
+}
+
 /// What we know of one of them.
 fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
     Some(match name.as_str() {

@@ -6,12 +6,18 @@ pub mod settings;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{Place, Profile, home_or, is_passing, of_session};
+use serde_json::Value;
+
+use super::{DAY, Place, Profile, home_or, is_passing, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
 
 /// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
 const LONGEST_ENCODED: usize = 200;
+
+/// Sessions that were not written for so many days are deleted, unless the settings say otherwise. Claude Code's own number.
+const SWEEP_DAYS: u64 = 30;
 
 /// Claude Code's files.
 pub struct ClaudeCode {
@@ -68,7 +74,7 @@ impl Profile for ClaudeCode {
         match parts.as_slice() {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
                 // Older versions keep a sub-agent's transcript beside the session's.
-                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind),
+                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind, None),
                 Some(stem) => of_session(stem, kind),
                 None => Place::Ignore,
             },
@@ -148,6 +154,11 @@ impl Profile for ClaudeCode {
         format!("projects/{project}/{rest}").parse().ok()
     }
 
+    fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
+        let days = settings.get("cleanupPeriodDays").and_then(Value::as_u64).unwrap_or(SWEEP_DAYS);
+        Some(DAY * u32::try_from(days).unwrap_or(u32::MAX / 2))
+    }
+
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
         self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
@@ -200,7 +211,7 @@ mod tests {
         assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.meta.json"), of("3f2a", Whole));
         assert_eq!(place("projects/-work-app/3f2a/tool-results/t1.txt"), of("3f2a", Whole));
         assert_eq!(place("projects/-work-app/3f2a/custom-title.json"), of("3f2a", Whole));
-        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append, None));
         assert_eq!(place("projects/-work-app/memory/MEMORY.md"), of("@-work-app", Whole));
         assert_eq!(place("tasks/3f2a/1.json"), of("3f2a", Whole));
         assert_eq!(place("file-history/3f2a/abc@v1"), of("3f2a", Whole));
@@ -262,6 +273,13 @@ mod tests {
         assert_eq!(project(Some("/config"), "tenant_7"), "tenant_7");
         assert_eq!(project(None, "tenant_7"), "-work-app");
         assert_eq!(project(Some("/config"), "../x"), "-work-app");
+    }
+
+    #[test]
+    fn the_client_deletes_what_is_old() {
+        let days = |settings: Value| profile().sweeps_after(&settings).map(|after| after.as_secs() / 86_400);
+        assert_eq!(days(Value::Null), Some(30));
+        assert_eq!(days(serde_json::json!({"cleanupPeriodDays": 365})), Some(365));
     }
 
     #[test]

@@ -6,8 +6,8 @@ mod lines;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Place, Profile, UUID, home_or, is_uuid, of_session};
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+use super::{Place, Profile, UUID, home_or, is_uuid, log_of};
+use crate::model::{AgentName, FileKind, Line, LogName, RelPath};
 
 /// Codex's files.
 pub struct Codex {
@@ -24,8 +24,8 @@ impl Codex {
     }
 }
 
-/// The session of `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`; none for any other file.
-fn session(path: &RelPath) -> Option<&str> {
+/// The id in `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`: a session's, or a sub-agent's; none for any other file.
+fn thread(path: &RelPath) -> Option<&str> {
     let parts: Vec<&str> = path.parts().collect();
     let ["sessions", _, _, _, file] = parts.as_slice() else { return None };
     let stem = file.strip_prefix("rollout-")?.strip_suffix(".jsonl")?;
@@ -51,16 +51,17 @@ impl Profile for Codex {
     }
 
     fn place(&self, path: &RelPath) -> Place {
-        session(path).map_or(Place::Ignore, |id| of_session(id, FileKind::Append))
+        // The rollout of a sub-agent says in its first line which session started it.
+        thread(path).map_or(Place::Ignore, |id| Place::Ask("session_id", FileKind::Append, Some(log_of(id))))
     }
 
     fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        // A session is one file.
+        // Rollouts of a day lie together, whoever's they are: events and scans find new ones.
         Vec::new()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
-        session(path).is_some()
+        thread(path).is_some()
     }
 
     fn is_conversation(&self, path: &RelPath) -> bool {
@@ -73,20 +74,6 @@ impl Profile for Codex {
 
     fn project_of(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
-    }
-
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        // Its name holds the time at which the session began.
-        None
-    }
-
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
-        let id = session(path)?;
-        path.as_str().replace(id, to.as_str()).parse().ok()
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 
@@ -101,8 +88,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_kept_under_its_id_and_nothing_else_is() {
-        let kept = Place::Keep("01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().unwrap(), FileKind::Append);
+    fn a_rollout_is_kept_and_nothing_else_is() {
+        let kept = Place::Ask("session_id", FileKind::Append, "01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().ok());
         assert_eq!(place(ROLLOUT), kept);
         for path in [
             "auth.json",
@@ -124,12 +111,5 @@ mod tests {
         let enters = |folder: &str| profile.enter(&folder.parse().unwrap());
         assert!(enters("sessions") && enters("sessions/2026/11/16"));
         assert!(!enters("skills") && !enters(".sessiond") && !enters("sessions/2026/11/16/deep"));
-    }
-
-    #[test]
-    fn a_rollout_can_be_another_sessions() {
-        let profile = Codex::new("codex".parse().unwrap());
-        let renamed = profile.renamed(&ROLLOUT.parse().unwrap(), &"new".parse().unwrap());
-        assert_eq!(renamed.map(String::from).as_deref(), Some("sessions/2026/11/16/rollout-2026-11-16T13-47-53-new.jsonl"));
     }
 }

@@ -4,8 +4,11 @@ mod lines;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{Place, Profile, home_or, is_passing, is_uuid, of_session};
+use serde_json::Value;
+
+use super::{DAY, Place, Profile, home_or, is_passing, is_uuid, of_session};
 use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
 
 /// Gemini CLI's files.
@@ -56,7 +59,7 @@ impl Profile for Gemini {
         let parts: Vec<&str> = path.parts().collect();
         match parts.as_slice() {
             // Its name holds the first eight digits of the id; all of it stands in the first line.
-            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append),
+            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append, None),
             ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => of_session(id, FileKind::Append),
             ["tmp", _, "tool-outputs", folder, _, ..] => match folder.strip_prefix("session-") {
                 Some(id) => of_session(id, FileKind::Whole),
@@ -108,14 +111,22 @@ impl Profile for Gemini {
         if words.is_empty() { "project".to_owned() } else { words.join("-") }
     }
 
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        // Its name holds the time at which the session began.
-        None
-    }
-
-    fn renamed(&self, _path: &RelPath, _to: &SessionId) -> Option<RelPath> {
-        // Its first line says whose a chat is, too.
-        None
+    fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
+        let retention = settings.get("general").and_then(|general| general.get("sessionRetention"));
+        let said = |key: &str| retention.and_then(|retention| retention.get(key));
+        if said("enabled").and_then(Value::as_bool) == Some(false) {
+            return None;
+        }
+        let age = said("maxAge").and_then(Value::as_str).unwrap_or("30d");
+        let (count, unit) = age.split_at_checked(age.len().checked_sub(1)?)?;
+        let unit = match unit {
+            "h" => DAY / 24,
+            "d" => DAY,
+            "w" => DAY * 7,
+            "m" => DAY * 30,
+            _ => return None,
+        };
+        unit.checked_mul(count.parse().ok()?)
     }
 
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
@@ -143,7 +154,7 @@ mod tests {
         use FileKind::{Append, Whole};
         let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
         let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
-        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append));
+        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append, None));
         assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
         assert_eq!(place("tmp/work/tool-outputs/session-ID/shell_1.txt"), of(ID, Whole));
         assert_eq!(place("tmp/work/ID/plans/plan.md"), of(ID, Whole));
@@ -165,6 +176,14 @@ mod tests {
         }
         let enters = |folder: &str| profile().enter(&folder.parse().unwrap());
         assert!(enters("tmp/work/chats") && !enters("history") && !enters("tmp/work/logs") && !enters("tmp/work/checkpoints"));
+    }
+
+    #[test]
+    fn the_client_deletes_what_is_old() {
+        let of = |settings: Value| profile().sweeps_after(&settings);
+        let age = |age: &str| of(serde_json::json!({"general": {"sessionRetention": {"maxAge": age}}}));
+        assert_eq!((of(Value::Null), age("1w"), age("x")), (Some(DAY * 30), Some(DAY * 7), None));
+        assert_eq!(of(serde_json::json!({"general": {"sessionRetention": {"enabled": false}}})), None);
     }
 
     #[test]

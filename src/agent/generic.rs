@@ -63,10 +63,6 @@ impl Profile for Generic {
         &self.name
     }
 
-    fn program(&self) -> Option<&'static str> {
-        None
-    }
-
     fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         None
     }
@@ -106,18 +102,10 @@ impl Profile for Generic {
         cwd.to_string_lossy().into_owned()
     }
 
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
-        None
-    }
-
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         let text = path.as_str();
         let range = self.sessions.iter().find_map(|pattern| Some(pattern.captures(text)?.name("session")?.range()))?;
         format!("{}{to}{}", &text[..range.start], &text[range.end..]).parse().ok()
-    }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
     }
 }
 

@@ -12,8 +12,14 @@ pub mod transcript;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+
+/// A day.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Digits and dashes of a UUID.
 const UUID: usize = 36;
@@ -25,8 +31,8 @@ pub enum Place {
     Ignore,
     /// It belongs to this log.
     Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first lines, under this JSON key.
-    Ask(&'static str, FileKind),
+    /// Which session it belongs to stands in its first lines, under this JSON key; if it does not, it is of this log, if any.
+    Ask(&'static str, FileKind, Option<LogName>),
 }
 
 /// What we know of one agent.
@@ -34,12 +40,15 @@ pub enum Place {
 /// # Contract
 /// - `place` and `enter` are pure and say the same each time.
 /// - `line` is best effort: whatever its bytes are, it never fails.
+/// - What a profile does not say is not known, and nothing rests on it.
 pub trait Profile: Send + Sync + 'static {
     /// The agent's name, which is part of every key.
     fn name(&self) -> &AgentName;
 
     /// What starts it from a shell and says its version with `--version`; none if nothing is known of that.
-    fn program(&self) -> Option<&'static str>;
+    fn program(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The folder it keeps its files in, for a user with this home and environment.
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
@@ -66,18 +75,29 @@ pub trait Profile: Send + Sync + 'static {
     fn project_of(&self, cwd: &Path) -> String;
 
     /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
-    fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath>;
+    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+        None
+    }
 
     /// The path that a file of a session has in another session; none if its path does not say whose it is.
-    fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath>;
+    fn renamed(&self, _path: &RelPath, _to: &SessionId) -> Option<RelPath> {
+        None
+    }
 
     /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
     fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
         None
     }
 
-    /// The project log that goes with a session that has this file.
-    fn project_log(&self, path: &RelPath) -> Option<LogName>;
+    /// After how long without a change the agent itself deletes a session, as its `settings.json` says; none if it does not.
+    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+        None
+    }
+
+    /// The project log that goes with a session that has this file, if there is one.
+    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
+        None
+    }
 }
 
 /// A root: what a variable says, or a folder in the home.
@@ -91,9 +111,14 @@ fn is_uuid(text: &str) -> bool {
     text.len() == UUID && text.bytes().enumerate().all(digit)
 }
 
-/// A session's place in a log of its own.
+/// The log of a session.
+fn log_of(id: &str) -> LogName {
+    LogName::Session(SessionId::escape(id))
+}
+
+/// Kept for a session.
 fn of_session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(LogName::Session(SessionId::escape(id)), kind)
+    Place::Keep(log_of(id), kind)
 }
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.

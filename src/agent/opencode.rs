@@ -92,10 +92,6 @@ impl Profile for OpenCode {
     fn renamed(&self, path: &RelPath, to: &SessionId) -> Option<RelPath> {
         self.is_transcript(path).then(|| self.transcript("", to))?
     }
-
-    fn project_log(&self, _path: &RelPath) -> Option<LogName> {
-        None
-    }
 }
 
 #[cfg(test)]

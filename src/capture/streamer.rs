@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Context;
 use super::ship::{Shipment, Shipped};
 use super::slot::{LogStatus, Slot};
-use super::survey::{Survey, fingerprint, survey, whose};
+use super::survey::{Asked, Survey, fingerprint, survey, survey_again, whose};
 use super::watch::{Hints, Watch};
 use crate::error::{Error, Kind, Result};
 use crate::index::Failure;
@@ -117,6 +117,7 @@ pub struct Streamer {
     waiters: Vec<Waiter>,
     ending: Option<Ending>,
     oddities: BTreeSet<String>,
+    asked: Asked,
 }
 
 impl Streamer {
@@ -139,6 +140,7 @@ impl Streamer {
             waiters: Vec::new(),
             ending: None,
             oddities: BTreeSet::new(),
+            asked: Asked::new(),
         };
         streamer.note_scanning(scanning);
         streamer.first_look()?;
@@ -428,7 +430,7 @@ impl Streamer {
     }
 
     fn survey(&mut self) -> Result<Survey> {
-        let found = survey(&*self.context.folder, &*self.context.profile, None)?;
+        let found = survey_again(&*self.context.folder, &*self.context.profile, None, &mut self.asked)?;
         for oddity in &found.oddities {
             if self.oddities.insert(oddity.clone()) {
                 tracing::warn!("not kept: {oddity}");

@@ -1,6 +1,6 @@
 //! A scan of the agent's folder: which files there are, which log each belongs to. The truth that events only hint at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
 use serde_json::Value;
@@ -30,8 +30,16 @@ pub struct Survey {
     pub oddities: Vec<String>,
 }
 
+/// Files that were asked whose they are, and what they said: a file does not become another session's.
+pub type Asked = HashMap<RelPath, (Stat, LogName)>;
+
 /// Scans `from` (the whole root if none).
 pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>) -> Result<Survey> {
+    survey_again(folder, profile, from, &mut Asked::new())
+}
+
+/// The same, for one who scans often: files that were asked are not asked again.
+pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>, asked: &mut Asked) -> Result<Survey> {
     let mut found = Survey::default();
     let mut open = vec![from.cloned()];
     while let Some(at) = open.pop() {
@@ -52,7 +60,7 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
             };
             match (path, item.kind) {
                 (Ok(path), ItemKind::Folder) if profile.enter(&path) => open.push(Some(path)),
-                (Ok(path), ItemKind::File) => found.take(folder, profile, path),
+                (Ok(path), ItemKind::File) => found.take(folder, profile, path, asked),
                 (Ok(path), ItemKind::Link) if profile.enter(&path) || profile.place(&path) != Place::Ignore => {
                     found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
                 }
@@ -72,13 +80,28 @@ pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>
 }
 
 impl Survey {
-    fn take(&mut self, folder: &dyn Folder, profile: &dyn Profile, path: RelPath) {
-        match whose(folder, profile, &path) {
-            Ok(Some((name, kind))) => match folder.stat(&path) {
-                Ok(Some(stat)) => self.logs.entry(name).or_default().push(Seen { path, kind, stat }),
-                Ok(None) => {}
-                Err(cause) => self.oddities.push(format!("{path}: {cause}")),
-            },
+    fn take(&mut self, folder: &dyn Folder, profile: &dyn Profile, path: RelPath, asked: &mut Asked) {
+        let mut seen = || -> std::io::Result<Option<(LogName, Seen)>> {
+            let place = profile.place(&path);
+            if place == Place::Ignore {
+                return Ok(None);
+            }
+            let Some(stat) = folder.stat(&path)? else { return Ok(None) };
+            let known = asked.get(&path).filter(|(before, _)| before.same_file(&stat) && before.size <= stat.size);
+            let (name, kind) = match (place, known) {
+                (Place::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
+                (Place::Ask(_, kind, _), None) => {
+                    let Some((name, _)) = whose(folder, profile, &path)? else { return Ok(None) };
+                    asked.insert(path.clone(), (stat, name.clone()));
+                    (name, kind)
+                }
+                (Place::Keep(name, kind), _) => (name, kind),
+                (Place::Ignore, _) => return Ok(None),
+            };
+            Ok(Some((name, Seen { path: path.clone(), kind, stat })))
+        };
+        match seen() {
+            Ok(Some((name, seen))) => self.logs.entry(name).or_default().push(seen),
             Ok(None) => {}
             Err(cause) => self.oddities.push(format!("{path}: {cause}")),
         }
@@ -90,21 +113,25 @@ pub fn whose(folder: &dyn Folder, profile: &dyn Profile, path: &RelPath) -> std:
     match profile.place(path) {
         Place::Ignore => Ok(None),
         Place::Keep(name, kind) => Ok(Some((name, kind))),
-        Place::Ask(key, kind) => {
+        Place::Ask(key, kind, otherwise) => {
             let Some(file) = folder.open(path)? else { return Ok(None) };
             // The id stands near the front of one of the first lines, which can be long.
             let mut start = vec![0; 16 << 10];
             let got = file.read_at(&mut start, 0)?;
-            Ok(session_in(&start[..got], key).map(|id| (LogName::Session(SessionId::escape(&id)), kind)))
+            let said = session_in(&start[..got], key).map(|id| LogName::Session(SessionId::escape(&id)));
+            // Nothing is said in a file that has no line yet.
+            let otherwise = otherwise.filter(|_| start[..got].contains(&b'\n') || got == start.len());
+            Ok(said.or(otherwise).map(|name| (name, kind)))
         }
     }
 }
 
-/// The text under `key` in the first line that has it; also in one that is longer than what was read.
+/// The text under `key` in the first line that has it, or in an object in that line; also in one that is longer than what was read.
 fn session_in(start: &[u8], key: &str) -> Option<String> {
     start.split(|byte| *byte == b'\n').find_map(|line| {
         if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
-            return line.get(key)?.as_str().map(str::to_owned);
+            let within = || line.values().find_map(|value| value.get(key));
+            return line.get(key).or_else(within)?.as_str().map(str::to_owned);
         }
         let text = String::from_utf8_lossy(line);
         let behind = text.split_once(&format!("\"{key}\":\""))?.1;

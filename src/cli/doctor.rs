@@ -1,17 +1,24 @@
 //! `doctor`: looks at everything once and says what is wrong and what to try.
 
-use std::os::unix::fs::MetadataExt;
+mod agents;
+mod folder;
 
+use bytes::Bytes;
 use serde::Serialize;
 
-use crate::capture::survey::survey;
 use crate::cli::{exit, print};
 use crate::config::Settings;
 use crate::daemon::socket::{self, Answer, Request};
 use crate::error::{Error, Result};
-use crate::model::{FileKind, RelPath};
-use crate::sys::{Folder, ItemKind};
+use crate::model::keys;
+use crate::store::list_objects;
 use crate::wire::Parts;
+
+/// Lag that a person should look at; a flush follows a change by a second or so.
+const LONG_LAG: f64 = 60.0;
+
+/// Seconds by which clocks may differ: S3 refuses requests at a quarter of an hour.
+const CLOCKS_DIFFER: i64 = 60;
 
 /// Check store, index, folder and daemon, and explain what is wrong
 #[derive(Debug, clap::Args)]
@@ -57,11 +64,22 @@ impl Findings {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut findings = Findings::default();
-    match Parts::make(settings, None).await {
+    let parts = Parts::make(settings, None).await;
+    agents::look(parts.as_ref().ok(), &mut findings).await;
+    match parts {
         Err(error) => findings.wrong("settings", &error),
         Ok(parts) => {
-            folder(&parts, &mut findings);
+            if let Some(mirror) = &parts.mirror {
+                let text =
+                    |sessions| format!("the rows of {sessions} sessions in the agent's database; left alone: every other table and file");
+                match mirror.check().await {
+                    Ok(sessions) => findings.add("kept", Grade::Ok, text(sessions), None),
+                    Err(error) => findings.wrong("folder", &error),
+                }
+            }
+            folder::look(&parts, &mut findings);
             store(&parts, &mut findings).await;
+            clock(&parts, &mut findings).await;
             index(&parts, &mut findings).await;
             daemon(&parts, &mut findings).await;
         }
@@ -85,79 +103,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(if wrong { exit::FAILED } else { exit::OK })
 }
 
-fn folder(parts: &Parts, findings: &mut Findings) {
-    let root = match parts.root() {
-        Ok(root) => root,
-        Err(error) => return findings.wrong("folder", &error),
-    };
-    if root.is_symlink() && !root.exists() {
-        let text = format!("{} is a link to nowhere", root.display());
-        return findings.add("folder", Grade::Wrong, text, Some("make what it points to, or give --root"));
-    }
-    let Ok(found) = std::fs::metadata(root) else {
-        return findings.add(
-            "folder",
-            Grade::Warn,
-            format!("{} does not exist yet", root.display()),
-            Some("it is made when the agent, a restore or the daemon starts; --root names another"),
-        );
-    };
-    let me = rustix::process::geteuid();
-    if !me.is_root() && found.uid() != me.as_raw() {
-        let text = format!("{} belongs to user {} and sessiond runs as {}", root.display(), found.uid(), me.as_raw());
-        findings.add("folder", Grade::Wrong, text, Some("run sessiond as the agent's user"));
-    }
-    if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
-        let text = format!("{} cannot be written: {cause}", root.display());
-        findings.add("folder", Grade::Wrong, text, Some("sessiond keeps its ledgers in it; mend its mount or permissions"));
-    }
-    let Ok(disk) = parts.folder() else { return };
-    match survey(&*disk, &*parts.profile, None) {
-        Err(error) => findings.wrong("folder", &error),
-        Ok(survey) => {
-            let sessions = survey.logs.keys().filter(|name| !name.is_project()).count();
-            let files: usize = survey.logs.values().map(Vec::len).sum();
-            let bytes: u64 = survey.logs.values().flatten().map(|file| file.stat.size).sum();
-            let lines = survey.logs.values().flatten().filter(|file| file.kind == FileKind::Append).count();
-            let text = format!("{}: {sessions} sessions in {files} files ({lines} transcripts), {}", root.display(), print::bytes(bytes));
-            findings.add("folder", Grade::Ok, text, None);
-            for oddity in survey.oddities {
-                findings.add("folder", Grade::Warn, format!("not kept: {oddity}"), None);
-            }
-        }
-    }
-    watches(parts, &*disk, findings);
-}
-
-/// Each folder takes a watch; where the limit is too low, sessiond scans instead.
-fn watches(parts: &Parts, folder: &dyn Folder, findings: &mut Findings) {
-    let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches").ok().and_then(|text| text.trim().parse::<usize>().ok());
-    let mut open: Vec<Option<RelPath>> = vec![None];
-    let mut folders = 0;
-    while let Some(at) = open.pop() {
-        folders += 1;
-        for item in folder.list(at.as_ref()).unwrap_or_default() {
-            let path = at.as_ref().map_or_else(|| item.name.parse(), |at| at.join(&item.name));
-            if let (ItemKind::Folder, Ok(path)) = (item.kind, path)
-                && parts.profile.enter(&path)
-            {
-                open.push(Some(path));
-            }
-        }
-    }
-    match limit {
-        Some(limit) if folders * 2 > limit => {
-            findings.add(
-                "watches",
-                Grade::Warn,
-                format!("{folders} folders, and the limit of watches is {limit}"),
-                Some("sysctl fs.inotify.max_user_watches=524288; until then sessiond scans"),
-            );
-        }
-        _ => findings.add("watches", Grade::Ok, format!("{folders} folders to watch"), None),
-    }
-}
-
 async fn store(parts: &Parts, findings: &mut Findings) {
     let names = match parts.logs.names("").await {
         Ok(names) => names,
@@ -176,6 +121,31 @@ async fn store(parts: &Parts, findings: &mut Findings) {
         }
         Ok(fence) => findings.add("fencing", Grade::Ok, format!("by the {}", fence.word()), None),
         Err(error) => findings.wrong("fencing", &error),
+    }
+}
+
+/// Order never rests on a clock; what people see does, and S3 refuses a request whose time is far off.
+async fn clock(parts: &Parts, findings: &mut Findings) {
+    let key = keys::probe(&format!("clock-{:016x}", parts.logs.chance.next()));
+    let asked = async {
+        parts.store.put(&key, Bytes::from_static(b"what time is it?\n")).await?;
+        let now = parts.logs.clock.now();
+        let listed = list_objects(&*parts.store, &keys::probe_folder(), None).await;
+        parts.store.delete(&key).await?;
+        Ok::<_, Error>(listed?.into_iter().find(|object| object.key == key).map(|object| object.modified.as_second() - now.as_second()))
+    };
+    match asked.await {
+        Err(error) => findings.wrong("clock", &error),
+        Ok(Some(ahead)) if ahead.abs() > CLOCKS_DIFFER => {
+            let text = format!("the store's clock is {} seconds {} ours", ahead.abs(), if ahead > 0 { "ahead of" } else { "behind" });
+            findings.add(
+                "clock",
+                Grade::Warn,
+                text,
+                Some("let the machine set its clock (NTP); S3 refuses requests that are 15 minutes off"),
+            );
+        }
+        Ok(_) => findings.add("clock", Grade::Ok, "as the store's", None),
     }
 }
 
@@ -202,7 +172,18 @@ async fn daemon(parts: &Parts, findings: &mut Findings) {
     match socket::ask(root, &Request::Status).await {
         Ok(Answer::Status(status)) => {
             let behind: Vec<_> = status.sessions.iter().filter(|log| log.last_error.is_some()).collect();
+            let lag = status.sessions.iter().map(|log| log.lag_seconds).fold(0.0, f64::max);
+            let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
+            let text = format!("{} are not durable yet, the oldest since {lag:.0} seconds", print::bytes(bytes));
+            match bytes {
+                0 => findings.add("lag", Grade::Ok, "none: everything is durable", None),
+                _ if lag < LONG_LAG => findings.add("lag", Grade::Ok, text, None),
+                _ => findings.add("lag", Grade::Wrong, text, Some("sessiond status says which session; store and index above say why")),
+            }
             findings.add("daemon", Grade::Ok, format!("process {} streams {} logs", status.pid, status.sessions.len()), None);
+            if let Some(error) = &status.database_error {
+                findings.add("lag", Grade::Wrong, format!("the daemon cannot read the agent's database: {error}"), None);
+            }
             for log in behind {
                 findings.add(
                     "daemon",

@@ -107,7 +107,7 @@ async fn fetch(parts: &Parts, id: &LogId, point: &Point, scratch: &Arc<Disk>) ->
     let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
     let report = restore::restore(&context, id, &Options { at, cut, ..Options::default() }).await?;
     let kind = |path: &RelPath| match parts.profile.place(path) {
-        Place::Keep(_, kind) | Place::Ask(_, kind) => kind,
+        Place::Keep(_, kind) | Place::Ask(_, kind, _) => kind,
         Place::Ignore => FileKind::Whole,
     };
     let written = report.files.into_iter().filter(|file| file.action == Action::Write);

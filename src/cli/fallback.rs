@@ -213,7 +213,7 @@ async fn newest(profile: &dyn Profile) -> Result<Option<Version>> {
         Error::usage(format!("--max-agent-version auto: nothing is known of how {} says its version", profile.name()))
             .hint("give a version, such as 2.1.325")
     })?;
-    let asked = installed::version(program).await;
+    let asked = installed::version(program, None).await;
     if let Err(error) = &asked {
         tracing::warn!(%error, "restoring whatever wrote the session");
     }

@@ -33,7 +33,7 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let blob = blob::read(&*parts.profile, BLOB, &text, id.as_ref(), &here, now_ns)?;
     let disk = parts.folder()?;
     let owner = select::owner(args.owner.as_deref(), &disk)?;
-    let options = Options { force: args.force, dry_run: args.dry_run, claim: true, owner, ..Options::default() };
+    let options = Options { force: args.force, repair: args.repair, dry_run: args.dry_run, claim: true, owner, ..Options::default() };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), owner)?) };
     let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
     let report = blob::restore(&context, blob, &options)?;

@@ -1,6 +1,7 @@
 //! Asks an agent that is on the `PATH` for its version.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -10,11 +11,18 @@ use crate::model::Version;
 /// An agent that says its version does so in well under a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The version that a program says it has.
-pub async fn version(program: &str) -> Result<Version> {
-    let failed = |why: &str| Error::not_found(format!("ask {program} for its version: {why}"));
-    let started = Command::new(program).arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-    let mut child = started.map_err(|cause| failed(&cause.to_string()))?;
+/// The version that a program says it has. Some make folders in the home even then: `elsewhere` gives them another.
+pub async fn version(program: &str, elsewhere: Option<&Path>) -> Result<Version> {
+    let failed = |why: &str| Error::not_found(format!("{program} {why}"));
+    let mut command = Command::new(program);
+    if let Some(home) = elsewhere {
+        command.env("HOME", home).current_dir(home);
+        ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"].iter().for_each(|name| {
+            command.env_remove(name);
+        });
+    }
+    let started = command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = started.map_err(|cause| failed("cannot be asked for its version").because(cause))?;
     let output = child.stdout.take();
     let said = tokio::task::spawn_blocking(move || {
         let mut text = Vec::new();
@@ -25,5 +33,5 @@ pub async fn version(program: &str) -> Result<Version> {
     // It has said what it had to say, or will not.
     let _ = child.kill();
     let _ = child.wait();
-    said.ok().and_then(|said| said.ok()).and_then(|said| Version::find(&said)).ok_or_else(|| failed("it does not say"))
+    said.ok().and_then(|said| said.ok()).and_then(|said| Version::find(&said)).ok_or_else(|| failed("does not say its version"))
 }

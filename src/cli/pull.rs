@@ -6,11 +6,12 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::cli::select::Latest;
-use crate::cli::{exit, print, select};
+use crate::cli::{exit, print, restore as restore_verb, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::{LogId, WriterId, keys};
 use crate::restore::point::{self, Goal};
+use crate::restore::repair::Repaired;
 use crate::restore::{self, Context, Options, find};
 use crate::store::{Store, list_folders, list_objects};
 use crate::sys::{Disk, STATE_FOLDER};
@@ -44,6 +45,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_RAW")]
     pub raw: bool,
 
+    /// Leave torn, glued and empty lines out of transcripts; as they were, they are kept in .sessiond/aside
+    #[arg(long, env = "SESSIOND_REPAIR", conflicts_with = "raw")]
+    pub repair: bool,
+
     /// Print the result as JSON
     #[arg(long, env = "SESSIOND_JSON")]
     pub json: bool,
@@ -57,6 +62,7 @@ struct Pulled {
     files: usize,
     bytes: u64,
     seq: Option<u64>,
+    repaired: Vec<Repaired>,
 }
 
 /// Does it.
@@ -84,6 +90,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             print::bytes(pulled.bytes),
             pulled.to.display()
         ))?;
+        restore_verb::say_repaired(&pulled.repaired)?;
     }
     Ok(exit::OK)
 }
@@ -102,11 +109,18 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
     };
     let Goal { at, cut } = point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
     let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, &Options { at, cut, branch, ..Options::default() }).await?;
+    let report = restore::restore(&context, id, &Options { at, cut, branch, repair: args.repair, ..Options::default() }).await?;
     // Only the temporary folder was in it.
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER));
-    Ok(Pulled { session: report.session.clone(), to, files: report.files.len(), bytes: report.bytes, seq: Some(report.seq) })
+    Ok(Pulled {
+        session: report.session.clone(),
+        to,
+        files: report.files.len(),
+        bytes: report.bytes,
+        seq: Some(report.seq),
+        repaired: report.repaired,
+    })
 }
 
 /// The writer that is meant, by the beginning of its name.
@@ -138,7 +152,7 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
     if files == 0 {
         return Err(find::unknown(id));
     }
-    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None })
+    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None, repaired: Vec::new() })
 }
 
 async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {

@@ -11,6 +11,7 @@ use crate::daemon::lock;
 use crate::error::{Doing, Result};
 use crate::model::{At, LogId, LogName, Point};
 use crate::restore::point::{self, Goal};
+use crate::restore::repair::{Change, Repaired, What};
 use crate::restore::{self, Context, Options, Report, place::Action};
 use crate::wire::Parts;
 
@@ -70,6 +71,10 @@ pub struct Args {
     /// Where the log is damaged, bring back the longest sound beginning of it instead of stopping
     #[arg(long, env = "SESSIOND_SALVAGE")]
     pub salvage: bool,
+
+    /// Give the agent transcripts without torn, glued or empty lines; as they were, they are kept in .sessiond/aside
+    #[arg(long, env = "SESSIOND_REPAIR")]
+    pub repair: bool,
 
     /// What to do where that does not help.
     #[command(flatten)]
@@ -135,6 +140,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         claim: true,
         owner: select::owner(args.owner.as_deref(), &disk)?,
         salvage: args.salvage,
+        repair: args.repair,
         branch: None,
         project: args.cwd.as_deref().map(|cwd| select::project_of(&parts, cwd)),
     };
@@ -180,7 +186,7 @@ pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options
 pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
     if let (Some(mirror), false) = (&parts.mirror, options.dry_run) {
         // What is only in the agent's database is only here: nothing of it may be overwritten.
-        mirror.pull(Depth::All).await?;
+        mirror.pull(Depth::Now).await?;
     }
     let report = restore::restore(&context(parts)?, id, options).await?;
     settle(parts, &report, options).await?;
@@ -246,6 +252,7 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     for (path, bytes) in &report.cut_off {
         print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
     }
+    say_repaired(&report.repaired)?;
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;
     }
@@ -254,6 +261,28 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     }
     if !report.session.starts_with('@') {
         print::line(format_args!("resume with {}", print::clean(&report.session)))?;
+    }
+    Ok(())
+}
+
+/// Tells what was repaired, line by line.
+pub fn say_repaired(repaired: &[Repaired]) -> Result<()> {
+    for file in repaired {
+        print::line(format_args!("  repaired {}:", print::clean(file.path.as_str())))?;
+        for Change { line, at, what, bytes } in &file.changes {
+            let told = match what {
+                What::Zeros => format!("{bytes} zero bytes left out"),
+                What::Torn => format!("{bytes} bytes of a torn line before the record left out"),
+                What::Split => format!("{} records on one line got a line each", bytes + 1),
+                What::Unreadable => format!("{bytes} bytes that are no record left out"),
+                What::Ended => "the end of the line added".to_owned(),
+                What::Unfinished => format!("{bytes} bytes of an unfinished line left out"),
+            };
+            print::line(format_args!("    line {line}, byte {at}: {told}"))?;
+        }
+        if let Some(original) = &file.original {
+            print::line(format_args!("    as it was: {}", print::clean(original.as_str())))?;
+        }
     }
     Ok(())
 }

@@ -71,6 +71,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_FORCE")]
     pub force: bool,
 
+    /// Give the agent transcripts without torn, glued or empty lines; as they were, they are kept in .sessiond/aside
+    #[arg(long, env = "SESSIOND_REPAIR")]
+    pub repair: bool,
+
     /// Whose the files shall be, when run as root [default: the owner of the agent's folder]
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
@@ -206,10 +210,13 @@ async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Resu
     };
     let point = select::point(args.at.as_deref())?;
     let project = args.cwd.as_deref().map(|cwd| select::project_of(parts, cwd));
-    let options = Options { project, force: args.force, dry_run: false, claim: true, owner, ..Options::default() };
+    let options = Options { project, force: args.force, repair: args.repair, dry_run: false, claim: true, owner, ..Options::default() };
     let reports = restore::session(parts, &id, &point, &options).await?;
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
+        for repaired in &report.repaired {
+            tracing::warn!(path = %repaired.path, changes = repaired.changes.len(), original = ?repaired.original, "repaired");
+        }
     }
     reports.iter().map(|report| report.session.parse().map_err(|error: Error| error)).collect()
 }

@@ -35,6 +35,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         (false, waiting) => format!(" (does not answer; {waiting} to catch up)"),
     };
     print::line(format_args!("index    {}{index}", status.index))?;
+    if let Some(error) = &status.database_error {
+        print::line(format_args!("database {}; what is in it waits", print::clean(error)))?;
+    }
     let rows: Vec<Vec<String>> = status
         .sessions
         .iter()

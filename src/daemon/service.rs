@@ -73,7 +73,7 @@ impl Service {
             feed.say_of_each();
         }
         if let Some(mirror) = &parts.mirror
-            && let Err(error) = mirror.pull(Depth::All).await
+            && let Err(error) = mirror.pull(Depth::Now).await
         {
             tracing::warn!(%error, "the agent's database cannot be read yet; trying again");
         }
@@ -119,7 +119,7 @@ impl Service {
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
         crate::sys::notify_ready::tell("STOPPING=1");
         if let Some(mirror) = &self.mirror {
-            match tokio::time::timeout_at(deadline, mirror.pull(Depth::All)).await {
+            match tokio::time::timeout_at(deadline, mirror.pull(Depth::Now)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::error!(%error, "the agent's database was not read to its end"),
                 Err(_) => tracing::error!("out of time: the agent's database was not read to its end"),
@@ -209,6 +209,7 @@ impl Control {
             index_answers: self.answers.load(Ordering::Relaxed),
             index_waiting: self.feed.len(),
             fencing: self.parts.logs.fence.word().to_owned(),
+            database_error: self.parts.mirror.as_ref().and_then(|mirror| mirror.failure()),
             sessions: self.handle.status().await?,
         })
     }

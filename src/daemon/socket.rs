@@ -56,6 +56,9 @@ pub struct Status {
     pub index_waiting: usize,
     /// What keeps two writers apart.
     pub fencing: String,
+    /// Why the agent's own database cannot be read, if it has one and so it is: what is in it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database_error: Option<String>,
     /// Every session.
     pub sessions: Vec<LogStatus>,
 }

@@ -142,7 +142,7 @@ fn kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<Vec<F
     }
     let kind = |member: &Member| match profile.place(&member.path) {
         Place::Keep(name, kind) if name == id.name => Ok(kind),
-        Place::Ask(_, kind) => Ok(kind),
+        Place::Ask(_, kind, _) => Ok(kind),
         _ => Err(Error::corrupt(format!("import {id}: {} is not a file that {} keeps for it", member.path, id.agent))),
     };
     manifest.files.iter().map(kind).collect()

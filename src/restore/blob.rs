@@ -66,7 +66,7 @@ pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Repor
 fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &RelPath) -> Result<Report> {
     let mut assembly = Assembly::new(&*context.folder, stage.clone(), 1);
     let kind = |path: &RelPath, kind| match context.profile.place(path) {
-        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind) => kind,
+        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind, _) => kind,
         crate::agent::Place::Ignore => kind,
     };
     let parts = blob.files.iter().map(|(member, _)| Part {
@@ -87,12 +87,8 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
     let files = place::decide_all(context, id, &assembly, &[], None, options)?;
     place::check(id, &files, options)?;
     let bytes = files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum();
-    if !options.dry_run {
-        place::place_all(context, &assembly, &files, None, options)?;
-    }
-    let session = id.name.to_string();
-    Ok(Report {
-        session,
+    let mut report = Report {
+        session: id.name.to_string(),
         seq: 0,
         head: 0,
         writer: None,
@@ -100,7 +96,12 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
         bytes,
         files,
         cut_off: BTreeMap::new(),
+        repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
-    })
+    };
+    if !options.dry_run {
+        place::place_all(context, &assembly, &mut report, None, options)?;
+    }
+    Ok(report)
 }

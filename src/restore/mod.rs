@@ -10,6 +10,7 @@ pub mod place;
 pub mod point;
 pub mod prose;
 pub mod relocate;
+pub mod repair;
 pub mod talk;
 pub mod verify;
 
@@ -32,6 +33,7 @@ use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
 
 use place::{Action, FilePlan};
+use repair::Repaired;
 
 /// Somebody else may write between our look and our claim; so often we look again.
 const MOST_RACES: u32 = 10;
@@ -65,6 +67,8 @@ pub struct Options {
     pub force: bool,
     /// Where the log is damaged, take what is sound before the damage.
     pub salvage: bool,
+    /// Give the agent transcripts without damage, and keep them as they were aside.
+    pub repair: bool,
     /// Only say what would be done.
     pub dry_run: bool,
     /// Take the session over. Never for a copy.
@@ -92,6 +96,8 @@ pub struct Report {
     pub files: Vec<FilePlan>,
     /// What came behind the point and was left in the log: bytes, by file.
     pub cut_off: BTreeMap<RelPath, u64>,
+    /// What was repaired in which file.
+    pub repaired: Vec<Repaired>,
     /// Whether nothing was done on purpose.
     pub dry_run: bool,
     /// The claim, for the index.
@@ -234,7 +240,7 @@ async fn head_of<'a>(
 /// Our own volume, nobody wrote since: what is here is the log or newer, and nothing needs to be read. The outer none
 /// means that this is not so.
 async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<Option<Option<Report>>> {
-    if !options.claim || options.at != At::Latest || options.cut.is_some() || options.force {
+    if !options.claim || options.at != At::Latest || options.cut.is_some() || options.force || options.repair {
         return Ok(None);
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
@@ -256,6 +262,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         bytes: 0,
         files,
         cut_off: BTreeMap::new(),
+        repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
     };
@@ -357,14 +364,16 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
         files,
         cut_off,
+        repaired: Vec::new(),
         dry_run: options.dry_run,
         claim: None,
     };
     place::check(id, &report.files, options)?;
     if options.dry_run {
+        place::foresee(context, assembly, &mut report, options)?;
         return Ok(Some(report));
     }
-    let mut cursors = place::place_all(context, assembly, &report.files, ledger.as_ref(), options)?;
+    let mut cursors = place::place_all(context, assembly, &mut report, ledger.as_ref(), options)?;
     if read.seq < head.seq {
         // The log's end holds something else of these files than what they go on from.
         cursors.values_mut().for_each(FileCursor::distrust);

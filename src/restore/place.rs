@@ -5,7 +5,8 @@ use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::{Context, Options, relocate};
+use super::repair::{self, Change, Repaired};
+use super::{Context, Options, Report, relocate};
 use crate::agent::Place;
 use crate::error::{Error, Result};
 use crate::log::assemble::{Assembly, Staged};
@@ -227,7 +228,14 @@ fn examine(
     let folder = &*context.folder;
     let stored = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
     // A copy for debugging is the log as it is; an agent gets whole lines.
-    let len = if options.claim && at.kind == FileKind::Append { whole_lines(&*stored, at.len)? } else { at.len };
+    let len = match at.kind {
+        FileKind::Append if options.claim => {
+            let lines = whole_lines(&*stored, at.len)?;
+            // What lacks only the end of its line can be repaired.
+            if options.repair && repair::is_record(&*stored, lines, at.len)? { at.len } else { lines }
+        }
+        _ => at.len,
+    };
     let mut plan = FilePlan { bytes: len, torn: at.len - len, ..FilePlan::new(path, stands_at, Action::Write) };
     let Some(file) = folder.open(stands_at)? else { return Ok(plan) };
     let size = file.stat()?.size;
@@ -286,11 +294,11 @@ pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
     }))
 }
 
-/// Puts the files in place, transcripts last, so that what they name is there first. Answers the cursors behind them.
+/// Puts the files of a report in place, transcripts last, so that what they name is there first. Answers the cursors behind them.
 pub fn place_all(
     context: &Context,
     assembly: &Assembly<'_>,
-    files: &[FilePlan],
+    report: &mut Report,
     ledger: Option<&Ledger>,
     options: &Options,
 ) -> Result<BTreeMap<RelPath, FileCursor>> {
@@ -300,16 +308,16 @@ pub fn place_all(
     let aside = format!("{aside}-{:08x}", context.logs.chance.next() >> 32);
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
-        for plan in files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
+        for plan in report.files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
             let failed = |cause| Error::io(format!("put {} in place", plan.path), cause);
             let is_elsewhere = plan.stands_at != plan.path && plan.standing.is_some();
+            let to: RelPath = format!("{aside}/{}", plan.stands_at).parse()?;
             if plan.action == Action::Replace || plan.action == Action::Aside || plan.action == Action::Write && is_elsewhere {
-                let to: RelPath = format!("{aside}/{}", plan.stands_at).parse()?;
                 folder.rename(&plan.stands_at, &to, options.owner).map_err(failed)?;
             }
             let Some((at, staged)) = stored.get(&plan.path) else { continue };
-            let cursor = match plan.action {
-                Action::Superseded | Action::Conflict | Action::Aside => None,
+            let mut cursor = match plan.action {
+                Action::Superseded | Action::Conflict | Action::Aside => continue,
                 Action::Keep => {
                     if is_elsewhere {
                         folder.rename(&plan.stands_at, &plan.path, options.owner).map_err(failed)?;
@@ -318,10 +326,83 @@ pub fn place_all(
                 }
                 Action::Write | Action::Replace => Some(put(folder, plan, at, staged, options).map_err(failed)?),
             };
+            if options.repair && at.kind == FileKind::Append {
+                let original: RelPath = format!("{to}.damaged").parse()?;
+                let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
+                let changes = mend(context, plan, (&view, &original), &mut cursor, options).map_err(failed)?;
+                if !changes.is_empty() {
+                    report.repaired.push(Repaired { path: plan.path.clone(), original: Some(original), changes });
+                }
+            }
             cursors.extend(cursor.map(|cursor| (plan.path.clone(), cursor)));
         }
     }
     Ok(cursors)
+}
+
+/// What would be repaired.
+pub fn foresee(context: &Context, assembly: &Assembly<'_>, report: &mut Report, options: &Options) -> Result<()> {
+    let folder = &*context.folder;
+    for (path, _, staged) in assembly.files().filter(|(_, at, _)| options.repair && at.kind == FileKind::Append) {
+        let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else { continue };
+        let failed = |cause| Error::io(format!("read {path}"), cause);
+        let from = if plan.action == Action::Keep { &plan.stands_at } else { &staged.at };
+        let Some(file) = folder.open(from).map_err(failed)? else { continue };
+        let len = if plan.action == Action::Keep { file.stat().map_err(failed)?.size } else { plan.bytes };
+        let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
+        let changes = repair::repair(folder, &*context.profile, path, (&*file, len), &view, options.claim).map_err(failed)?;
+        if !changes.is_empty() {
+            report.repaired.push(Repaired { path: path.clone(), original: None, changes });
+        }
+    }
+    Ok(())
+}
+
+/// Repairs a file that is in place, and keeps it as it was at `original`. Its cursor goes back to where it first differs: from there
+/// on it is shipped anew, and the log keeps what it held.
+fn mend(
+    context: &Context,
+    plan: &FilePlan,
+    (view, original): (&RelPath, &RelPath),
+    cursor: &mut Option<FileCursor>,
+    options: &Options,
+) -> std::io::Result<Vec<Change>> {
+    let folder = &*context.folder;
+    let Some(file) = folder.open(&plan.path)? else { return Ok(Vec::new()) };
+    let stat = file.stat()?;
+    let changes = repair::repair(folder, &*context.profile, &plan.path, (&*file, stat.size), view, options.claim)?;
+    let Some(first) = changes.iter().map(|change| change.at).min() else { return Ok(changes) };
+    copy(folder, &*file, stat.size, original)?;
+    let meta = Meta { mode: stat.mode, mtime_ns: stat.mtime_ns, owner: options.owner };
+    folder.finish(original, &meta)?;
+    folder.finish(view, &meta)?;
+    folder.rename(view, &plan.path, options.owner)?;
+    let Some(file) = folder.open(&plan.path)? else { return Ok(changes) };
+    if let Some(behind) = cursor {
+        let len = behind.len.min(first);
+        if let Some(over) = FileCursor::over(&*file, behind.kind, len)? {
+            *behind = over;
+        }
+        // What is more than that is new to the next look.
+        behind.stat.size = len;
+    }
+    Ok(changes)
+}
+
+fn copy(folder: &dyn Folder, from: &dyn OpenFile, len: u64, to: &RelPath) -> std::io::Result<()> {
+    let mut buffer = vec![0; 256 << 10];
+    let mut at = 0;
+    folder.write_at(to, 0, &[])?;
+    while at < len {
+        match from.read_at(&mut buffer, at)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            got => {
+                folder.write_at(to, at, &buffer[..got])?;
+                at += got as u64;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The cursor of a file that stays: behind what the log holds of it.

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append};
+use crate::support::backend::{Backend, Ran, append};
 use crate::support::world::files_below;
 
 /// What no bucket may hold.
@@ -101,6 +101,39 @@ fn a_session_of_each_agent_comes_back_whole_and_alone() {
             }
         }
     }
+}
+
+#[test]
+fn the_rollout_of_a_sub_agent_comes_with_the_session_that_started_it() {
+    let agent = Agent { fixture: "codex/subagent", id: "01a1e4c6-e869-72a1-b904-32a2c4d1e613", turns: 1, ..AGENTS[0] };
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", agent.name);
+    let home = at_home(&agent);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let sessions = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
+    assert_eq!((sessions.as_array().unwrap().len(), sessions[0]["turns"].as_u64()), (1, Some(1)), "{sessions}");
+    let other = TempHome::new();
+    backend.run(&other, &["restore", agent.id]).ok();
+    let restored = files_below(&other.home().join(agent.root));
+    assert_eq!((restored.len(), restored), (2, files_below(&fixture(&agent))));
+}
+
+#[test]
+fn claude_code_is_found_where_its_environment_says() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let config = home.home().join("config");
+    append(&config.join("projects/tenant_7/s1.jsonl"), "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n");
+    let run = |home: &TempHome, arguments: &[&str]| {
+        let mut command = backend.command(home, arguments);
+        command.env("CLAUDE_CONFIG_DIR", home.home().join("config")).env("CLAUDE_CODE_PROJECT_DIR_NAME", "tenant_7");
+        Ran(command.output().unwrap()).ok()
+    };
+    run(&home, &["run", "--", "true"]);
+    let other = TempHome::new();
+    // In whatever folder it runs: the project has the name that it was given.
+    run(&other, &["restore", "--latest", "--project", "/"]);
+    assert_eq!(files_below(&other.home().join("config")), files_below(&config));
 }
 
 #[test]

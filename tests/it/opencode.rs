@@ -7,7 +7,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
 use crate::agents::{holds, objects};
-use crate::support::backend::{Backend, Ran, eventually};
+use crate::support::backend::{Backend, Ran, append, eventually};
 use crate::support::{TempHome, block_on};
 
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -133,6 +133,18 @@ impl Database {
     }
 }
 
+/// A home whose session `ses_a` of so many turns is stored.
+fn stored(turns: u32) -> (Backend, TempHome, Database) {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("ses_a", None);
+    (1..=turns).for_each(|turn| database.turn("ses_a", turn));
+    backend.run(&home, &["run", "--", "true"]).ok();
+    (backend, home, database)
+}
+
 fn raw_bytes(ran: Ran) -> u64 {
     ran.ok().json()["sessions"][0]["raw_bytes"].as_u64().unwrap()
 }
@@ -196,13 +208,7 @@ fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
 
 #[test]
 fn rows_that_are_only_here_are_never_overwritten() {
-    let mut backend = Backend::file();
-    backend.set("SESSIOND_AGENT", "opencode");
-    let home = TempHome::new();
-    let mut database = Database::made(&home);
-    database.session("ses_a", None);
-    database.turn("ses_a", 1);
-    backend.run(&home, &["run", "--", "true"]).ok();
+    let (backend, _home, mut database) = stored(1);
     let stored = database.rows();
 
     let other = TempHome::new();
@@ -226,15 +232,61 @@ fn rows_that_are_only_here_are_never_overwritten() {
 }
 
 #[test]
-fn a_fork_goes_to_a_database_of_its_own() {
+fn going_back_takes_rows_away_and_going_on_ships_the_new_ones_alone() {
+    let (backend, home, mut database) = stored(3);
+    let early: Vec<String> = database.rows().into_iter().filter(|row| !row.contains("_2_") && !row.contains("_3_")).collect();
+    // Each turn ends in a place of its own, though all came in one entry.
+    backend.run(&home, &["restore", "ses_a", "--at", "turn:1"]).ok();
+    assert_eq!(database.rows(), early);
+    database.turn("ses_a", 4);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
+#[test]
+fn a_database_that_cannot_be_read_only_delays() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
+    let file = data(&home).join("opencode.db");
+    append(&file, "this is no database, and it is long enough to be looked at by one\n");
+    let _daemon = backend.daemon(&home, &[]);
+    let status = || backend.run(&home, &["status", "--json"]).ok().json();
+    assert!(status()["database_error"].as_str().is_some_and(|error| error.contains("opencode.db")), "{}", status());
+    backend.run(&home, &["flush", "--wait"]).fails(5, "opencode.db", "");
+    assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
+    std::fs::remove_file(&file).unwrap();
     let mut database = Database::made(&home);
     database.session("ses_a", None);
     database.turn("ses_a", 1);
+    eventually("it is read by itself", || status()["sessions"][0]["durable_bytes"].as_u64() > Some(0));
+    assert!(status().get("database_error").is_none(), "{}", status());
+    let other = TempHome::new();
+    backend.run(&home, &["flush", "--wait"]).ok();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
+#[test]
+fn a_torn_line_of_ours_is_written_again() {
+    let (backend, home, mut database) = stored(1);
+    let mirror = data(&home).join(".sessiond-mirror/sessions/ses_a.jsonl");
+    let whole = std::fs::read(&mirror).unwrap();
+    // Killed while it wrote, before that was shipped.
     database.turn("ses_a", 2);
+    let torn = [whole.as_slice(), b"{\"table\":\"part\",\"key\":\"prt_a_2_0\",\"ro"].concat();
+    std::fs::write(&mirror, torn).unwrap();
     backend.run(&home, &["run", "--", "true"]).ok();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
+#[test]
+fn a_fork_goes_to_a_database_of_its_own() {
+    let (backend, home, mut database) = stored(2);
     backend.run(&home, &["fork", "ses_a", "--id", "ses_fork"]).ok();
     backend.run(&home, &["restore", "ses_fork"]).fails(7, "another session holds messages", "a home of its own");
     let before = database.rows();

@@ -11,7 +11,7 @@ pub fn read(line: &[u8]) -> Option<Line> {
     let none = Value::Null;
     let payload = line.get("payload").unwrap_or(&none);
     let (message, mark) = match text(&line, "type") {
-        Some("response_item") => item(&line, payload),
+        Some("response_item") => (item(&line, payload), None),
         Some("event_msg") => event(&line, payload),
         Some("token_usage_record") => (Some(usage(&line, payload)), None),
         Some("compacted") => {
@@ -21,7 +21,7 @@ pub fn read(line: &[u8]) -> Option<Line> {
         _ => (None, None),
     };
     let facts = match text(&line, "type") {
-        Some("session_meta" | "turn_context") => Facts {
+        Some("session_meta" | "turn_context") if !is_sub_agents(payload) => Facts {
             project: json::owned(payload, "cwd"),
             cwd: json::owned(payload, "cwd"),
             model: json::owned(payload, "model"),
@@ -37,8 +37,14 @@ fn message(line: &Value, payload: &Value, role: Role, kind: &str, blocks: Vec<Bl
     Message { uuid: json::owned(payload, "id"), at: json::time(line, "timestamp"), ..Message::new(role, kind, blocks) }
 }
 
+/// Whether a line is of a sub-agent, as far as it says.
+fn is_sub_agents(payload: &Value) -> bool {
+    let root = text(payload, "root_turn_id");
+    text(payload, "thread_source") == Some("subagent") || (root.is_some() && root != text(payload, "turn_id"))
+}
+
 /// What the model was given or gave.
-fn item(line: &Value, payload: &Value) -> (Option<Message>, Option<Mark>) {
+fn item(line: &Value, payload: &Value) -> Option<Message> {
     let kind = text(payload, "type").unwrap_or_default();
     let (role, kind, blocks) = match kind {
         "message" => {
@@ -78,8 +84,7 @@ fn item(line: &Value, payload: &Value) -> (Option<Message>, Option<Mark>) {
         }
         other => (Role::System, other, Vec::new()),
     };
-    let mark = (role == Role::User).then_some(Mark::Prompt);
-    (Some(message(line, payload, role, kind, blocks)), mark)
+    Some(message(line, payload, role, kind, blocks))
 }
 
 /// Whether a person said it. Newer versions say so; older ones put what they add themselves between tags.
@@ -91,16 +96,16 @@ fn is_prompt(payload: &Value, blocks: &[Block]) -> bool {
     }
 }
 
-/// What happened. Only the end of a turn is told here and nowhere else.
+/// What happened: where turns begin and end. Those of sub-agents are not the session's.
 fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<Mark>) {
     let kind = text(payload, "type").unwrap_or_default();
-    let stop = match kind {
-        "task_complete" | "turn_complete" => "end_turn",
-        "turn_aborted" => text(payload, "reason").unwrap_or("aborted"),
+    let mark = match kind {
+        "task_started" | "turn_started" => Mark::Prompt,
+        "task_complete" | "turn_complete" => Mark::End("end_turn".to_owned()),
+        "turn_aborted" => Mark::End(text(payload, "reason").unwrap_or("aborted").to_owned()),
         _ => return (None, None),
     };
-    let told = Message { uuid: json::owned(payload, "turn_id"), ..message(line, payload, Role::System, kind, Vec::new()) };
-    (Some(told), Some(Mark::End(stop.to_owned())))
+    (Some(message(line, payload, Role::System, kind, Vec::new())), (!is_sub_agents(payload)).then_some(mark))
 }
 
 /// What an answer took.

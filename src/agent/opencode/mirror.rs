@@ -6,11 +6,12 @@
 
 mod settle;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -18,7 +19,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 use tokio::sync::Mutex;
 
-use super::rows::{self, Named, TABLES};
+use super::rows::{self, Named, Questions, TABLES};
 use crate::error::{Error, Result};
 use crate::model::Digest;
 use crate::sys::{Disk, Owner};
@@ -29,8 +30,11 @@ const FOLDER: &str = ".sessiond-mirror";
 /// How long to wait for a writer; OpenCode's transactions take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Rows that changed so long before the newest one known are looked at again: clocks of two writers need not agree.
-const SLACK_MS: i64 = 60_000;
+/// Rows that changed so long before the newest one known are looked at again: a row has its time before it is committed.
+const SLACK_MS: i64 = 10_000;
+
+/// A session that changed so long before the newest one is still at work.
+const RECENT_MS: i64 = 60 * 60 * 1000;
 
 /// Lines are written when so many bytes of them are waiting.
 const PIECE: usize = 1 << 20;
@@ -40,16 +44,16 @@ const PIECE: usize = 1 << 20;
 pub enum Depth {
     /// Only if the database's files have changed.
     Changed,
-    /// At every session that has changed.
+    /// At every session that has changed or is at work; the first time, at every row of every session.
     Now,
-    /// At every row of every session.
-    All,
 }
 
 /// The database and the files.
 pub struct Mirror {
     data: PathBuf,
     state: Mutex<State>,
+    /// Why the database was not read the last time.
+    failure: std::sync::Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -67,17 +71,28 @@ type Stamp = [Option<(u64, i64, i64)>; 2];
 /// What the file of a session holds.
 #[derive(Default)]
 struct Known {
-    /// Each row by table and key: the fingerprint of its last line; none where the row is gone.
-    rows: BTreeMap<(String, String), Option<u64>>,
+    /// Each row by its key, by table: the fingerprint of its last line; 0 where the row is gone.
+    rows: [HashMap<Box<str>, u64>; TABLES.len() + 1],
     schema: Option<u64>,
     /// Rows that changed before were looked at.
     since: i64,
 }
 
+/// Where the rows of projects are, behind the tables of sessions.
+const PROJECTS: usize = TABLES.len();
+
+fn place_of(table: &str) -> Option<usize> {
+    if table == rows::PROJECT { Some(PROJECTS) } else { TABLES.iter().position(|(name, _)| *name == table) }
+}
+
+fn name_of(place: usize) -> &'static str {
+    TABLES.get(place).map_or(rows::PROJECT, |(name, _)| name)
+}
+
 impl Mirror {
     /// The mirror of the database in OpenCode's folder.
     pub fn new(data: &Path) -> Mirror {
-        Mirror { data: data.to_owned(), state: Mutex::default() }
+        Mirror { data: data.to_owned(), state: Mutex::default(), failure: std::sync::Mutex::default() }
     }
 
     /// Where the files are: what is kept.
@@ -104,40 +119,71 @@ impl Mirror {
         })
     }
 
+    async fn connect(&self) -> Result<SqliteConnection> {
+        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
+        options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))
+    }
+
+    /// Whether the database can be read and is one that we know, if there is one; answers how many sessions it holds.
+    pub async fn check(&self) -> Result<usize> {
+        if !self.database().exists() {
+            return Ok(0);
+        }
+        let mut database = self.connect().await?;
+        let found = sessions(&mut database).await;
+        let _ = database.close().await;
+        match found.map_err(|cause| self.failed(cause))? {
+            Some(sessions) => Ok(sessions.len()),
+            None => Err(Error::unavailable(format!("read {}: it has no table of sessions", self.database().display()))),
+        }
+    }
+
+    /// Why the database cannot be read, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
+        let pulled = self.try_pull(depth).await;
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = pulled.as_ref().err().map(ToString::to_string);
+        pulled
+    }
+
+    async fn try_pull(&self, depth: Depth) -> Result<()> {
         let mut state = self.state.lock().await;
         let stamp = self.stamp();
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
             return Ok(());
         }
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
-        let mut database = options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))?;
-        let pulled = self.pull_from(&mut database, &mut state, depth).await;
+        let mut database = self.connect().await?;
+        let pulled = self.pull_from(&mut database, &mut state).await;
         let _ = database.close().await;
         pulled?;
         state.stamp = Some(stamp);
         Ok(())
     }
 
-    async fn pull_from(&self, database: &mut SqliteConnection, state: &mut State, depth: Depth) -> Result<()> {
+    async fn pull_from(&self, database: &mut SqliteConnection, state: &mut State) -> Result<()> {
         let failed = |cause| self.failed(cause);
         // All of it as it was at one moment.
         sqlx::query("BEGIN").execute(&mut *database).await.map_err(failed)?;
         let Some(sessions) = sessions(database).await.map_err(failed)? else { return Ok(()) };
         let first = state.changed.is_empty();
+        // Not every table tells that it has changed: what is at work is looked at whenever something is.
+        let recent = sessions.values().map(|session| session.changed.0).max().unwrap_or(0).saturating_sub(RECENT_MS);
         let mut looked_at = BTreeSet::new();
         for (id, session) in &sessions {
-            if depth == Depth::All || first || session.changed.1 < 0 || state.changed.get(id) != Some(&session.changed) {
+            let changed = state.changed.get(id) != Some(&session.changed) || session.changed.0 >= recent;
+            if first || session.changed.1 < 0 || changed {
                 looked_at.insert(root(&sessions, id));
             }
         }
         let schema = rows::schema(database).await.map_err(failed)?;
         for id in &looked_at {
             let known = match state.known.remove(id) {
-                Some(known) if depth != Depth::All => known,
-                // Read anew: what stands in the file is what was kept.
-                _ => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause))?,
+                Some(known) => known,
+                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause))?,
             };
             let known = self.pull_session(database, id, known, &schema).await?;
             state.known.insert(id.clone(), known);
@@ -150,34 +196,29 @@ impl Mirror {
     async fn pull_session(&self, database: &mut SqliteConnection, id: &str, mut known: Known, schema: &str) -> Result<Known> {
         let failed = |cause| self.failed(cause);
         let mut out = Lines { mirror: self, session: id, waiting: String::new() };
-        let print = Digest::of(schema.as_bytes()).short();
+        let print = print_of(schema.as_bytes());
         if known.schema != Some(print) {
             out.add(schema)?;
             known.schema = Some(print);
         }
         if let Some((key, row)) = rows::project(database, id).await.map_err(failed)? {
-            known.take(rows::PROJECT, key, |key| rows::line(rows::PROJECT, key, None, &row), &mut out)?;
+            known.take(PROJECTS, &key, &rows::line(rows::PROJECT, &key, None, &row), &mut out)?;
         }
         let since = known.since.saturating_sub(SLACK_MS).max(0);
-        for (table, owner) in TABLES {
-            let Some(sql) = rows::select(database, table, owner).await.map_err(failed)? else { continue };
-            let mut present = BTreeSet::new();
-            let mut found = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(since).fetch(&mut *database);
-            while let Some(row) = found.try_next().await.map_err(failed)? {
-                let get = || -> sqlx::Result<(String, Option<String>, Option<String>)> {
-                    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
-                };
-                let (key, role, row) = get().map_err(failed)?;
-                present.insert(key.clone());
-                if let Some(row) = row {
-                    known.take(table, key, |key| rows::line(table, key, role.as_deref(), &row), &mut out)?;
-                }
-            }
-            drop(found);
-            for key in known.gone(table, &present) {
-                out.add(&rows::line(table, &key, None, "null"))?;
-                known.rows.insert((table.to_owned(), key), None);
-            }
+        let asked = Questions::of(database).await.map_err(failed)?;
+        let mut changed = sqlx::query(AssertSqlSafe(asked.changed)).bind(id).bind(since).fetch(&mut *database);
+        while let Some(row) = changed.try_next().await.map_err(failed)? {
+            let get = || -> sqlx::Result<(i64, String, Option<String>, String)> {
+                Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
+            };
+            let (place, key, role, row) = get().map_err(failed)?;
+            let place = usize::try_from(place).unwrap_or(PROJECTS);
+            known.take(place, &key, &rows::line(name_of(place), &key, role.as_deref(), &row), &mut out)?;
+        }
+        drop(changed);
+        if known.misses(&pairs(database, asked.counts, id).await.map_err(failed)?) {
+            let present: HashSet<(i64, String)> = pairs(database, asked.keys, id).await.map_err(failed)?.into_iter().collect();
+            known.forget(&present, &mut out)?;
         }
         out.write()?;
         known.since = newest(database, id).await.map_err(failed)?.max(known.since);
@@ -248,12 +289,12 @@ impl Known {
             }
             whole += line.len() as u64;
             let Ok(named) = serde_json::from_slice::<Named<'_>>(&line) else { continue };
-            match (named.table, named.key) {
-                (Some(table), Some(key)) => {
-                    let print = named.row.map(|_| Digest::of(&line).short());
-                    known.rows.insert((table, key), print);
+            match (named.table.as_deref().and_then(place_of), named.key) {
+                (Some(place), Some(key)) => {
+                    let print = named.row.map_or(0, |_| print_of(&line));
+                    known.rows[place].insert(key.into(), print);
                 }
-                _ if named.schema.is_some() => known.schema = Some(Digest::of(&line).short()),
+                _ if named.schema.is_some() => known.schema = Some(print_of(&line)),
                 _ => {}
             }
         }
@@ -264,20 +305,48 @@ impl Known {
     }
 
     /// A row as it is now: a line if it is not what the file holds already.
-    fn take(&mut self, table: &str, key: String, line: impl FnOnce(&str) -> String, out: &mut Lines<'_>) -> Result<()> {
-        let line = line(&key);
-        let print = Some(Digest::of(line.as_bytes()).short());
-        if self.rows.insert((table.to_owned(), key), print) == Some(print) {
-            return Ok(());
-        }
-        out.add(&line)
+    fn take(&mut self, place: usize, key: &str, line: &str, out: &mut Lines<'_>) -> Result<()> {
+        let print = print_of(line.as_bytes());
+        if self.rows[place].insert(key.into(), print) == Some(print) { Ok(()) } else { out.add(line) }
     }
 
-    /// Rows that are in the file and no longer in the database.
-    fn gone(&self, table: &str, present: &BTreeSet<String>) -> Vec<String> {
-        let here = self.rows.iter().filter(|((of, key), print)| of == table && print.is_some() && !present.contains(key));
-        here.map(|((_, key), _)| key.clone()).collect()
+    /// Whether rows are gone, given how many there are in each table.
+    fn misses(&self, counts: &[(i64, i64)]) -> bool {
+        counts.iter().any(|(place, count)| {
+            let here = usize::try_from(*place).ok().and_then(|place| self.rows.get(place));
+            here.is_some_and(|rows| rows.values().filter(|print| **print != 0).count() as i64 != *count)
+        })
     }
+
+    /// Writes of the rows that are not there any more that they are gone.
+    fn forget(&mut self, present: &HashSet<(i64, String)>, out: &mut Lines<'_>) -> Result<()> {
+        for (place, (table, _)) in TABLES.iter().enumerate() {
+            let mut gone: Vec<Box<str>> = Vec::new();
+            for (key, print) in &mut self.rows[place] {
+                if *print != 0 && !present.contains(&(place as i64, key.to_string())) {
+                    *print = 0;
+                    gone.push(key.clone());
+                }
+            }
+            gone.sort();
+            gone.iter().try_for_each(|key| out.add(&rows::line(table, key, None, "null")))?;
+        }
+        Ok(())
+    }
+}
+
+/// The fingerprint of a line; never 0, which is that of a row that is gone.
+fn print_of(line: &[u8]) -> u64 {
+    Digest::of(line).short().max(1)
+}
+
+/// The answer to a question of two columns, the first of them a table.
+async fn pairs<T>(database: &mut SqliteConnection, sql: String, id: &str) -> sqlx::Result<Vec<(i64, T)>>
+where
+    T: for<'r> sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
+{
+    let found = sqlx::query(AssertSqlSafe(sql)).bind(id).fetch_all(database).await?;
+    found.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
 /// Lines on their way to a session's file.

@@ -72,27 +72,68 @@ fn as_json(table: &str, columns: &[String]) -> String {
     format!("json_object({})", pairs.join(", "))
 }
 
-/// The statement that reads the rows of a family (?1): the key, whose it is, who speaks, and the row where it changed since ?2.
-/// None if there is no such table.
-pub async fn select(database: &mut SqliteConnection, table: &str, owner: &str) -> sqlx::Result<Option<String>> {
-    let (columns, key) = columns(database, table).await?;
-    if columns.is_empty() || key.is_empty() {
-        return Ok(None);
+/// A table that the database has.
+struct Found {
+    rank: usize,
+    name: String,
+    owner: &'static str,
+    columns: Vec<String>,
+    key: String,
+}
+
+async fn found(database: &mut SqliteConnection) -> sqlx::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for (rank, (table, owner)) in TABLES.iter().enumerate() {
+        let (columns, key) = columns(database, table).await?;
+        if !columns.is_empty() && !key.is_empty() {
+            let name = quoted(table);
+            let key: Vec<String> = key.iter().map(|column| format!("{name}.{}", quoted(column))).collect();
+            all.push(Found { rank, key: format!("CAST({} AS TEXT)", key.join(" || '/' || ")), name, owner, columns });
+        }
     }
-    let name = quoted(table);
-    let key: Vec<String> = key.iter().map(|column| format!("{name}.{}", quoted(column))).collect();
-    let key = key.join(" || '/' || ");
-    let row = as_json(table, &columns);
-    let row = match columns.iter().any(|column| column == "time_updated") {
-        true => format!("CASE WHEN {name}.time_updated >= ?2 THEN {row} END"),
-        false => format!("CASE WHEN ?2 >= 0 THEN {row} END"),
-    };
-    // A part does not say whose words it holds.
-    let role = match table {
-        "part" => "(SELECT json_extract(message.data, '$.role') FROM message WHERE message.id = part.message_id)",
-        _ => "NULL",
-    };
-    Ok(Some(format!("{FAMILY} SELECT CAST({key} AS TEXT), {role}, {row} FROM {name} WHERE {name}.{owner} IN family ORDER BY 1")))
+    Ok(all)
+}
+
+fn joined(selects: impl Iterator<Item = String>, order: &str) -> String {
+    format!("{FAMILY} {} {order}", selects.collect::<Vec<_>>().join(" UNION ALL "))
+}
+
+/// What is asked of the rows of a family, ?1.
+pub struct Questions {
+    /// The table, the key, who speaks, and the row, of those that changed since ?2. In the order in which they were made: what was said
+    /// first comes first, so that a point between two turns is one between two lines.
+    pub changed: String,
+    /// How many rows there are in each table.
+    pub counts: String,
+    /// The table and the key of every row.
+    pub keys: String,
+}
+
+impl Questions {
+    /// The statements, for the tables that the database has.
+    pub async fn of(database: &mut SqliteConnection) -> sqlx::Result<Questions> {
+        let tables = found(database).await?;
+        let changed = tables.iter().map(|Found { rank, name, owner, columns, key }| {
+            let table = TABLES[*rank].0;
+            let has = |column: &str| columns.iter().any(|known| known == column);
+            // A part does not say whose words it holds.
+            let role = match table {
+                "part" => "(SELECT json_extract(message.data, '$.role') FROM message WHERE message.id = part.message_id)",
+                _ => "NULL",
+            };
+            let time = if has("time_created") && table != "session" { format!("{name}.time_created") } else { "0".to_owned() };
+            let since = if has("time_updated") { format!("{name}.time_updated >= ?2") } else { "?2 >= 0".to_owned() };
+            let row = as_json(table, columns);
+            format!("SELECT {rank}, {key}, {role}, {row}, {time} FROM {name} WHERE {name}.{owner} IN family AND {since}")
+        });
+        let counts = |Found { rank, name, owner, .. }: &Found| format!("SELECT {rank}, count(*) FROM {name} WHERE {owner} IN family");
+        let keys = |Found { rank, name, owner, key, .. }: &Found| format!("SELECT {rank}, {key} FROM {name} WHERE {owner} IN family");
+        Ok(Questions {
+            changed: joined(changed, "ORDER BY 5, 1, 2"),
+            counts: joined(tables.iter().map(counts), ""),
+            keys: joined(tables.iter().map(keys), ""),
+        })
+    }
 }
 
 /// A row as a line.

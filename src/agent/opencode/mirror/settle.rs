@@ -56,14 +56,17 @@ impl Mirror {
         let written = write(&mut connection, session, &told).await;
         let _ = connection.close().await;
         // What was read of it before is no longer so.
-        *self.state.lock().await = super::State::default();
+        let mut state = self.state.lock().await;
+        state.stamp = None;
+        state.changed.remove(session);
+        state.known.remove(session);
+        drop(state);
         written.map_err(|cause| explained(session, cause)).doing_with(|| format!("write session {session} to {}", database.display()))
     }
 
     /// Whether the database has the session.
     pub async fn has(&self, session: &str) -> bool {
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).busy_timeout(PATIENCE);
-        let Ok(mut connection) = options.disable_statement_logging().connect().await else { return false };
+        let Ok(mut connection) = self.connect().await else { return false };
         let found = sqlx::query("SELECT 1 FROM session WHERE id = ?1").bind(session).fetch_optional(&mut connection).await;
         let _ = connection.close().await;
         matches!(found, Ok(Some(_)))
