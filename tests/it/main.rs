@@ -37,6 +37,7 @@ mod profiles;
 mod program;
 mod real_transcripts;
 mod retention;
+mod session_store;
 mod snapshot_props;
 mod store_contract;
 mod streaming;

@@ -39,7 +39,8 @@ impl Key {
         };
         let file: RelPath = file.parse().map_err(|cause: Error| Error::usage("read the key").because(cause))?;
         let own = LogName::Session(session.clone());
-        if profile.place(&file) != Place::Keep(own, FileKind::Append) || sent.subpath.is_none() != profile.is_transcript(&file) {
+        let unnamed = sent.subpath.as_ref().is_some_and(|subpath| subpath.split('/').any(str::is_empty));
+        if unnamed || profile.place(&file) != Place::Keep(own, FileKind::Append) || sent.subpath.is_none() != profile.is_transcript(&file) {
             return Err(Error::usage(format!("read the key: {file} is no place of a transcript of session {session}")).hint(
                 "a session id is a UUID; a subpath is one such as subagents/agent-1, and left out for the session's own transcript",
             ));
