@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::de::IgnoredAny;
 
 use super::Profile;
-use crate::model::message::{Marked, Span, Told};
+use crate::model::message::{MOST_COST, Marked, Span, Tokens, Told};
 use crate::model::{Block, FileKind, Line, Move, Part, RelPath, Said};
 
 /// A longer line is not read: bounds what an unfinished one costs.
@@ -117,7 +117,11 @@ fn unread(path: &RelPath, told: &mut Told) {
 
 fn take(profile: &dyn Profile, path: &RelPath, (start, len, end): (u64, usize, u64), line: Line, told: &mut Told) {
     told.facts = std::mem::take(&mut told.facts).then(line.facts);
-    let Line { message, mark, .. } = line;
+    let Line { mut message, mark, .. } = line;
+    if let Some(message) = &mut message {
+        message.tokens = message.tokens.filter(Tokens::is_plausible);
+        message.cost = message.cost.filter(|cost| *cost < MOST_COST);
+    }
     if profile.is_transcript(path) {
         let mut marked =
             Marked { path: path.clone(), end, at: None, uuid: None, answer: None, mark, calls: Vec::new(), answers: Vec::new() };
@@ -166,6 +170,17 @@ mod tests {
         r#"{"type":"assistant","uuid":"a2","parentUuid":"r1","timestamp":"2026-05-01T10:00:03.000Z","message":{"id":"m2","model":"opus","content":[{"type":"text","text":"done"}],"stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":2}}}"#,
         "\n",
     );
+
+    #[test]
+    fn numbers_that_cannot_be_are_unknown() {
+        let told = |count: &str| {
+            read(&mut Reader::default(), 0, TURN.replace("\"input_tokens\":3", &format!("\"input_tokens\":{count}")).as_bytes())
+        };
+        assert!(told("3").said[1].message.tokens.is_some());
+        for count in ["9223372036854775808", "9223372036854775807", "1e30"] {
+            assert!(told(count).said.iter().all(|said| said.message.tokens.is_none_or(|tokens| tokens.input < 10)), "{count}");
+        }
+    }
 
     #[test]
     fn the_same_is_said_however_it_is_cut() {

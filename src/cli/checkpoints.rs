@@ -60,17 +60,21 @@ struct Listed<'a> {
 pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let (points, named) = point::all(&parts.logs, &id).await?;
+    let (points, named, damage) = point::all(&parts.logs, &id).await?;
+    let code = damage.map_or(exit::OK, |damage| {
+        print::error(&damage);
+        exit::CORRUPT
+    });
     if args.json {
         print::json(&Listed { session: id.name.to_string(), checkpoints: &points, named: &named })?;
-        return Ok(exit::OK);
+        return Ok(code);
     }
     let mut rows: Vec<(jiff::Timestamp, Vec<String>)> = points.iter().map(|point| (point.at, row(point, String::new()))).collect();
     rows.extend(named.iter().map(|named| (named.made, row(&named.point, named.name.clone()))));
     rows.sort_by_key(|(at, _)| *at);
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(_, row)| row).collect();
     print::table(&["CHECKPOINT", "TURN", "FROM", "TIME", "ENTRY", "STOPPED", "PENDING", "NAME"], &rows)?;
-    Ok(exit::OK)
+    Ok(code)
 }
 
 fn row(point: &Checkpoint, name: String) -> Vec<String> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::agent::Place;
+use crate::cli::print::Target;
 use crate::cli::{exit, print, select};
 use crate::codec::archive::Manifest;
 use crate::config::Settings;
@@ -119,6 +120,15 @@ async fn fetch(parts: &Parts, id: &LogId, point: &Point, scratch: &Arc<Disk>) ->
 /// Writes a file as one, readable by its owner alone: a conversation is in it.
 fn to_file<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
     let failed = |cause| Error::io(format!("write {}", path.display()), cause);
+    let path = &*match print::target(path).map_err(failed)? {
+        Target::File(path) => path,
+        Target::Other(file) => {
+            let mut out = BufWriter::new(file);
+            let value = write(&mut out)?;
+            out.flush().map_err(failed)?;
+            return Ok(value);
+        }
+    };
     let name = path.file_name().ok_or_else(|| Error::usage(format!("write {}: it has no name", path.display())))?;
     let temporary = path.with_file_name(format!(".{}.new", name.to_string_lossy()));
     let mut options = std::fs::OpenOptions::new();

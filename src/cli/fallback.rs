@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::agent::Profile;
+use crate::cli::print::Target;
 use crate::cli::{installed, print, restore};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::model::{LogId, Point, RelPath, Version};
@@ -119,7 +120,7 @@ impl Fallback {
     /// Restores a session, or does what was asked for where that cannot be.
     pub async fn session(&self, parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Outcome> {
         let most = usize::from(self.args.fallback_messages);
-        let goal = point::find(&parts.logs, id, point).await?;
+        let goal = point::find_in(&parts.logs, id, point, options.salvage || self.args.fallback.is_some()).await?;
         let listen = || history(&parts.logs, &*parts.profile, id, &goal, most);
         let mut heard = None;
         let mut refused = None;
@@ -130,7 +131,13 @@ impl Fallback {
         }
         let (error, why) = match refused {
             Some(error) => (error, "a newer version of the agent wrote it"),
-            None => match restore::alone(parts, id, &Options { at: goal.at, cut: goal.cut.clone(), ..options.clone() }).await {
+            None => match restore::alone(
+                parts,
+                id,
+                &Options { at: goal.at, cut: goal.cut.clone(), last_turn: *point == Point::Turn(None), ..options.clone() },
+            )
+            .await
+            {
                 Ok(report) => return restore::with_project(parts, report, options).await.map(Outcome::Restored),
                 Err(error) if error.kind() == Kind::Corrupt => (error, "what is stored of it is damaged"),
                 Err(error) => return Err(error),
@@ -188,6 +195,10 @@ fn hand_over(disk: &Disk, options: &Options) -> std::io::Result<()> {
 
 /// Writes the text where somebody said, for the agent's user alone.
 fn write(file: &Path, text: &str, options: &Options) -> std::io::Result<()> {
+    let file = &*match print::target(file)? {
+        Target::File(file) => file,
+        Target::Other(mut file) => return std::io::Write::write_all(&mut file, text.as_bytes()),
+    };
     let beside = file.with_file_name(format!(".{}.new", file.file_name().unwrap_or_default().to_string_lossy()));
     let put = || -> std::io::Result<()> {
         let mut to = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;

@@ -1,6 +1,8 @@
 //! Printing for people: sizes, ages, tables, and names that cannot play tricks on a terminal.
 
+use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -122,6 +124,29 @@ pub fn error(error: &Error) {
     let _ = writeln!(std::io::stderr(), "{red}error:{end} {}", clean(&error.to_string()));
     if let Some(hint) = error.hint_text() {
         let _ = writeln!(std::io::stderr(), "{cyan}hint:{end} {}", clean(hint));
+    }
+}
+
+/// Where a file that somebody named is written.
+pub enum Target {
+    /// A file that is made, or replaced as one; links are followed.
+    File(PathBuf),
+    /// A device, a pipe or the like, which is written to and stays what it is.
+    Other(File),
+}
+
+/// What to write to for a path that somebody named.
+pub fn target(path: &Path) -> std::io::Result<Target> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Target::File),
+        // The error of the attempt to write says what is wrong.
+        Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
+        Ok(_) => OpenOptions::new().write(true).open(path).map(Target::Other),
+        // A link that leads to nothing leads to what is made.
+        Err(_) => Ok(Target::File(
+            std::fs::read_link(path)
+                .map_or_else(|_| path.to_owned(), |to| path.parent().map_or_else(|| to.clone(), |folder| folder.join(&to))),
+        )),
     }
 }
 

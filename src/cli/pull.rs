@@ -1,5 +1,6 @@
 //! `pull`: a copy for debugging. Never claims, never touches the agent's folder.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::cli::select::Latest;
 use crate::cli::{exit, print, restore as restore_verb, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::model::{LogId, WriterId, keys};
+use crate::model::{Call, LogId, RelPath, WriterId, keys};
 use crate::restore::point::{self, Goal};
 use crate::restore::repair::Repaired;
 use crate::restore::{self, Context, Options, find};
@@ -62,6 +63,8 @@ struct Pulled {
     files: usize,
     bytes: u64,
     seq: Option<u64>,
+    cut_off: BTreeMap<RelPath, u64>,
+    dropped: Vec<Call>,
     repaired: Vec<Repaired>,
 }
 
@@ -90,6 +93,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             print::bytes(pulled.bytes),
             pulled.to.display()
         ))?;
+        restore_verb::say_left(&pulled.cut_off, &pulled.dropped)?;
         restore_verb::say_repaired(&pulled.repaired)?;
     }
     Ok(exit::OK)
@@ -119,6 +123,8 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         files: report.files.len(),
         bytes: report.bytes,
         seq: Some(report.seq),
+        cut_off: report.cut_off,
+        dropped: report.dropped,
         repaired: report.repaired,
     })
 }
@@ -144,7 +150,7 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
         for object in list_objects(&*parts.store, &folder, None).await? {
             let Some(name) = object.key.strip_prefix(&root) else { continue };
             // A key that is not ours could name anything; only a plain path is written.
-            let Ok(path) = name.parse::<crate::model::RelPath>() else { continue };
+            let Ok(path) = name.parse::<RelPath>() else { continue };
             bytes += copy(&*parts.store, &object.key, &path.below(&to)).await?;
             files += 1;
         }
@@ -152,7 +158,8 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
     if files == 0 {
         return Err(find::unknown(id));
     }
-    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None, repaired: Vec::new() })
+    let (cut_off, dropped, repaired) = Default::default();
+    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None, cut_off, dropped, repaired })
 }
 
 async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {

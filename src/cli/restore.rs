@@ -1,5 +1,6 @@
 //! `restore`: rehydrate before an agent launches.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::agent::opencode::mirror::Depth;
@@ -10,7 +11,7 @@ use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
-use crate::model::{At, LogId, LogName, Point};
+use crate::model::{Call, LogId, LogName, Point, RelPath};
 use crate::restore::point::{self, Goal};
 use crate::restore::repair::{Change, Repaired, What};
 use crate::restore::{self, Context, Options, Report, place::Action};
@@ -134,16 +135,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let disk = parts.folder()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {
-        at: At::Latest,
-        cut: None,
         force: args.force,
         dry_run: args.dry_run,
         claim: true,
         owner: select::owner(args.owner.as_deref(), &disk)?,
         salvage: args.salvage,
         repair: args.repair,
-        branch: None,
         project: args.cwd.as_deref().map(|cwd| select::project_of(&parts, cwd)),
+        ..Options::default()
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
@@ -178,8 +177,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 
 /// Restores a session and what belongs to its project.
 pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
-    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
-    let report = alone(parts, id, &Options { at, cut, ..options.clone() }).await?;
+    let Goal { at, cut } = point::find_in(&parts.logs, id, point, options.salvage).await?;
+    let report = alone(parts, id, &Options { at, cut, last_turn: *point == Point::Turn(None), ..options.clone() }).await?;
     with_project(parts, report, options).await
 }
 
@@ -229,6 +228,18 @@ pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> R
     Ok(reports)
 }
 
+/// Tells what stays in the log behind a point.
+pub fn say_left(cut_off: &BTreeMap<RelPath, u64>, dropped: &[Call]) -> Result<()> {
+    for (path, bytes) in cut_off {
+        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
+    }
+    for call in dropped {
+        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
+        print::line(format_args!("  was running{since}: {} {}", print::clean(&call.name), print::clean(&short(&call.input))))?;
+    }
+    Ok(())
+}
+
 /// Tells a person.
 pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     let would = if report.dry_run { "would restore" } else { "restored" };
@@ -250,13 +261,7 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     if report.torn() > 0 {
         print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
     }
-    for (path, bytes) in &report.cut_off {
-        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
-    }
-    for call in &report.dropped {
-        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
-        print::line(format_args!("  was running{since}: {} {}", print::clean(&call.name), print::clean(&short(&call.input))))?;
-    }
+    say_left(&report.cut_off, &report.dropped)?;
     say_repaired(&report.repaired)?;
     for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
         print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;

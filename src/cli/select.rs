@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::cli::when;
 use crate::error::{Error, Kind, Result};
-use crate::model::{LogId, Point, wishes};
+use crate::model::{At, LogId, Point, wishes};
 use crate::restore::find::Among;
 use crate::restore::{Report, find};
-use crate::sys::{Disk, Owner};
+use crate::sys::{Clock, Disk, Owner, SystemClock};
 use crate::upkeep::reindex::catch_up;
 use crate::wire::Parts;
 
@@ -62,7 +63,14 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
 
 /// The point that is meant; none is the end.
 pub fn point(text: Option<&str>) -> Result<Point> {
-    text.map_or(Ok(Point::default()), str::parse)
+    let Some(text) = text else { return Ok(Point::default()) };
+    match text.parse()? {
+        // So long ago; a checkpoint of such a name is ckpt:2h.
+        Point::Name(name) if name == text.trim() && name.starts_with(|letter: char| letter.is_ascii_digit()) => {
+            Ok(when::read("--at", &name, SystemClock.now()).map_or(Point::Name(name), |time| Point::At(At::Time(time))))
+        }
+        point => Ok(point),
+    }
 }
 
 /// A session and a point of it, as in `ID@POINT`.

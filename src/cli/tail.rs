@@ -62,6 +62,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let mut look = Look::new(Style { colour: print::colour(), full: args.full, markdown: false }, HashMap::new());
     let mut show = |news: Vec<News>| news.into_iter().try_fold(true, |goes_on, news| Ok(goes_on && show(&mut look, news, args.json)?));
     let (mut follow, news) = Follow::begin(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
+    let damaged = news.iter().any(|news| matches!(news, News::Damaged(_)));
     let mut goes_on = show(news)?;
     let mut thorough = Instant::now();
     let mut fails = false;
@@ -85,7 +86,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
             Err(error) => return Err(error),
         }
     }
-    Ok(exit::OK)
+    Ok(if damaged { exit::CORRUPT } else { exit::OK })
 }
 
 /// False if nobody reads any more.

@@ -37,6 +37,9 @@ use crate::sys::{Chance, SystemChance};
 /// How long a call may take, connecting and migrating included.
 const LONGEST_CALL: Duration = Duration::from_secs(15);
 
+/// What one message more may take; a slow machine takes a millisecond.
+const PER_MESSAGE: Duration = Duration::from_millis(5);
+
 /// How many failures of a namespace are kept.
 const FAILURES: u32 = 1000;
 
@@ -89,7 +92,11 @@ impl SqlIndex {
 
     /// Runs one call: bounded in time, its error put into our words.
     async fn call<T>(&self, work: impl Future<Output = Result<T, Fault>> + Send) -> Result<T> {
-        let fault = match tokio::time::timeout(LONGEST_CALL, work).await {
+        self.call_within(LONGEST_CALL, work).await
+    }
+
+    async fn call_within<T>(&self, most: Duration, work: impl Future<Output = Result<T, Fault>> + Send) -> Result<T> {
+        let fault = match tokio::time::timeout(most, work).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(fault)) => fault,
             Err(_) => Fault::Slow,
@@ -108,7 +115,9 @@ impl SqlIndex {
 #[async_trait]
 impl Index for SqlIndex {
     async fn record(&self, record: &Record) -> Result<Recorded> {
-        self.call(async {
+        // A fork can begin with a hundred thousand messages.
+        let most = LONGEST_CALL + PER_MESSAGE * u32::try_from(record.told.said.len()).unwrap_or(u32::MAX);
+        self.call_within(most, async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
             let recorded = record::record(&mut transaction, record, &self.terms).await?;
             match recorded {

@@ -69,8 +69,14 @@ pub struct Turns {
     /// Somebody has prompted since.
     #[serde(default)]
     prompted: bool,
-    /// When the last of them was. What is read once more, because its file was written anew, counts once.
+    /// When the last of them was.
     pub last: Option<Timestamp>,
+    /// How long the transcripts were then, and the message that completed it. What is read once more, because its file was
+    /// written anew, counts once.
+    #[serde(default)]
+    counted: BTreeMap<RelPath, u64>,
+    #[serde(default)]
+    completed_by: Option<String>,
     /// Tools that were called since and have not answered.
     #[serde(default)]
     pub pending: Vec<Call>,
@@ -90,10 +96,11 @@ impl Turns {
         let mut made: Vec<Checkpoint> = Vec::new();
         for marked in marks {
             self.note(marked);
-            let (Some(Mark::End(stop)), Some(at)) = (&marked.mark, marked.at) else { continue };
-            if self.last.is_some_and(|last| at <= last) {
+            let Some(Mark::End(stop)) = &marked.mark else { continue };
+            if self.is_counted(marked) {
                 continue;
             }
+            let at = marked.at.or(self.last).unwrap_or(Timestamp::UNIX_EPOCH);
             let mut files = lengths.clone();
             files.insert(marked.path.clone(), marked.end);
             let ended = self.ended.take();
@@ -120,12 +127,21 @@ impl Turns {
         made
     }
 
+    /// Whether it was read before. What stands behind the last end of a turn is new, whatever its clock says; elsewhere, in a
+    /// transcript that was written anew or has another name, only its time can tell.
+    fn is_counted(&self, marked: &Marked) -> bool {
+        let behind = self.counted.get(&marked.path).is_some_and(|len| marked.end > *len);
+        let same = marked.uuid.is_some() && marked.uuid == self.completed_by;
+        let later = marked.at.is_some_and(|at| self.last.is_none_or(|last| at > last));
+        !later && self.last.is_some() && (!behind || same)
+    }
+
     fn note(&mut self, marked: &Marked) {
         if marked.mark == Some(Mark::Prompt) {
             self.pending.clear();
             self.last_answer = None;
             self.ended = None;
-            self.prompted = marked.at.is_none() || marked.at > self.last;
+            self.prompted = !self.is_counted(marked);
         }
         for call in &marked.calls {
             if !self.pending.iter().any(|known| known.id == call.id) {
@@ -162,6 +178,8 @@ impl Turns {
         self.ended = None;
         self.prompted = false;
         self.last = Some(checkpoint.at);
+        self.counted.clone_from(&checkpoint.files);
+        self.completed_by.clone_from(&checkpoint.uuid);
         self.pending.clear();
         self.last_answer = None;
     }

@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Facts, RelPath};
 
+/// A message with more tokens than this does not say the truth: a million of the largest contexts there are.
+const MOST_TOKENS: u64 = 1_000_000_000_000;
+
+/// Nor one that cost more, in millionths of a dollar.
+pub const MOST_COST: u64 = 1_000_000_000_000;
+
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,6 +56,11 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Whether a model can have taken so many; what cannot be is unknown, and keeps no sum from being right.
+    pub fn is_plausible(&self) -> bool {
+        [self.input, self.output, self.cache_read, self.cache_write].iter().all(|count| *count < MOST_TOKENS)
+    }
+
     /// Both together.
     pub fn and(self, other: Tokens) -> Tokens {
         Tokens {
@@ -59,9 +70,7 @@ impl Tokens {
             cache_write: self.cache_write.saturating_add(other.cache_write),
         }
     }
-}
 
-impl Tokens {
     /// All but the other's.
     pub fn without(self, other: Tokens) -> Tokens {
         Tokens {

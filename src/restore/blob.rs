@@ -82,7 +82,7 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
     let header = pen.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
     let body: Vec<u8> = blob.files.into_iter().flat_map(|(_, bytes)| bytes).collect();
     assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
-    let files = place::decide_all(context, id, &assembly, &[], None, options)?;
+    let files = place::decide_all(context, id, &assembly, &[], (None, false), options)?;
     place::check(id, &files, options)?;
     let mut report = Report::new(id, files, options);
     if !options.dry_run {

@@ -59,6 +59,8 @@ pub struct Options {
     pub at: At,
     /// Within the entry at that point: only what was there at this checkpoint.
     pub cut: Option<Checkpoint>,
+    /// It is the last turn that is complete: where the agent went on from it on this volume, that is kept.
+    pub last_turn: bool,
     /// The branch to take instead of the log.
     pub branch: Option<WriterId>,
     /// Put the session where the agent looks for it in this project.
@@ -348,7 +350,9 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     read.sink.relocate(&moves);
     let assembly = &read.sink;
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
-    let files = place::decide_all(context, id, assembly, &moves, ledger.as_ref(), options)?;
+    let goes_on =
+        options.last_turn && ledger.as_ref().is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head.end);
+    let files = place::decide_all(context, id, assembly, &moves, (ledger.as_ref(), goes_on), options)?;
     let mut report = Report { seq: read.seq, head: head.end, objects: read.objects, cut_off, dropped, ..Report::new(id, files, options) };
     place::check(id, &report.files, options)?;
     if options.dry_run {

@@ -102,13 +102,13 @@ fn decide(kind: FileKind, latest: bool, local: Option<Local>, force: bool) -> Ac
     }
 }
 
-/// Decides for every file of the log `id`.
+/// Decides for every file of the log `id`. `goes_on`: nobody but this volume has written since it was restored to this point.
 pub fn decide_all(
     context: &Context,
     id: &LogId,
     assembly: &Assembly<'_>,
     moves: &[Move],
-    ledger: Option<&Ledger>,
+    (ledger, goes_on): (Option<&Ledger>, bool),
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
     refuse_strangers(context, id, assembly, options)?;
@@ -120,7 +120,7 @@ pub fn decide_all(
     }
     // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
     let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq));
-    let latest = options.at == At::Latest;
+    let latest = options.at == At::Latest || goes_on;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
         let failed = |cause| Error::io(format!("compare {path}"), cause);

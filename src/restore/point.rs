@@ -19,8 +19,13 @@ pub struct Goal {
     pub cut: Option<Checkpoint>,
 }
 
-/// Finds a point.
+/// Finds a point. Where the log is damaged, only one before the damage, by its number.
 pub async fn find(logs: &Logs, id: &LogId, point: &Point) -> Result<Goal> {
+    find_in(logs, id, point, false).await
+}
+
+/// The same; with `salvage`, the last turn is the last one before damage.
+pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> Result<Goal> {
     let checkpoint = match point {
         Point::At(at) => return Ok(Goal { at: *at, cut: None }),
         Point::Name(name) => match logs.named_points(id).await?.into_iter().find(|named| named.name == *name) {
@@ -28,31 +33,40 @@ pub async fn find(logs: &Logs, id: &LogId, point: &Point) -> Result<Goal> {
             None => return Err(no_point(logs, id, point).await),
         },
         Point::Turn(turn) => {
-            let state = state(logs, id).await?;
+            let (state, damage) = state(logs, id).await?;
             let line = line(&state);
             let found = match turn {
+                None if damage.is_some() && !salvage => None,
                 None => line.last(),
                 // A turn that the agent went on with by itself has several ends.
                 Some(turn) => line.iter().rfind(|point| point.turn == *turn),
             };
             match found {
                 Some(found) => (*found).clone(),
-                None => return Err(no_point(logs, id, point).await),
+                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
             }
         }
-        Point::Checkpoint(number) => match state(logs, id).await?.checkpoints.into_iter().find(|point| point.number == *number) {
-            Some(found) => found,
-            None => return Err(no_point(logs, id, point).await),
-        },
+        Point::Checkpoint(number) => {
+            let (state, damage) = state(logs, id).await?;
+            match state.checkpoints.into_iter().find(|point| point.number == *number) {
+                Some(found) => found,
+                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
+            }
+        }
     };
     let seq = checkpoint.seq.ok_or_else(|| Error::corrupt(format!("{point} of {id} does not say where it is")))?;
     Ok(Goal { at: At::Seq(reachable(&logs.pieces(id).await?, seq)), cut: Some(checkpoint) })
 }
 
-/// What the log amounts to, as far as it is sound.
-async fn state(logs: &Logs, id: &LogId) -> Result<State> {
+/// What the log amounts to, as far as it is sound, and what is behind that.
+async fn state(logs: &Logs, id: &LogId) -> Result<(State, Option<Error>)> {
     let read = logs.read_log(id, Reading::default(), State::default).await?;
-    if read.head == 0 { Err(super::find::unknown(id)) } else { Ok(read.sink) }
+    if read.head == 0 {
+        return Err(super::find::unknown(id));
+    }
+    let sound = read.seq;
+    let hint = || format!("up to entry {sound} it is sound: seq:{sound}, or the number of a turn before; --salvage takes what is sound");
+    Ok((read.sink, read.damage.map(|damage| damage.hint(hint()))))
 }
 
 /// The first point at or behind an entry that is still there: transcripts only grow, so what is more is cut off again.
@@ -81,10 +95,10 @@ pub fn line(state: &State) -> Vec<&Checkpoint> {
 async fn no_point(logs: &Logs, id: &LogId, point: &Point) -> Error {
     let error = Error::not_found(format!("{id} has no point {point}"));
     match all(logs, id).await {
-        Ok((points, names)) if points.is_empty() && names.is_empty() => {
+        Ok((points, names, _)) if points.is_empty() && names.is_empty() => {
             error.hint("no turn of it is complete yet; use latest, seq:N or a time")
         }
-        Ok((points, names)) => {
+        Ok((points, names, _)) => {
             let turns = points.iter().map(|point| point.turn).max().unwrap_or(0);
             let names: Vec<String> = names.into_iter().map(|named| named.name).collect();
             error.hint(format!(
@@ -98,10 +112,10 @@ async fn no_point(logs: &Logs, id: &LogId, point: &Point) -> Error {
     }
 }
 
-/// Every checkpoint, and those with a name.
-pub async fn all(logs: &Logs, id: &LogId) -> Result<(Vec<Checkpoint>, Vec<Named>)> {
-    let state = state(logs, id).await?;
-    Ok((state.checkpoints, logs.named_points(id).await?))
+/// Every checkpoint, those with a name, and the damage behind which there may be more.
+pub async fn all(logs: &Logs, id: &LogId) -> Result<(Vec<Checkpoint>, Vec<Named>, Option<Error>)> {
+    let (state, damage) = state(logs, id).await?;
+    Ok((state.checkpoints, logs.named_points(id).await?, damage))
 }
 
 /// Gives a point of a session a name.

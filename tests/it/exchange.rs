@@ -258,3 +258,25 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
     }
 }
+
+#[test]
+fn an_export_goes_to_what_is_named_and_leaves_it_what_it_is() {
+    use std::os::unix::fs::FileTypeExt;
+    let (backend, home) = (Backend::file(), TempHome::new());
+    stream(&backend, &home);
+    let folder = home.home();
+    rustix::fs::mkfifoat(rustix::fs::CWD, folder.join("pipe"), rustix::fs::Mode::RWXU).unwrap();
+    std::os::unix::fs::symlink("real.tar.gz", folder.join("link")).unwrap();
+    let reader = std::thread::spawn({
+        let pipe = folder.join("pipe");
+        move || std::fs::read(pipe).unwrap()
+    });
+    backend.run(&home, &["export", "s1", "-o", "pipe"]).ok();
+    let piped = reader.join().unwrap();
+    for _ in 0..2 {
+        backend.run(&home, &["export", "s1", "-o", "link"]).ok();
+    }
+    assert!(std::fs::symlink_metadata(folder.join("pipe")).unwrap().file_type().is_fifo());
+    assert!(std::fs::symlink_metadata(folder.join("link")).unwrap().is_symlink());
+    assert!(piped.starts_with(&[0x1f, 0x8b]) && folder.join("real.tar.gz").metadata().unwrap().len() > 1000);
+}

@@ -249,3 +249,55 @@ fn two_points_are_compared() {
         assert_eq!(backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json(), points);
     }
 }
+
+/// A host whose clock is behind says so in its lines; the order of the lines counts.
+#[test]
+fn turns_count_whatever_their_clock_says() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    stream(&backend, &home, "s1", &[whole_turns("s1", [5, 4].into_iter()), whole_turns("s1", [3, 1].into_iter())]);
+    let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+    assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4)]);
+    // Written anew, nothing of it counts twice.
+    let text = text(&home, "s1");
+    std::fs::remove_file(transcript(&home, "s1")).unwrap();
+    stream(&backend, &home, "s1", &[text.replacen("prompt 5", "PROMPT 5", 1)]);
+    let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+    assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4)]);
+}
+
+#[test]
+fn the_last_turn_of_a_damaged_log_is_not_guessed() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let pieces: Vec<String> = (1..=3).map(|number| whole_turns("s1", number..=number)).collect();
+    stream(&backend, &home, "s1", &pieces);
+    let entry = backend.path().join("bucket/v1/default/claude-code/s1/log/000000000003.gz");
+    let mut bytes = std::fs::read(&entry).unwrap();
+    bytes[60] ^= 0x55;
+    std::fs::write(&entry, bytes).unwrap();
+    let other = TempHome::new();
+    for point in ["turn", "turn:3", "3"] {
+        backend.run(&other, &["restore", "s1", "--at", point]).fails(6, "000000000003", "--salvage");
+    }
+    assert!(!transcript(&other, "s1").exists());
+    assert_eq!(backend.run(&home, &["checkpoints", "s1"]).code(), 6);
+    assert_eq!(backend.run(&home, &["tail", "s1"]).code(), 6);
+    backend.run(&other, &["restore", "s1", "--at", "turn", "--salvage"]).ok();
+    assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=1));
+}
+
+/// An entrypoint that always asks for the last complete turn, killed before the first flush: what was said since is here.
+#[test]
+fn what_goes_on_from_the_last_turn_is_kept_on_its_volume() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), turn("s1", 3)[..2].concat()]);
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
+    append(&transcript(&other, "s1"), &whole_turns("s1", 4..=4));
+    backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
+    assert_eq!(text(&other, "s1"), whole_turns("s1", [1, 2, 4].into_iter()));
+    stream(&backend, &other, "s1", &[]);
+    assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", [1, 2, 4].into_iter()));
+    // Another volume holds something else.
+    append(&transcript(&home, "s1"), &whole_turns("s1", 5..=5));
+    backend.run(&home, &["restore", "s1", "--at", "turn:1"]).fails(7, "local files differ", "--force");
+}
