@@ -378,7 +378,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     };
     place::check(id, &report.files, options)?;
     if options.dry_run {
-        place::foresee(context, assembly, &mut report, options)?;
+        repair::foresee(context, assembly, &mut report, options)?;
         return Ok(Some(report));
     }
     let mut cursors = place::place_all(context, assembly, &mut report, ledger.as_ref(), options)?;
