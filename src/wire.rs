@@ -100,6 +100,20 @@ pub fn root_of(settings: &Settings) -> Result<PathBuf> {
     Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.folder()))
 }
 
+/// The folder of a session store, which is nobody else's: one that is named, or one in the data directory.
+pub fn store_folder(settings: &Settings) -> Result<PathBuf> {
+    let environment = Environment::of_process();
+    let profile = profile(settings)?;
+    let Some(named) = find_root(settings, &*profile, &environment)?.filter(|_| settings.root.is_some()) else {
+        return Ok(environment.data()?.join("session-store"));
+    };
+    if profile.root(environment.home.as_deref(), &variable).is_some_and(|agents| agents == named) {
+        return Err(Error::usage(format!("keep a session store in {}: that is the agent's own folder", named.display()))
+            .hint("sessiond daemon keeps that one; give --root another folder, or none"));
+    }
+    Ok(named)
+}
+
 /// What keeps the files in step with the database in the agent's folder, if it has its sessions in one.
 fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
     (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::new(root))

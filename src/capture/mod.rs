@@ -5,6 +5,7 @@
 
 pub mod adopt;
 pub mod feed;
+pub mod handle;
 pub mod look;
 pub mod ship;
 pub mod slot;
@@ -20,7 +21,8 @@ use crate::log::Logs;
 use crate::sys::Folder;
 
 pub use feed::Feed;
-pub use streamer::{Handle, Streamer};
+pub use handle::Handle;
+pub use streamer::Streamer;
 
 /// Everything the way out needs.
 #[derive(Clone)]

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::Context;
+use super::handle::{Command, FinishReport, FlushReport, Handle};
 use super::ship::{Shipment, Shipped};
 use super::slot::{LogStatus, Slot};
 use super::survey::{Asked, Survey, fingerprint, survey, survey_again, whose};
@@ -21,7 +21,7 @@ use super::watch::{Hints, Watch};
 use crate::error::{Error, Kind, Result};
 use crate::index::Failure;
 use crate::log::ledger::Ledger;
-use crate::model::{LogName, RelPath, SessionId};
+use crate::model::{LogName, RelPath};
 use crate::sys::{Backoff, Folder};
 
 /// A full scan happens this often at least; what an event failed to tell waits no longer.
@@ -32,56 +32,6 @@ const SETTLE: Duration = Duration::from_millis(30);
 const FINAL_PACE: Duration = Duration::from_millis(250);
 /// What is known of a log that has been quiet this long is left to its ledger.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-
-/// What a flush answers.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
-pub struct FlushReport {
-    /// The logs that were written or waited for.
-    pub logs: Vec<LogStatus>,
-}
-
-/// What the final flush left behind.
-#[derive(Debug, Clone, Default)]
-pub struct FinishReport {
-    /// Logs that are not durable to their end.
-    pub left: Vec<LogStatus>,
-}
-
-enum Command {
-    Flush(Option<SessionId>, oneshot::Sender<Result<FlushReport>>),
-    Status(oneshot::Sender<Vec<LogStatus>>),
-    Finish(Instant, oneshot::Sender<FinishReport>),
-}
-
-/// Speaks to a running streamer.
-#[derive(Clone)]
-pub struct Handle {
-    commands: mpsc::Sender<Command>,
-}
-
-impl Handle {
-    /// Makes all durable that is on disk now (of one session, if named), and answers when it is.
-    pub async fn flush(&self, session: Option<SessionId>) -> Result<FlushReport> {
-        self.ask(|reply| Command::Flush(session, reply)).await?
-    }
-
-    /// How every log stands.
-    pub async fn status(&self) -> Result<Vec<LogStatus>> {
-        self.ask(Command::Status).await
-    }
-
-    /// The agent is gone: makes everything durable, unfinished lines too, and stops; gives up at `deadline`.
-    pub async fn finish(&self, deadline: Instant) -> Result<FinishReport> {
-        self.ask(|reply| Command::Finish(deadline, reply)).await
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
-        let gone = || Error::new(Kind::Internal, "ask the streamer: it has stopped");
-        self.commands.send(command(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())
-    }
-}
 
 /// What a flush that has ended leaves.
 type Landed = std::result::Result<(task::Id, (Box<Shipment>, Result<Shipped>)), task::JoinError>;
@@ -115,6 +65,8 @@ pub struct Streamer {
     jobs: JoinSet<(Box<Shipment>, Result<Shipped>)>,
     flights: HashMap<task::Id, LogName>,
     waiters: Vec<Waiter>,
+    /// Logs that somebody else writes to now, and who waits until the flush under way has ended.
+    held: BTreeMap<LogName, Option<oneshot::Sender<()>>>,
     ending: Option<Ending>,
     oddities: BTreeSet<String>,
     asked: Asked,
@@ -138,6 +90,7 @@ impl Streamer {
             jobs: JoinSet::new(),
             flights: HashMap::new(),
             waiters: Vec::new(),
+            held: BTreeMap::new(),
             ending: None,
             oddities: BTreeSet::new(),
             asked: Asked::new(),
@@ -146,7 +99,7 @@ impl Streamer {
         streamer.first_look()?;
         let (commands, inbox) = mpsc::channel(16);
         tokio::spawn(streamer.run(inbox));
-        Ok(Handle { commands })
+        Ok(Handle::new(commands))
     }
 
     /// What the ledgers say is shipped and has not changed needs no request.
@@ -232,6 +185,10 @@ impl Streamer {
             slot.again = true;
             return;
         }
+        if self.held.contains_key(name) {
+            return;
+        }
+        let slot = self.slot(name);
         if slot.due.is_some_and(|due| due <= at) {
             return;
         }
@@ -295,6 +252,21 @@ impl Streamer {
                 let shipment = Box::new(Shipment::new(self.context.logs.id(name.clone())));
                 self.done(&name, shipment, Err(Error::new(Kind::Internal, format!("flush {name}")).because(error)));
             }
+        }
+        if let Some(waiting) = self.held.get_mut(&name) {
+            let reply = waiting.take();
+            self.forget(&name);
+            reply.map(|reply| reply.send(()));
+        }
+    }
+
+    /// What is known of a log is left to its ledger, which somebody else may write now.
+    fn forget(&mut self, name: &LogName) {
+        let backoff = Backoff::new(self.context.logs.chance.clone());
+        if let Some(slot) = self.slots.get_mut(name) {
+            let before = std::mem::replace(slot, Slot::new(name, backoff));
+            slot.flushes = before.flushes;
+            before.due.map(|due| self.agenda.remove(&(due, name.clone())));
         }
     }
 
@@ -395,6 +367,28 @@ impl Streamer {
                         self.waiters.push(Waiter { left, asked, reply });
                         self.answer_waiters();
                     }
+                }
+            }
+            Command::Wrote(name, paths, reply) => {
+                // Who gave up waiting during an outage is not remembered.
+                self.waiters.retain(|waiter| !waiter.reply.is_closed());
+                self.slot(&name).paths.extend(paths);
+                self.mark(&name, Instant::now());
+                let left = BTreeMap::from([(name.clone(), self.slot(&name).flushes + 1)]);
+                self.waiters.push(Waiter { left, asked: BTreeSet::from([name]), reply });
+            }
+            Command::Hold(name, reply) => {
+                let flying = self.slot(&name).flying;
+                if !flying {
+                    self.forget(&name);
+                }
+                let waiting = if flying { Some(reply) } else { reply.send(()).ok().and(None) };
+                self.held.insert(name, waiting);
+            }
+            Command::Release(name) => {
+                self.held.remove(&name);
+                if !self.slot(&name).paths.is_empty() {
+                    self.mark(&name, Instant::now());
                 }
             }
             Command::Finish(deadline, reply) => {

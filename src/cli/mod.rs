@@ -29,6 +29,7 @@ pub mod rm;
 pub mod run;
 pub mod search;
 pub mod select;
+pub mod serve_store;
 pub mod show;
 pub mod stats;
 pub mod status;
@@ -66,6 +67,7 @@ pub struct Cli {
 enum Command {
     Run(run::Args),
     Daemon(daemon::Args),
+    ServeStore(serve_store::Args),
     Restore(restore::Args),
     Pull(pull::Args),
     Flush(flush::Args),
@@ -138,6 +140,7 @@ impl Command {
         match self {
             Command::Run(args) => Some(&mut args.stream),
             Command::Daemon(args) => Some(&mut args.stream),
+            Command::ServeStore(args) => Some(&mut args.stream),
             _ => None,
         }
     }
@@ -147,6 +150,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
     match command {
         Command::Run(args) => run::run(&settings, args).await,
         Command::Daemon(args) => daemon::run(&settings, args).await,
+        Command::ServeStore(args) => serve_store::run(&settings, args).await,
         Command::Restore(args) => restore::run(&settings, args).await,
         Command::Pull(args) => pull::run(&settings, args).await,
         Command::Flush(args) => flush::run(&settings, args).await,

@@ -6,5 +6,6 @@ pub mod indexer;
 pub mod lock;
 pub mod sayer;
 pub mod service;
+pub mod session_store;
 pub mod signals;
 pub mod socket;

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::agent::opencode::mirror::{Depth, Mirror};
-use crate::capture::streamer::{FinishReport, FlushReport};
+use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
 use crate::daemon::compactor;
@@ -113,6 +113,16 @@ impl Service {
         crate::sys::notify_ready::tell("READY=1");
         tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
         Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root, mirror: parts.mirror.clone() })
+    }
+
+    /// Speaks to what streams.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Where the index hears of what is written.
+    pub fn feed(&self) -> Arc<Feed> {
+        self.feed.clone()
     }
 
     /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::capture::handle::FlushReport;
 use crate::capture::slot::LogStatus;
-use crate::capture::streamer::FlushReport;
 use crate::daemon::lock::state_folder;
 use crate::error::{Error, Kind, Result};
 use crate::model::SessionId;

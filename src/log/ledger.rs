@@ -111,7 +111,8 @@ impl Ledger {
         Ledger { v: VERSION, store, id, pen, files: BTreeMap::new(), seen: 0, turns: Turns::default() }
     }
 
-    fn path(id: &LogId) -> Result<RelPath> {
+    /// Where the ledger of a log is.
+    pub fn path(id: &LogId) -> Result<RelPath> {
         format!("{STATE_FOLDER}/ledger/{}/{}/{}.json", id.namespace, id.agent, id.name).parse()
     }
 

@@ -2,8 +2,6 @@
 //!
 //! Nothing is claimed: the daemon that starts next finds files that no ledger knows, and asks the bucket.
 
-use std::collections::BTreeMap;
-
 use serde::de::IgnoredAny;
 
 use super::place;
@@ -86,21 +84,7 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
     assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
     let files = place::decide_all(context, id, &assembly, &[], None, options)?;
     place::check(id, &files, options)?;
-    let bytes = files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum();
-    let mut report = Report {
-        session: id.name.to_string(),
-        seq: 0,
-        head: 0,
-        writer: None,
-        objects: 0,
-        bytes,
-        files,
-        cut_off: BTreeMap::new(),
-        dropped: Vec::new(),
-        repaired: Vec::new(),
-        dry_run: options.dry_run,
-        claim: None,
-    };
+    let mut report = Report::new(id, files, options);
     if !options.dry_run {
         place::place_all(context, &assembly, &mut report, None, options)?;
     }

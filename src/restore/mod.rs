@@ -255,20 +255,7 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         return Ok(None);
     }
     let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
-    let mut report = Report {
-        session: id.name.to_string(),
-        seq: newest,
-        head: newest,
-        writer: None,
-        objects: 0,
-        bytes: 0,
-        files,
-        cut_off: BTreeMap::new(),
-        dropped: Vec::new(),
-        repaired: Vec::new(),
-        dry_run: options.dry_run,
-        claim: None,
-    };
+    let mut report = Report { seq: newest, head: newest, ..Report::new(id, files, options) };
     if options.dry_run {
         return Ok(Some(Some(report)));
     }
@@ -362,20 +349,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     let assembly = &read.sink;
     let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
     let files = place::decide_all(context, id, assembly, &moves, ledger.as_ref(), options)?;
-    let mut report = Report {
-        session: id.name.to_string(),
-        seq: read.seq,
-        head: head.end,
-        writer: None,
-        objects: read.objects,
-        bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
-        files,
-        cut_off,
-        dropped,
-        repaired: Vec::new(),
-        dry_run: options.dry_run,
-        claim: None,
-    };
+    let mut report = Report { seq: read.seq, head: head.end, objects: read.objects, cut_off, dropped, ..Report::new(id, files, options) };
     place::check(id, &report.files, options)?;
     if options.dry_run {
         repair::foresee(context, assembly, &mut report, options)?;
@@ -400,6 +374,24 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
 }
 
 impl Report {
+    /// What becomes of these files.
+    fn new(id: &LogId, files: Vec<FilePlan>, options: &Options) -> Report {
+        Report {
+            session: id.name.to_string(),
+            seq: 0,
+            head: 0,
+            writer: None,
+            objects: 0,
+            bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
+            files,
+            cut_off: BTreeMap::new(),
+            dropped: Vec::new(),
+            repaired: Vec::new(),
+            dry_run: options.dry_run,
+            claim: None,
+        }
+    }
+
     /// Files that were put in place.
     pub fn written(&self) -> usize {
         self.files.iter().filter(|file| file.action.writes()).count()

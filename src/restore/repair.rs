@@ -250,7 +250,7 @@ pub(super) fn foresee(context: &Context, assembly: &Assembly<'_>, report: &mut R
     for (path, _, staged) in assembly.files().filter(|(_, at, _)| options.repair && at.kind == FileKind::Append) {
         let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else { continue };
         let failed = |cause| Error::io(format!("read {path}"), cause);
-        let from = if plan.action == Action::Keep { path } else { &staged.at };
+        let from = if plan.action == Action::Keep { &plan.stands_at } else { &staged.at };
         let Some(file) = folder.open(from).map_err(failed)? else { continue };
         let len = if plan.action == Action::Keep { file.stat().map_err(failed)?.size } else { plan.bytes };
         let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;

@@ -39,6 +39,7 @@ mod program;
 mod real_transcripts;
 mod repair;
 mod retention;
+mod session_store;
 mod snapshot_props;
 mod store_contract;
 mod streaming;

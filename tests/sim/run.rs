@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sessiond::capture::streamer::FlushReport;
+use sessiond::capture::handle::FlushReport;
 use sessiond::error::Kind;
 use sessiond::model::{At, Digest, LogId, Seq, WriterId, keys};
 use sessiond::restore::{self, Options, Report};

