@@ -356,7 +356,7 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     let mut report = Report { seq: read.seq, head: head.end, objects: read.objects, cut_off, dropped, ..Report::new(id, files, options) };
     place::check(id, &report.files, options)?;
     if options.dry_run {
-        place::foresee(context, assembly, &mut report, options)?;
+        repair::foresee(context, assembly, &mut report, options)?;
         return Ok(Some(report));
     }
     let mut cursors = place::place_all(context, assembly, &mut report, ledger.as_ref(), options)?;

@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::repair::{self, Change, Repaired};
+use super::repair::{self, Repaired};
 use super::{Context, Options, Report, relocate};
 use crate::agent::Place;
 use crate::error::{Error, Result};
@@ -329,7 +329,7 @@ pub fn place_all(
             if options.repair && at.kind == FileKind::Append {
                 let original: RelPath = format!("{to}.damaged").parse()?;
                 let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
-                let changes = mend(context, plan, (&view, &original), &mut cursor, options).map_err(failed)?;
+                let changes = repair::in_place(context, &plan.path, (&view, &original), &mut cursor, options).map_err(failed)?;
                 if !changes.is_empty() {
                     report.repaired.push(Repaired { path: plan.path.clone(), original: Some(original), changes });
                 }
@@ -338,71 +338,6 @@ pub fn place_all(
         }
     }
     Ok(cursors)
-}
-
-/// What would be repaired.
-pub fn foresee(context: &Context, assembly: &Assembly<'_>, report: &mut Report, options: &Options) -> Result<()> {
-    let folder = &*context.folder;
-    for (path, _, staged) in assembly.files().filter(|(_, at, _)| options.repair && at.kind == FileKind::Append) {
-        let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else { continue };
-        let failed = |cause| Error::io(format!("read {path}"), cause);
-        let from = if plan.action == Action::Keep { &plan.stands_at } else { &staged.at };
-        let Some(file) = folder.open(from).map_err(failed)? else { continue };
-        let len = if plan.action == Action::Keep { file.stat().map_err(failed)?.size } else { plan.bytes };
-        let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
-        let changes = repair::repair(folder, &*context.profile, path, (&*file, len), &view, options.claim).map_err(failed)?;
-        if !changes.is_empty() {
-            report.repaired.push(Repaired { path: path.clone(), original: None, changes });
-        }
-    }
-    Ok(())
-}
-
-/// Repairs a file that is in place, and keeps it as it was at `original`. Its cursor goes back to where it first differs: from there
-/// on it is shipped anew, and the log keeps what it held.
-fn mend(
-    context: &Context,
-    plan: &FilePlan,
-    (view, original): (&RelPath, &RelPath),
-    cursor: &mut Option<FileCursor>,
-    options: &Options,
-) -> std::io::Result<Vec<Change>> {
-    let folder = &*context.folder;
-    let Some(file) = folder.open(&plan.path)? else { return Ok(Vec::new()) };
-    let stat = file.stat()?;
-    let changes = repair::repair(folder, &*context.profile, &plan.path, (&*file, stat.size), view, options.claim)?;
-    let Some(first) = changes.iter().map(|change| change.at).min() else { return Ok(changes) };
-    copy(folder, &*file, stat.size, original)?;
-    let meta = Meta { mode: stat.mode, mtime_ns: stat.mtime_ns, owner: options.owner };
-    folder.finish(original, &meta)?;
-    folder.finish(view, &meta)?;
-    folder.rename(view, &plan.path, options.owner)?;
-    let Some(file) = folder.open(&plan.path)? else { return Ok(changes) };
-    if let Some(behind) = cursor {
-        let len = behind.len.min(first);
-        if let Some(over) = FileCursor::over(&*file, behind.kind, len)? {
-            *behind = over;
-        }
-        // What is more than that is new to the next look.
-        behind.stat.size = len;
-    }
-    Ok(changes)
-}
-
-fn copy(folder: &dyn Folder, from: &dyn OpenFile, len: u64, to: &RelPath) -> std::io::Result<()> {
-    let mut buffer = vec![0; 256 << 10];
-    let mut at = 0;
-    folder.write_at(to, 0, &[])?;
-    while at < len {
-        match from.read_at(&mut buffer, at)? {
-            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            got => {
-                folder.write_at(to, at, &buffer[..got])?;
-                at += got as u64;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The cursor of a file that stays: behind what the log holds of it.

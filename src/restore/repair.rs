@@ -6,9 +6,14 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use super::place::Action;
+use super::{Context, Options, Report};
 use crate::agent::Profile;
-use crate::model::{Facts, Line, RelPath};
-use crate::sys::{Folder, OpenFile};
+use crate::error::{Error, Result};
+use crate::log::assemble::Assembly;
+use crate::log::ledger::FileCursor;
+use crate::model::{Facts, FileKind, Line, RelPath};
+use crate::sys::{Folder, Meta, OpenFile};
 
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
@@ -237,6 +242,71 @@ fn leading(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
         from = to;
     }
     (records, &text[from..])
+}
+
+/// What would be repaired.
+pub(super) fn foresee(context: &Context, assembly: &Assembly<'_>, report: &mut Report, options: &Options) -> Result<()> {
+    let folder = &*context.folder;
+    for (path, _, staged) in assembly.files().filter(|(_, at, _)| options.repair && at.kind == FileKind::Append) {
+        let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else { continue };
+        let failed = |cause| Error::io(format!("read {path}"), cause);
+        let from = if plan.action == Action::Keep { &plan.stands_at } else { &staged.at };
+        let Some(file) = folder.open(from).map_err(failed)? else { continue };
+        let len = if plan.action == Action::Keep { file.stat().map_err(failed)?.size } else { plan.bytes };
+        let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
+        let changes = repair(folder, &*context.profile, path, (&*file, len), &view, options.claim).map_err(failed)?;
+        if !changes.is_empty() {
+            report.repaired.push(Repaired { path: path.clone(), original: None, changes });
+        }
+    }
+    Ok(())
+}
+
+/// Repairs a file that is in place, and keeps it as it was at `original`. Its cursor goes back to where it first differs: from there
+/// on it is shipped anew, and the log keeps what it held.
+pub(super) fn in_place(
+    context: &Context,
+    path: &RelPath,
+    (view, original): (&RelPath, &RelPath),
+    cursor: &mut Option<FileCursor>,
+    options: &Options,
+) -> std::io::Result<Vec<Change>> {
+    let folder = &*context.folder;
+    let Some(file) = folder.open(path)? else { return Ok(Vec::new()) };
+    let stat = file.stat()?;
+    let changes = repair(folder, &*context.profile, path, (&*file, stat.size), view, options.claim)?;
+    let Some(first) = changes.iter().map(|change| change.at).min() else { return Ok(changes) };
+    copy(folder, &*file, stat.size, original)?;
+    let meta = Meta { mode: stat.mode, mtime_ns: stat.mtime_ns, owner: options.owner };
+    folder.finish(original, &meta)?;
+    folder.finish(view, &meta)?;
+    folder.rename(view, path, options.owner)?;
+    let Some(file) = folder.open(path)? else { return Ok(changes) };
+    if let Some(behind) = cursor {
+        let len = behind.len.min(first);
+        if let Some(over) = FileCursor::over(&*file, behind.kind, len)? {
+            *behind = over;
+        }
+        // What is more than that is new to the next look.
+        behind.stat.size = len;
+    }
+    Ok(changes)
+}
+
+fn copy(folder: &dyn Folder, from: &dyn OpenFile, len: u64, to: &RelPath) -> std::io::Result<()> {
+    let mut buffer = vec![0; 256 << 10];
+    let mut at = 0;
+    folder.write_at(to, 0, &[])?;
+    while at < len {
+        match from.read_at(&mut buffer, at)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            got => {
+                folder.write_at(to, at, &buffer[..got])?;
+                at += got as u64;
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
