@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::listen::{Caller, Listener};
-use super::{Batch, Lines, Sent, SessionStore};
+use super::{Batch, Lines, Sent, SessionStore, project};
 use crate::error::{Error, Kind, Result};
 
 /// The largest append. The SDK sends a mebibyte or 500 entries, and an entry can hold a tool's whole output.
@@ -51,7 +51,7 @@ struct Server {
     room: Semaphore,
 }
 
-/// Answers until `stop` is done, then lets those finish that have been asked, until `deadline` after it.
+/// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
 pub async fn serve(store: Arc<SessionStore>, listener: Listener, stop: impl Future<Output = Instant>) {
     let server = Arc::new(Server { store, room: Semaphore::new(ALL_TOGETHER as usize) });
     let seats = Arc::new(Semaphore::new(CONNECTIONS));
@@ -189,18 +189,31 @@ const CALLS: [&str; 7] = [APPEND, LOAD, LIST, SUMMARIES, SUMMARY, SUBKEYS, DELET
 async fn dispatch(store: &SessionStore, path: &str, body: &[u8]) -> Result<Answer> {
     match path {
         APPEND => append(store, read(body)?).await,
-        LIST => Ok(found(&json!({ "sessions": store.list(&read::<ProjectCall>(body)?.project_key).await? }))),
-        SUMMARIES => Ok(found(&json!({ "summaries": store.summaries(&read::<ProjectCall>(body)?.project_key)? }))),
+        LIST | SUMMARIES => {
+            let project = project(&read::<ProjectCall>(body)?.project_key)?;
+            match path {
+                LIST => Ok(found(&json!({ "sessions": served(store.list(&project).await)? }))),
+                _ => Ok(found(&json!({ "summaries": served(store.summaries(&project))? }))),
+            }
+        }
         _ => {
             let key = store.key(&read::<KeyCall>(body)?.key)?;
             match path {
-                LOAD => Ok(store.load(&key).await?.map_or_else(absent, lines)),
-                SUBKEYS => Ok(found(&json!({ "subkeys": store.subkeys(&key).await? }))),
-                SUMMARY => Ok(store.summary(&key).await?.map_or_else(absent, |summary| found(&summary))),
-                _ => store.delete(&key).await.map(|()| found(&json!({}))),
+                LOAD => Ok(served(store.load(&key).await)?.map_or_else(absent, lines)),
+                SUBKEYS => Ok(found(&json!({ "subkeys": served(store.subkeys(&key).await)? }))),
+                SUMMARY => Ok(served(store.summary(&key).await)?.map_or_else(absent, |summary| found(&summary))),
+                _ => served(store.delete(&key).await).map(|()| found(&json!({}))),
             }
         }
     }
+}
+
+/// Once a call is understood, what fails is not the caller's fault: a bucket that does not exist, say.
+fn served<T>(done: Result<T>) -> Result<T> {
+    done.map_err(|error| match (error.kind(), error.hint_text()) {
+        (Kind::Usage | Kind::NotFound, hint) => Error::new(Kind::Internal, error.to_string()).hint(hint.unwrap_or("see the server's log")),
+        _ => error,
+    })
 }
 
 async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
@@ -216,7 +229,7 @@ async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
         return Err(Error::usage(format!("append: a summary is a JSON object of at most {LARGEST_SUMMARY} bytes")));
     }
     let batch = Batch { id: call.batch.as_deref(), entries: &call.entries, summary };
-    match store.append(&key, batch).await? {
+    match served(store.append(&key, batch).await)? {
         Some(appended) => Ok(found(&appended)),
         None => {
             let error = "the summary was made from another one than there is now; nothing is written: ask for it and send again";

@@ -19,7 +19,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::block_in_place;
 
 use self::batch::{Append, Ids, Record, Summary, Written};
-pub use self::key::{Key, Sent};
+pub use self::key::{Key, Sent, project};
 pub use self::listen::Listen;
 use crate::agent::Place;
 use crate::capture::{Feed, Handle};
@@ -216,10 +216,9 @@ impl SessionStore {
     }
 
     /// The sessions of a project: those here, and those that the index knows from elsewhere.
-    pub async fn list(&self, project_key: &str) -> Result<Vec<Listed>> {
-        let project = key::project(project_key)?;
-        let mut found = self.here(&project)?;
-        for row in self.elsewhere(&project).await? {
+    pub async fn list(&self, project: &SessionId) -> Result<Vec<Listed>> {
+        let mut found = self.here(project)?;
+        for row in self.elsewhere(project).await? {
             let updated = row.updated.as_millisecond();
             match found.get_mut(&row.id) {
                 None => drop(found.insert(row.id, updated)),
@@ -232,11 +231,10 @@ impl SessionStore {
     }
 
     /// What the SDK made of the sessions of a project, of those here.
-    pub fn summaries(&self, project_key: &str) -> Result<Vec<Summarised>> {
-        let project = key::project(project_key)?;
+    pub fn summaries(&self, project: &SessionId) -> Result<Vec<Summarised>> {
         let mut found = Vec::new();
-        for session_id in self.here(&project)?.into_keys() {
-            if let Some(Summary { version, mtime, data }) = Record::load(&*self.disk, &key::record(&project, &session_id)?)?.summary {
+        for session_id in self.here(project)?.into_keys() {
+            if let Some(Summary { version, mtime, data }) = Record::load(&*self.disk, &key::record(project, &session_id)?)?.summary {
                 found.push(Summarised { session_id, mtime, version, data });
             }
         }
@@ -276,9 +274,7 @@ impl SessionStore {
         *session = Session::default();
         self.handle.release(key.name()).await?;
         done?;
-        if let Err(error) = reindex::catch_up(&self.parts.logs, &*self.parts.index, &*self.parts.profile, &id).await
-            && stored
-        {
+        if stored && let Err(error) = reindex::catch_up(&self.parts.logs, &*self.parts.index, &*self.parts.profile, &id).await {
             tracing::warn!(%error, "the index was not told; it catches up by itself");
             self.feed.stale(key.name());
         }
@@ -333,11 +329,18 @@ impl SessionStore {
         Ledger::load(&*self.disk, &self.parts.logs.store.address(), id)
     }
 
+    /// Whether what was shipped is still here: a folder that somebody emptied in part must not be gone on from.
+    fn is_whole(&self, ledger: &Ledger) -> bool {
+        let mut appended = ledger.files.iter().filter(|(_, cursor)| cursor.kind == FileKind::Append);
+        let size = |path| self.disk.stat(path).ok().flatten().map_or(0, |stat| stat.size);
+        appended.all(|(path, cursor)| size(path) >= cursor.len)
+    }
+
     /// Sees that the files of a session are here to be written to: from its log, if only that has them, or a newer state that
     /// was read before.
     async fn bring(&self, session: &mut Session, key: &Key) -> Result<()> {
         let id = self.id(key);
-        if !session.here && (session.take || self.ledger(&id).is_none()) {
+        if !session.here && (session.take || !self.ledger(&id).is_some_and(|ledger| self.is_whole(&ledger))) {
             let _one = self.restoring.lock().await;
             self.handle.hold(key.name()).await?;
             let context =
@@ -364,7 +367,8 @@ impl SessionStore {
         let id = self.id(key);
         let logs = &self.parts.logs;
         let head = pieces::head(&logs.newest_pieces(&id).await?);
-        let current = self.ledger(&id).map_or(head == 0, |ledger| ledger.pen.ground != Ground::Branch && ledger.pen.seq >= head);
+        let newest = |ledger: Ledger| ledger.pen.ground != Ground::Branch && ledger.pen.seq >= head && self.is_whole(&ledger);
+        let current = self.ledger(&id).map_or(head == 0, newest);
         if current {
             return Ok(Some(View::Here(self.disk.clone())));
         }
