@@ -97,6 +97,20 @@ impl Assembly<'_> {
         moved(&mut self.staged, moves);
     }
 
+    /// How long transcripts that are so long now will be under the other id.
+    pub fn renamed_lengths(&self, lengths: &BTreeMap<RelPath, u64>, renaming: &Renaming) -> Result<BTreeMap<RelPath, u64>> {
+        let scratch = self.stage.join("measured")?;
+        let mut renamed = BTreeMap::new();
+        for (path, len) in lengths {
+            let Some(staged) = self.staged.get(path).filter(|staged| staged.len >= *len) else { continue };
+            let opened = self.folder.open(&staged.at).map_err(|cause| Error::io(format!("read {path}"), cause))?;
+            let opened = opened.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
+            let (len, _) = renaming.copy(self.folder, &*opened, path, (FileKind::Append, *len), &scratch)?;
+            renamed.insert(renaming.path(path)?, len);
+        }
+        Ok(renamed)
+    }
+
     /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
     pub fn fork(&mut self, cut: Option<&BTreeMap<RelPath, u64>>, renaming: &Renaming) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, cut);

@@ -155,15 +155,22 @@ pub struct Fork {
     /// When the last of them was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<Timestamp>,
+    /// Where the last of them ends in the files, where that is before their end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends: Option<BTreeMap<RelPath, u64>>,
     /// The files that it begins with: under their new names, with the new id in their lines.
     pub files: Vec<Part>,
 }
 
 impl Fork {
-    /// Its first checkpoint, if it begins at the end of a turn.
+    /// Its first checkpoint: the last turn that was complete.
     fn point(&self) -> Option<Checkpoint> {
-        self.cut.as_ref()?;
         let transcripts = self.files.iter().filter(|part| part.kind == FileKind::Append);
+        let files = match (&self.ends, &self.cut) {
+            (Some(ends), _) => ends.clone(),
+            (None, Some(_)) => transcripts.map(|part| (part.path.clone(), part.len)).collect(),
+            (None, None) => return None,
+        };
         Some(Checkpoint {
             number: 1,
             seq: None,
@@ -172,7 +179,7 @@ impl Fork {
             at: self.last?,
             uuid: None,
             stop: None,
-            files: transcripts.map(|part| (part.path.clone(), part.len)).collect(),
+            files,
             pending: Vec::new(),
             last_answer: None,
         })

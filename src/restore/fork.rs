@@ -65,7 +65,12 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
     }
     let turns = goal.cut.as_ref().map_or((assembly.state.turns.turn, assembly.state.turns.last), |point| (point.turn, Some(point.at)));
     let cut = goal.cut.as_ref().map(|point| point.files.clone());
-    assembly.fork(cut.as_ref(), &Renaming::new(&id.name, &new.name))?;
+    let renaming = Renaming::new(&id.name, &new.name);
+    let ends = match super::point::line(&assembly.state).last() {
+        Some(point) if cut.is_none() => Some(assembly.renamed_lengths(&point.files, &renaming)?),
+        _ => None,
+    };
+    assembly.fork(cut.as_ref(), &renaming)?;
     let files: Vec<Part> = assembly.files().map(|(path, at, _)| part(path, at)).collect();
     if files.is_empty() {
         return Err(Error::not_found(format!("{id} has no files at that point")));
@@ -80,7 +85,7 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
     let (turn, last): (u64, Option<Timestamp>) = turns;
     let bytes = files.iter().map(|part| part.len).sum();
     let forked = Forked { session: new.name.to_string(), from: id.name.to_string(), seq, turn, files: files.len(), bytes };
-    let fork = Fork { from: id.name.clone(), seq, cut, turn, last, files };
+    let fork = Fork { from: id.name.clone(), seq, cut, turn, last, ends, files };
     let mut pen = Pen { fork: Some(fork), ..Pen::unclaimed(new_writer(&logs.chance), 0, None, logs.clock.now()) };
     match logs.claim(new, &mut pen, 0).await? {
         Some(_) => Ok(forked),

@@ -250,6 +250,20 @@ fn two_points_are_compared() {
     }
 }
 
+#[test]
+fn a_fork_in_the_middle_of_a_turn_knows_the_turns_before() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2) + &turn("s1", 3)[..2].concat()]);
+    backend.run(&home, &["fork", "s1", "--id", "s2-longer"]).ok();
+    let points = backend.run(&home, &["checkpoints", "s2-longer", "--json"]).ok().json();
+    assert_eq!(numbers(&points, "turn"), [Some(2)]);
+    assert_eq!(pulled(&backend, "s2-longer", "turn"), whole_turns("s2-longer", 1..=2));
+    let other = TempHome::new();
+    backend.run(&other, &["run", "--session", "s2-longer", "--at", "turn", "--", "true"]).ok();
+    assert_eq!(text(&other, "s2-longer"), whole_turns("s2-longer", 1..=2));
+    backend.run(&home, &["verify", "--deep"]).ok();
+}
+
 /// A host whose clock is behind says so in its lines; the order of the lines counts.
 #[test]
 fn turns_count_whatever_their_clock_says() {
