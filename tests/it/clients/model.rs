@@ -197,7 +197,7 @@ impl Wire<'_> {
 
     pub fn event(&mut self, name: &str, mut data: Value) -> std::io::Result<()> {
         data["type"] = json!(name);
-        write!(self.stream, "event: {name}\n")?;
+        writeln!(self.stream, "event: {name}")?;
         self.data(&data.to_string())
     }
 
