@@ -22,7 +22,8 @@ import threading
 import time
 from pathlib import Path
 
-from drive import PROJECT, SESSION
+sys.dont_write_bytecode = True
+from drive import PROJECT, SESSION  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 TREE = HERE.parent.parent
