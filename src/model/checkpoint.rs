@@ -69,7 +69,7 @@ pub struct Turns {
     /// Somebody has prompted since.
     #[serde(default)]
     prompted: bool,
-    /// When the last of them was.
+    /// When the latest of them was, by whichever clock.
     pub last: Option<Timestamp>,
     /// How long the transcripts were then, and the message that completed it. What is read once more, because its file was
     /// written anew, counts once.
@@ -177,7 +177,7 @@ impl Turns {
         self.turn = checkpoint.turn;
         self.ended = None;
         self.prompted = false;
-        self.last = Some(checkpoint.at);
+        self.last = self.last.max(Some(checkpoint.at));
         self.counted.clone_from(&checkpoint.files);
         self.completed_by.clone_from(&checkpoint.uuid);
         self.pending.clear();

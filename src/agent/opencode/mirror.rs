@@ -8,11 +8,11 @@ mod settle;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::TryStreamExt;
 use sqlx::sqlite::SqliteConnectOptions;
@@ -22,13 +22,16 @@ use tokio::sync::Mutex;
 use super::rows::{self, Named, Questions, TABLES};
 use crate::error::{Error, Result};
 use crate::model::Digest;
-use crate::sys::{Disk, Owner};
+use crate::sys::{Clock, Disk, Owner, SystemClock};
 
 /// The folder of the files, beside the database.
 const FOLDER: &str = ".sessiond-mirror";
 
 /// How long to wait for a writer; OpenCode's transactions take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A database that has no write-ahead log, and has not changed for so long, is not going to have one.
+const MAKING: Duration = Duration::from_secs(10);
 
 /// Rows that changed so long before the newest one known are looked at again: a row has its time before it is committed.
 const SLACK_MS: i64 = 10_000;
@@ -119,6 +122,19 @@ impl Mirror {
         })
     }
 
+    /// Whether OpenCode is just making the database: it changes to a write-ahead log then, which it cannot while anybody reads, and
+    /// gives up. Once it has one, readers and writers never wait for one another.
+    fn is_being_made(&self) -> bool {
+        let look = || -> std::io::Result<bool> {
+            let mut header = [0; 20];
+            let mut file = File::open(self.database())?;
+            let changed = file.metadata()?.modified()?;
+            let has_wal = file.read_exact(&mut header).is_ok() && header[18..20] == [2, 2];
+            Ok(!has_wal && SystemTime::from(SystemClock.now()).duration_since(changed).is_ok_and(|age| age < MAKING))
+        };
+        look().unwrap_or(false)
+    }
+
     async fn connect(&self) -> Result<SqliteConnection> {
         let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
         options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))
@@ -154,6 +170,10 @@ impl Mirror {
         let mut state = self.state.lock().await;
         let stamp = self.stamp();
         if stamp[0].is_none() || (depth == Depth::Changed && state.stamp == Some(stamp)) {
+            return Ok(());
+        }
+        // A reader would be in its way; the next change tells.
+        if self.is_being_made() {
             return Ok(());
         }
         let mut database = self.connect().await?;
