@@ -126,11 +126,13 @@ impl Mirror {
     /// gives up. Once it has one, readers and writers never wait for one another.
     fn is_being_made(&self) -> bool {
         let look = || -> std::io::Result<bool> {
-            let mut header = [0; 20];
             let mut file = File::open(self.database())?;
-            let changed = file.metadata()?.modified()?;
-            let has_wal = file.read_exact(&mut header).is_ok() && header[18..20] == [2, 2];
-            Ok(!has_wal && SystemTime::from(SystemClock.now()).duration_since(changed).is_ok_and(|age| age < MAKING))
+            let found = file.metadata()?;
+            let mut header = [0; 20];
+            // What is no database at all is an error, which reading it tells.
+            let has_no_wal = found.len() == 0
+                || file.read_exact(&mut header).is_ok() && header.starts_with(b"SQLite format 3\0") && header[18..20] != [2, 2];
+            Ok(has_no_wal && SystemTime::from(SystemClock.now()).duration_since(found.modified()?).is_ok_and(|age| age < MAKING))
         };
         look().unwrap_or(false)
     }
