@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from itertools import accumulate
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -234,7 +235,7 @@ class Bench:
             "entries": said,
             "lost": said - len(set(numbers)),
             "doubled": len(numbers) - len(set(numbers)),
-            "out of order": sum(later < earlier for earlier, later in zip(numbers, numbers[1:])),
+            "out of order": sum(number < highest for number, highest in zip(numbers, accumulate(numbers, max))),
             "batches dropped": len(dropped),
             "objects": len(keys),
             "requests to load": requests,
@@ -384,8 +385,8 @@ def document(tables, sdk: str, version: str, build: str) -> str:
         "",
         f"{version} ({build} build), Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
-        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled* and *out of order*: by the numbers in the",
-        "entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
+        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled*, and *out of order* (behind a later",
+        "one): by the numbers in the entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
         "container. *Peak*: of sessiond; for the adapter, what the agent's process grew by while it said the conversation (not measured when it was killed).",
     ]
     for name, rows in tables:
