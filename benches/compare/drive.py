@@ -54,6 +54,9 @@ async def mirror(args) -> None:
     store = make_store(args)
     key = {"project_key": PROJECT, "session_id": SESSION}
     if args.first > 0:
+        # It waits with everything loaded until the one before is gone: then it goes on at once, as a pool of containers does.
+        tell(ready=True)
+        sys.stdin.readline()
         # What a resume does.
         await store.load(key)
     dropped = []
@@ -75,6 +78,9 @@ async def mirror(args) -> None:
 
 
 def write(args) -> None:
+    if args.first > 0:
+        tell(ready=True)
+        sys.stdin.readline()
     for number in range(args.first, args.last):
         with open(args.file, "a") as file:
             file.write(json.dumps(entry(number)) + "\n")

@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from itertools import accumulate
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -219,7 +220,8 @@ class Bench:
             said, dropped, peaks = 0, [], []
             for life, (first, last) in enumerate(lives):
                 clock = behind if life else None
-                ended = self.live(kind, life, first, last, turn, pause, clock)
+                following = lives[life + 1 :][:1]
+                ended = self.live(kind, life, first, last, turn, pause, clock, following, behind)
                 said = ended["said"]
                 dropped += ended["dropped"]
                 peaks += [ended["kib"]] if ended["kib"] is not None else []
@@ -233,7 +235,7 @@ class Bench:
             "entries": said,
             "lost": said - len(set(numbers)),
             "doubled": len(numbers) - len(set(numbers)),
-            "out of order": sum(later < earlier for earlier, later in zip(numbers, numbers[1:])),
+            "out of order": sum(number < highest for number, highest in zip(numbers, accumulate(numbers, max))),
             "batches dropped": len(dropped),
             "objects": len(keys),
             "requests to load": requests,
@@ -255,25 +257,28 @@ class Bench:
         log = open(self.work / "sessiond.log", "a")
         return subprocess.Popen([self.program, *map(str, args)], env=self.environment(behind), stderr=log, text=True, **more)
 
-    def serve(self, root: Path, behind=None):
-        server = self.sessiond("serve-store", "--root", root, "--listen", "http://127.0.0.1:0", behind=behind, stdout=subprocess.PIPE)
+    def serve(self, root: Path, behind=None, listen="http://127.0.0.1:0"):
+        server = self.sessiond("serve-store", "--root", root, "--listen", listen, behind=behind, stdout=subprocess.PIPE)
         line = server.stdout.readline()
         assert line.startswith("listening on "), (self.work / "sessiond.log").read_text()
         return server, line.removeprefix("listening on ").strip()
 
     def drive(self, what: str, kind: str, *args, behind=None) -> subprocess.Popen:
         command = [sys.executable, HERE / "drive.py", what, kind, "--bucket", self.bucket, *map(str, args)]
-        return subprocess.Popen(command, env=self.environment(behind), stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=self.environment(behind), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def live(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind) -> dict:
+    def agent(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind) -> subprocess.Popen:
+        places = {"s3": ("--address", self.address), "serve": ("--address", f"unix://{self.work}/{life}.sock")}
+        where = places.get(kind, ("--file", self.work / f"root-{life}/projects/{PROJECT}/{SESSION}.jsonl"))
+        return self.drive("say", kind, "--first", first, "--last", last, "--turn", turn, "--pause", pause, *where, behind=behind)
+
+    def live(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind, following, next_behind) -> dict:
         """One container: what keeps the session, and the agent. At a pause the machine is switched off two seconds later."""
-        root, keeper, where = self.work / f"root-{life}", None, ["--address", self.address]
+        root, keeper = self.work / f"root-{life}", None
         if kind == "serve":
-            keeper, address = self.serve(root, behind)
-            where = ["--address", address]
+            keeper, _ = self.serve(root, behind, f"unix://{self.work}/{life}.sock")
         elif kind == "sidecar":
-            file = root / f"projects/{PROJECT}/{SESSION}.jsonl"
-            file.parent.mkdir(parents=True)
+            (root / f"projects/{PROJECT}").mkdir(parents=True)
             if first > 0:
                 assert self.sessiond("restore", SESSION, "--root", root, behind=behind, stdout=subprocess.DEVNULL).wait() == 0
             ready = self.work / f"ready-{life}"
@@ -281,8 +286,15 @@ class Bench:
             while not ready.exists():
                 assert keeper.poll() is None, (self.work / "sessiond.log").read_text()
                 time.sleep(0.05)
-            where = ["--file", file]
-        agent = self.drive("say", kind, "--first", first, "--last", last, "--turn", turn, "--pause", pause, *where, behind=behind)
+        for after in following:
+            self.waiting = self.agent(kind, life + 1, *after, turn, pause, next_behind)
+            assert "ready" in self.waiting.stdout.readline()
+        if first > 0:
+            agent = self.waiting
+            agent.stdin.write("go\n")
+            agent.stdin.flush()
+        else:
+            agent = self.agent(kind, life, first, last, turn, pause, behind)
         ended = json.loads(agent.stdout.readline())
         peak = self.high_water(keeper) if keeper else None
         if pause:
@@ -373,8 +385,8 @@ def document(tables, sdk: str, version: str, build: str) -> str:
         "",
         f"{version} ({build} build), Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
-        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled* and *out of order*: by the numbers in the",
-        "entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
+        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled*, and *out of order* (behind a later",
+        "one): by the numbers in the entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
         "container. *Peak*: of sessiond; for the adapter, what the agent's process grew by while it said the conversation (not measured when it was killed).",
     ]
     for name, rows in tables:
