@@ -13,6 +13,7 @@ pub mod exchange;
 pub mod history;
 pub mod index;
 pub mod log;
+pub mod mirror;
 pub mod model;
 pub mod restore;
 pub mod store;

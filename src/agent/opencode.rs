@@ -4,8 +4,6 @@
 //! `mirror` keeps the two in step. Tables that hold secrets are never read.
 
 mod lines;
-pub mod mirror;
-mod rows;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,12 +29,7 @@ impl OpenCode {
 /// The session of `sessions/<id>.jsonl`; none for any other file.
 fn session(path: &RelPath) -> Option<&str> {
     let file = path.as_str().strip_prefix("sessions/")?;
-    file.strip_suffix(".jsonl").filter(|id| is_plain(id))
-}
-
-/// Whether an id can be the name of a file.
-fn is_plain(id: &str) -> bool {
-    !id.is_empty() && id.len() < 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    file.strip_suffix(".jsonl").filter(|id| SessionId::is_name(id))
 }
 
 impl Profile for OpenCode {

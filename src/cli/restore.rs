@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::agent::opencode::mirror::Depth;
 use crate::cli::fallback::Outcome;
 use crate::cli::inspect::short;
 use crate::cli::select::Latest;
@@ -11,6 +10,7 @@ use crate::cli::{exit, fallback, from_env, print, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
+use crate::mirror::Depth;
 use crate::model::{Call, LogId, LogName, Point, RelPath};
 use crate::restore::point::{self, Goal};
 use crate::restore::repair::{Change, Repaired, What};

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::agent::opencode::mirror::{Depth, Mirror};
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
@@ -17,6 +16,7 @@ use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::sayer;
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
 use crate::error::{Error, Result};
+use crate::mirror::{Depth, Mirror};
 use crate::model::{LogName, SessionId, Wishes};
 use crate::wire::Parts;
 

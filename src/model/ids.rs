@@ -78,6 +78,11 @@ name!(/// One running sessiond.
     WriterId, "writer id", 64);
 
 impl SessionId {
+    /// Whether an agent's id can be the name of a file as it is.
+    pub fn is_name(id: &str) -> bool {
+        !id.is_empty() && id.len() < 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    }
+
     /// Makes an id of any file or folder name: what is not plain is written as `=` and two hex digits, so that
     /// different names stay different; a name too long for a key ends in its digest.
     pub fn escape(name: &str) -> SessionId {

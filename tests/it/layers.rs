@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// values and seams (row 0).
 const ROWS: [&[&str]; 8] = [
     &["model", "sys", "config", "error"],
-    &["agent", "codec", "store", "index"],
+    &["agent", "codec", "store", "index", "mirror"],
     &["log"],
     &["capture", "restore", "history", "upkeep", "exchange"],
     &["wire"],

@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection};
 
-use super::super::rows::{self, FAMILY, Named, PROJECT, TABLES, quoted};
+use super::rows::{self, FAMILY, Named, PROJECT, TABLES, quoted};
 use super::{Mirror, PATIENCE, give};
 use crate::error::{Doing, Error, Result};
 use crate::sys::Owner;

@@ -4,6 +4,7 @@
 //! Owns the files and what is known of them. Reads the database through a connection that cannot write; writes to it only where
 //! a session is restored (`settle`).
 
+pub mod rows;
 mod settle;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -19,9 +20,9 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 use tokio::sync::Mutex;
 
-use super::rows::{self, Named, Questions, TABLES};
+use self::rows::{Named, Questions, TABLES};
 use crate::error::{Error, Result};
-use crate::model::Digest;
+use crate::model::{Digest, SessionId};
 use crate::sys::{Clock, Disk, Owner, SystemClock};
 
 /// The folder of the files, beside the database.
@@ -203,7 +204,7 @@ impl Mirror {
         }
         let schema = rows::schema(database).await.map_err(failed)?;
         // An id becomes the name of a file.
-        looked_at.retain(|id| super::is_plain(id));
+        looked_at.retain(|id| SessionId::is_name(id));
         let mut failure = None;
         for id in &looked_at {
             let known = match state.known.remove(id) {
