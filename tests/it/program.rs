@@ -58,11 +58,13 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal() {
         assert!(!there.join(".credentials.json").exists());
 
         // The next append continues the log; nothing that was restored is uploaded again.
-        let before = backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+        let entry: u64 = said.split("at entry ").nth(1).and_then(|rest| rest.split(':').next()?.parse().ok()).unwrap();
         let mut daemon = backend.daemon(&other, &[]);
+        let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+        eventually("the index knows what was restored", || row()["head"].as_u64() == Some(entry + 1));
+        let before = row();
         append(&transcript(&other, "s1"), LINE);
         backend.run(&other, &["flush", "--wait"]).ok();
-        let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
         eventually("the index knows the append", || {
             row()["raw_bytes"].as_u64() == Some(before["raw_bytes"].as_u64().unwrap() + LINE.len() as u64)
         });
@@ -556,7 +558,7 @@ fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
             .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .current_dir(home.path())
             .stdin(Stdio::null());
-        script.args(["-qec", &format!("{program} verify s1 {quiet}"), "/dev/null"]);
+        script.args(["-qec", &format!("stty columns 100; {program} verify s1 {quiet}"), "/dev/null"]);
         String::from_utf8_lossy(&script.output().expect("script is a part of every Debian").stdout).into_owned()
     };
     let shown = on_a_terminal("");
