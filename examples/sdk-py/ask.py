@@ -21,7 +21,7 @@ from claude_agent_sdk import ClaudeAgentOptions, MirrorErrorMessage, ResultMessa
 
 
 async def ask(prompt: str, session: str | None) -> bool:
-    options = ClaudeAgentOptions(permission_mode="bypassPermissions", resume=session)
+    options = ClaudeAgentOptions(resume=session)
     if address := os.environ.get("SESSIOND_ADDRESS"):
         from sessiond_store import SessiondStore
 

@@ -20,7 +20,7 @@ if (prompt === undefined) {
   process.exit(2);
 }
 
-const options: Options = { permissionMode: "bypassPermissions", allowDangerouslySkipPermissions: true };
+const options: Options = {};
 if (session !== undefined) options.resume = session;
 const address = process.env["SESSIOND_ADDRESS"];
 if (address !== undefined) {

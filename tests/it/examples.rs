@@ -46,7 +46,7 @@ fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() 
                 let out = std::fs::File::create(home.path().join("out")).unwrap();
                 let err = std::fs::File::create(home.path().join("err")).unwrap();
                 let said = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap();
-                command.args([&session, "sh", "-c", AGENT, &session]).stdout(out).stderr(err);
+                command.args([session.as_str(), "sh", "-c", AGENT, &session]).stdout(out).stderr(err);
                 let mut running = Running(command.spawn().unwrap());
                 eventually("the agent is up", || {
                     assert!(running.0.try_wait().unwrap().is_none(), "{script}: {}", said("err"));
@@ -80,11 +80,10 @@ fn the_sidecar_says_why_it_does_not_start() {
 
 #[test]
 fn the_library_can_be_embedded() {
-    // Built by cargo with the tests, beside this program.
+    // Where all tests are run, cargo has built it with them.
+    let mut build = Command::new(env!("CARGO"));
+    run(build.args(["build", "--locked", "--offline", "--example", "embed"]).current_dir(env!("CARGO_MANIFEST_DIR"))).unwrap();
     let built = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples").join("embed");
-    if !built.exists() {
-        run(Command::new(env!("CARGO")).args(["build", "--locked", "--offline", "--example", "embed"]).current_dir(env!("CARGO_MANIFEST_DIR"))).unwrap();
-    }
     let home = TempHome::new();
     let ran = Ran(home.command(&built).output().unwrap()).ok();
     assert!(ran.out().contains("durable: 1 log") && ran.out().ends_with("equal\n"), "{}", ran.out());
@@ -127,7 +126,14 @@ impl Program {
         std::fs::write(place.home().join("package.json"), "{\"type\":\"module\"}").unwrap();
         let compile = |source: &str| {
             let mut compile = place.command(Path::new("node"));
-            compile.arg(tools.join("typescript/bin/tsc")).args(["--strict", "--target", "es2022", "--module", "nodenext", "--skipLibCheck"]);
+            compile.arg(tools.join("typescript/bin/tsc")).args([
+                "--strict",
+                "--target",
+                "es2022",
+                "--module",
+                "nodenext",
+                "--skipLibCheck",
+            ]);
             compile.args(["--rewriteRelativeImportExtensions", "--outDir", "built", "--rootDir", ".", "--types", "node", "--typeRoots"]);
             run(compile.arg(tools.join("@types")).arg(source))
         };

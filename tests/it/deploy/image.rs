@@ -146,9 +146,9 @@ fn the_image_streams_and_restores_with_nothing_else_in_it() {
     let index = postgres.fresh_database().replace("127.0.0.1", "database");
     container.variables = [
         ("SESSIOND_STORE", store.as_str()),
-        ("SESSIOND_INDEX", &index),
-        ("AWS_ACCESS_KEY_ID", &s3.access_key),
-        ("AWS_SECRET_ACCESS_KEY", &s3.secret_key),
+        ("SESSIOND_INDEX", index.as_str()),
+        ("AWS_ACCESS_KEY_ID", s3.access_key.as_str()),
+        ("AWS_SECRET_ACCESS_KEY", s3.secret_key.as_str()),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .to_vec();
@@ -203,9 +203,12 @@ fn the_image_trusts_the_certificates_that_it_brings() {
     }
     let Some(mut container) = Container::new() else { return };
     let path = |name: &str| container.place.path().join(name);
+    let wanted = "[req]\ndistinguished_name=dn\nx509_extensions=v3\nprompt=no\n[dn]\nCN=test\n\
+        [v3]\nsubjectAltName=IP:127.0.0.1\nbasicConstraints=critical,CA:FALSE\n";
+    std::fs::write(path("wanted"), wanted).unwrap();
     let mut make = Command::new("openssl");
-    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=test"]);
-    make.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]).arg(path("key")).arg("-out").arg(path("certificate"));
+    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-config"]);
+    make.arg(path("wanted")).arg("-keyout").arg(path("key")).arg("-out").arg(path("certificate"));
     run(&mut make).unwrap();
     let certificate = std::fs::read_to_string(path("certificate")).unwrap();
     std::fs::write(path("both"), certificate.clone() + &std::fs::read_to_string(path("key")).unwrap()).unwrap();
@@ -248,12 +251,24 @@ fn what_the_build_needs_is_copied() {
     for step in steps.iter().take_while(|step| !step.starts_with("cargo ")) {
         run(Command::new("sh").args(["-c", step]).current_dir(place.path())).unwrap();
     }
-    let metadata = |place: &Path| run(Command::new("cargo").args(["metadata", "--locked", "--offline", "--no-deps"]).current_dir(place));
-    metadata(place.path()).unwrap();
-    std::fs::remove_dir_all(place.path().join("tests")).unwrap();
-    assert!(metadata(place.path()).is_err(), "this would not notice a target without a file");
+    let complete = || {
+        let read = Command::new("cargo")
+            .args(["metadata", "--locked", "--offline", "--no-deps", "--format-version=1"])
+            .current_dir(place.path())
+            .output()
+            .unwrap();
+        assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+        let read: serde_json::Value = serde_json::from_slice(&read.stdout).unwrap();
+        let targets = read["packages"][0]["targets"].as_array().unwrap().iter();
+        let mut built = targets.filter(|target| ["bin", "lib", "custom-build"].iter().any(|kind| target["kind"][0] == *kind));
+        built.all(|target| Path::new(target["src_path"].as_str().unwrap()).exists())
+    };
+    assert!(complete(), "the empty program lacks a file that Cargo.toml names");
+    std::fs::remove_file(place.path().join("src/main.rs")).unwrap();
+    assert!(!complete(), "this would not notice one that is missing");
     // What the source includes from elsewhere, and what the context lets in.
-    let included = Command::new("grep").args(["-rhoE", "(include_str|include_bytes|migrate)!\\(\"[^\"]+\""]).arg(tree.join("src")).output().unwrap();
+    let included =
+        Command::new("grep").args(["-rhoE", "(include_str|include_bytes|migrate)!\\(\"[^\"]+\""]).arg(tree.join("src")).output().unwrap();
     let included = String::from_utf8(included.stdout).unwrap();
     assert!(included.contains("migrations"), "{included}");
     for line in included.lines() {

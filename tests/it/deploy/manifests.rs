@@ -131,7 +131,11 @@ fn kubernetes_manifests_are_what_the_api_takes() {
         for version in versions {
             let check = |text: &str| {
                 let named = checkers.written("built.yaml", text);
-                run(checkers.program("kubernetes-validate").env("PYTHONPATH", &checkers.packages).args(["-k", version, "--strict"]).arg(named))
+                run(checkers
+                    .program("kubernetes-validate")
+                    .env("PYTHONPATH", &checkers.packages)
+                    .args(["-k", version, "--strict"])
+                    .arg(named))
             };
             holds_and_can_fail(&built, ("terminationGracePeriodSeconds", "terminationGracePeriod"), "terminationGracePeriod", check);
             holds_and_can_fail(&built, ("runAsUser: 1000", "runAsUser: agent"), "agent", check);
@@ -139,7 +143,8 @@ fn kubernetes_manifests_are_what_the_api_takes() {
     }
     // A native sidecar is unknown to what is older.
     let sidecar = checkers.written("built.yaml", &kustomize.build("sidecar").unwrap());
-    let older = run(checkers.program("kubernetes-validate").env("PYTHONPATH", &checkers.packages).args(["-k", "1.27", "--strict"]).arg(sidecar));
+    let older =
+        run(checkers.program("kubernetes-validate").env("PYTHONPATH", &checkers.packages).args(["-k", "1.27", "--strict"]).arg(sidecar));
     assert!(older.is_err_and(|why| why.contains("restartPolicy")));
 }
 
@@ -177,7 +182,8 @@ fn kubernetes_manifests_are_restricted_and_their_times_fit() {
     let pod = pod(&job).unwrap();
     let sidecar = &pod["initContainers"][0];
     assert_eq!((&sidecar["restartPolicy"], &sidecar["startupProbe"]["httpGet"]["path"]), (&json!("Always"), &json!("/readyz")));
-    let mounts = |container: &Value| container["volumeMounts"].as_array().unwrap().iter().map(|mount| mount["name"].clone()).collect::<Vec<_>>();
+    let mounts =
+        |container: &Value| container["volumeMounts"].as_array().unwrap().iter().map(|mount| mount["name"].clone()).collect::<Vec<_>>();
     assert!(mounts(sidecar).contains(&json!("token")) && !mounts(&pod["containers"][0]).contains(&json!("token")));
 }
 

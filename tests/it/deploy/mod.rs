@@ -92,7 +92,8 @@ fn assert_known(variable: &str) {
     let home = TempHome::new();
     let known = |command: &str| {
         let ran = home.command(&sessiond()).args([command, "--help"]).output().unwrap();
-        String::from_utf8(ran.stdout).unwrap().contains(&format!("[env: {variable}"))
+        let text = String::from_utf8(ran.stdout).unwrap();
+        ["=", "]"].iter().any(|end| text.contains(&format!("[env: {variable}{end}")))
     };
     assert!(["daemon", "run"].iter().any(|command| known(command)), "no flag has the variable {variable}");
 }
