@@ -18,13 +18,13 @@ const PROJECT: &str = "-work-app";
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
 
 /// A server with a folder of its own.
-struct Server {
-    process: Running,
-    address: String,
+pub struct Server {
+    pub process: Running,
+    pub address: String,
 }
 
 impl Server {
-    fn start(backend: &Backend, home: &TempHome) -> Server {
+    pub fn start(backend: &Backend, home: &TempHome) -> Server {
         let mut command = backend.command(home, &["serve-store", "--listen", "http://127.0.0.1:0"]);
         let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("server.log")).unwrap();
         let mut process = Running(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap());

@@ -21,6 +21,11 @@ impl Agents {
         self.0.join("node_modules").join(format!("{package}-linux-{arch}"))
     }
 
+    /// All packages, the Agent SDK for TypeScript among them.
+    pub fn node_modules(&self) -> PathBuf {
+        self.0.join("node_modules")
+    }
+
     /// Claude Code as the Agent SDK brings it: the newest.
     pub fn claude_new(&self) -> PathBuf {
         self.bin("@anthropic-ai/claude-agent-sdk")

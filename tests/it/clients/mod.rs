@@ -6,9 +6,9 @@
 mod anthropic;
 mod anywhere;
 mod claude;
-mod client;
-mod container;
-mod install;
-mod model;
+pub mod client;
+pub mod container;
+pub mod install;
+pub mod model;
 mod openai;
 mod others;

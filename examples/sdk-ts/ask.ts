@@ -1,0 +1,45 @@
+/**
+ * A program on the Claude Agent SDK that goes on with a conversation wherever it is started.
+ *
+ *     npx tsc … && node ask.js "What is in this folder?"         # a new session; its id is printed first
+ *     node ask.js "And what did I just ask?" 3f2a…               # goes on with it, on any machine
+ *
+ * It knows nothing of storage. sessiond is either beside it and keeps the files that the client writes:
+ *
+ *     sessiond run --session 3f2a… -- node ask.js "…" 3f2a…
+ *
+ * or, where no folder can be shared, it is the SDK's session store: SESSIOND_ADDRESS is what `sessiond serve-store` prints.
+ */
+
+import { query, type Options } from "@anthropic-ai/claude-agent-sdk";
+import { SessiondStore } from "../session-store-ts/sessiond-store.ts";
+
+const [prompt, session] = process.argv.slice(2);
+if (prompt === undefined) {
+  console.error("usage: node ask.js PROMPT [SESSION]");
+  process.exit(2);
+}
+
+const options: Options = {};
+if (session !== undefined) options.resume = session;
+const address = process.env["SESSIOND_ADDRESS"];
+if (address !== undefined) {
+  options.sessionStore = new SessiondStore(address);
+  // Each entry as it comes, not once a turn: what a crash may cost is the last one.
+  options.sessionStoreFlush = "eager";
+}
+
+let failed = false;
+for await (const message of query({ prompt, options })) {
+  if (message.type === "system" && message.subtype === "init") {
+    console.log(`session ${message.session_id}`);
+  } else if (message.type === "system" && message.subtype === "mirror_error") {
+    // The conversation goes on; this part of it is not durable.
+    console.error(`not stored: ${message.error}`);
+    failed = true;
+  } else if (message.type === "result") {
+    failed ||= message.subtype !== "success";
+    console.log(message.subtype === "success" ? message.result : `failed: ${message.subtype}`);
+  }
+}
+process.exitCode = failed ? 1 : 0;
