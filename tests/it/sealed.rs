@@ -236,7 +236,7 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
             vec!["show", "s1"],
             vec!["checkpoints", "s1"],
             vec!["export", "s1", "-o", "s1.tar.gz"],
-            vec!["rm", "s1"],
+            vec!["rm", "s1", "--yes"],
         ] {
             backend.run(&other, &command).fails(11, why, "--identity");
         }
@@ -287,7 +287,10 @@ fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
     // Its key and its ledger are lost: it cannot know whose the session is, and nothing that it has is lost.
     backend.with(Some(&key), &[]);
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
-    stream(&backend, &home, &conversation(5));
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), &conversation(5));
+    backend.run(&home, &["flush", "--wait"]).fails(4, "it is durable on branch", "--branch");
+    daemon.kill();
     backend.with(None, &[&key]);
     let row = backend.run(&home, &["inspect", "s1", "--json"]).ok().out();
     let branch = std::fs::read_dir(bucket(&backend).join("v1/default/claude-code/s1/branch")).unwrap().next().unwrap().unwrap();
@@ -399,7 +402,7 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     assert_restored(&backend, &home);
     // Up to there it is as readable as ever.
     backend.with(None, &[]);
-    backend.run(&TempHome::new(), &["restore", "s1", "--at", &format!("seq:{plain}")]).ok();
+    backend.run(&TempHome::new(), &["pull", "s1", "--at", &format!("seq:{plain}"), "--to", "copy"]).ok();
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(3));
@@ -435,7 +438,7 @@ fn damage_is_damage_also_where_it_is_encrypted() {
         ("with another header", &forged[..]),
     ] {
         std::fs::write(&entry, bytes).unwrap();
-        let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(6, "its encryption is damaged", "verify");
+        let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(6, "its encryption is damaged", "--salvage");
         assert!(ran.err().contains("000000000002.gz"), "{what}: {}", ran.err());
         backend.run(&TempHome::new(), &["verify"]).fails(6, "1 of 1 logs are damaged", "");
     }

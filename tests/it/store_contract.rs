@@ -234,6 +234,7 @@ async fn limited_file_store_keeps_the_contract() {
 struct Below(Sealed);
 
 const LOG: &str = "v1/team/claude-code/s1/log/";
+const PAGE_MARK: &str = "page:";
 
 #[async_trait]
 impl Store for Below {
@@ -250,12 +251,14 @@ impl Store for Below {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let page = self.0.list(&format!("{LOG}{prefix}"), after.map(|after| format!("{LOG}{after}")).as_deref()).await?;
+        // Where a page ends is the store's own to say, and may be no key.
+        let after = after.map(|after| after.strip_prefix(PAGE_MARK).map_or_else(|| format!("{LOG}{after}"), str::to_owned));
+        let page = self.0.list(&format!("{LOG}{prefix}"), after.as_deref()).await?;
         let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
         Ok(Page {
             objects: page.objects.into_iter().map(|object| Object { key: short(object.key), ..object }).collect(),
             folders: page.folders.into_iter().map(short).collect(),
-            next: page.next.map(|next| next.strip_prefix(LOG).map_or(next.clone(), str::to_owned)),
+            next: page.next.map(|next| format!("{PAGE_MARK}{next}")),
         })
     }
 
