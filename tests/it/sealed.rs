@@ -399,14 +399,15 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     for (at, entry) in all.iter().enumerate() {
         assert_eq!(is_sealed(entry), at >= plain, "{}", entry.display());
     }
-    assert_restored(&backend, &home);
-    // Up to there it is as readable as ever.
+    let copy = TempHome::new();
+    backend.run(&copy, &["pull", "s1", "--to", "copy"]).ok();
+    assert_eq!(files_below(&copy.home().join("copy")), files_below(&home.home().join(".claude")));
     backend.with(None, &[]);
-    backend.run(&TempHome::new(), &["pull", "s1", "--at", &format!("seq:{plain}"), "--to", "copy"]).ok();
+    backend.run(&TempHome::new(), &["pull", "s1", "--to", "copy"]).fails(11, "no identity is given", "--identity");
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(3));
-    backend.run(&home, &["flush", "--wait"]).fails(11, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
+    backend.run(&home, &["flush", "--wait"]).fails(5, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
     assert!(backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["lag_bytes"].as_u64() > Some(0));
     daemon.kill();
     assert_eq!(files_below(&bucket(&backend)), before, "nothing was written in plain");
