@@ -53,7 +53,7 @@ pub struct Verdict {
 pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -> Result<Verdict> {
     let checker = Checker { logs, id, scratch, stage: format!("verify-{:016x}", logs.chance.next()).parse()? };
     let verdict = match checker.verdict(deep).await {
-        Err(error) if error.kind() == Kind::Sealed => checker.from_outside(deep).await,
+        Err(error) if error.kind() == Kind::Sealed => checker.unopened(deep).await,
         verdict => verdict,
     };
     let verdict = verdict.doing_with(|| format!("verify {id}"));
@@ -144,7 +144,7 @@ impl Checker<'_> {
     }
 
     /// What can be said of a log that cannot be opened: whether all numbers are there, and what is sealed.
-    async fn from_outside(&self, deep: bool) -> Result<Verdict> {
+    async fn unopened(&self, deep: bool) -> Result<Verdict> {
         let pieces = self.logs.pieces(self.id).await?;
         let read = cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
         let mut verdict = Verdict {

@@ -369,6 +369,8 @@ fn keys_rotate_as_old_entries_are_merged() {
         agent: "claude-code".parse().unwrap(),
         clock: Arc::new(SystemClock),
         chance: Arc::new(SystemChance),
+        recent: Arc::default(),
+        progress: Arc::default(),
     };
     let made = block_on(async {
         sessiond::upkeep::compact::merge(&logs, &logs.id("s1".parse().unwrap()), 1, entries(&backend).len() as u64).await.unwrap()
