@@ -66,6 +66,14 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_SSE", value_name = "HOW")]
     pub sse: Option<String>,
 
+    /// Encrypt what is stored to this age recipient, or to those in a file; several times, or with commas, for several [default: to the identities, if any]
+    #[arg(long, global = true, env = "SESSIOND_ENCRYPT_TO", value_name = "RECIPIENT|FILE", value_delimiter = ',')]
+    pub encrypt_to: Vec<String>,
+
+    /// Open what is encrypted with the age identities in this file; several times, or with commas, for several files
+    #[arg(long, global = true, env = "SESSIOND_IDENTITY", value_name = "FILE", value_delimiter = ',')]
+    pub identity: Vec<PathBuf>,
+
     /// Trust this certificate authority too (a PEM file) when speaking to S3
     #[arg(long, global = true, env = "SESSIOND_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
@@ -256,6 +264,12 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
         log_format,
         log
     );
+    if settings.encrypt_to.is_empty() {
+        settings.encrypt_to = file.settings.encrypt_to;
+    }
+    if settings.identity.is_empty() {
+        settings.identity = file.settings.identity;
+    }
     settings.index_text |= file.settings.index_text;
     settings.quiet |= file.settings.quiet;
     settings.profile = file.profile;

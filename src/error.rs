@@ -20,6 +20,8 @@ pub enum Kind {
     Corrupt,
     /// Local files disagree with what would be written.
     Conflict,
+    /// It is encrypted, and not to any identity at hand.
+    Sealed,
     /// A fault of ours.
     Internal,
 }

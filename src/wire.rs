@@ -23,6 +23,8 @@ use crate::store::file::FileStore;
 use crate::store::limited::Limited;
 use crate::store::patient::Patient;
 use crate::store::s3::{S3Settings, S3Store, Sse};
+use crate::store::sealed::Sealed;
+use crate::store::sealed::keyring::Keyring;
 use crate::sys::{Chance, Disk, SystemChance, SystemClock};
 
 /// Sessions flushed at a time, unless the user says otherwise.
@@ -44,6 +46,10 @@ pub struct Parts {
     pub logs: Logs,
     /// What keeps the files in step with a database, where the agent has its sessions in one.
     pub mirror: Option<Arc<Mirror>>,
+    /// Who can open what is stored.
+    pub keyring: Keyring,
+    /// The store as it is, where encrypted things are encrypted.
+    bare: Arc<dyn Store>,
     root: Option<PathBuf>,
 }
 
@@ -51,15 +57,21 @@ impl Parts {
     /// Makes the parts; nothing is asked of any server yet.
     pub async fn make(settings: &Settings, parallel: Option<usize>) -> Result<Parts> {
         let environment = Environment::of_process();
+        let keyring = Keyring::read(settings)?;
+        if keyring.is_on() && settings.index_text {
+            return Err(Error::usage("keep text in the index: what is stored is encrypted, and the index would not be")
+                .hint("leave --index-text out, or --encrypt-to and --identity"));
+        }
         let index_url = match &settings.index {
             Some(url) => url.clone(),
             None => format!("sqlite://{}", environment.data()?.join("index.db").display()),
         };
         let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(REQUESTS));
         let chance: Arc<dyn Chance> = Arc::new(SystemChance);
-        let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
-        let index: Arc<dyn Catalog> =
-            Arc::new(SqlIndex::open(&index_url)?.on(Terms { prices: settings.prices.clone(), text: settings.index_text }));
+        let bare: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
+        let store: Arc<dyn Store> = Arc::new(Sealed::new(bare.clone(), keyring.clone()));
+        let terms = Terms { prices: settings.prices.clone(), text: settings.index_text, sealed: keyring.is_on() };
+        let index: Arc<dyn Catalog> = Arc::new(SqlIndex::open(&index_url)?.on(terms));
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;
         let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
@@ -75,7 +87,7 @@ impl Parts {
             recent: Arc::default(),
             progress: Arc::default(),
         };
-        let parts = Parts { store, index, profile, logs, mirror: None, root: None };
+        let parts = Parts { store, index, profile, logs, mirror: None, keyring, bare, root: None };
         Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))
     }
 
@@ -94,7 +106,10 @@ impl Parts {
     pub fn rooted_at(&self, root: PathBuf) -> Parts {
         let mirror = mirror(&*self.profile, &root).map(Arc::new);
         let root = mirror.as_ref().map_or(root, |mirror| mirror.folder());
-        Parts { root: Some(root), mirror, ..self.clone() }
+        let keyring = self.keyring.at(Arc::new(Disk::new(&root)));
+        let store: Arc<dyn Store> = Arc::new(Sealed::new(self.bare.clone(), keyring));
+        let logs = Logs { store: store.clone(), ..self.logs.clone() };
+        Parts { root: Some(root), mirror, store, logs, ..self.clone() }
     }
 }
 

@@ -18,8 +18,8 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
     let writer = new_writer(&context.logs.chance);
     let now = context.logs.clock.now();
     let state = match context.logs.read_state(id).await {
-        Err(error) if error.kind() == Kind::Corrupt => {
-            tracing::error!(%error, %id, "the log is damaged; the local files go to a branch");
+        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
+            tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
             let pen = Pen { ground: Ground::Branch, ..Pen::unclaimed(writer, 0, None, now) };
             return Ok(Ledger::new(context.logs.store.address(), id.clone(), pen));
         }

@@ -199,14 +199,14 @@ impl Shipment {
         let there = match pen.ground {
             _ if pen.seq == 0 => true,
             Ground::Branch => {
-                context.logs.read_branch(&self.id, &pen.writer, pen.seq).await?.is_some()
-                    || context.logs.read(&self.id, pen.seq).await?.is_some()
+                is_there(context.logs.read_branch(&self.id, &pen.writer, pen.seq).await)?
+                    || is_there(context.logs.read(&self.id, pen.seq).await)?
             }
             Ground::Main | Ground::Unclaimed => match context.logs.read(&self.id, pen.seq).await {
                 Ok(Some(entry)) => pen.digest.is_none_or(|digest| digest == entry.digest),
                 // Collected: then a merge or a snapshot stands for it.
                 Ok(None) => context.logs.composites(&self.id).await?.iter().any(|piece| piece.to == pen.seq),
-                Err(error) if error.kind() == Kind::Corrupt => false,
+                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => false,
                 Err(error) => return Err(error),
             },
         };
@@ -332,6 +332,14 @@ impl Shipment {
             entry.header.checkpoints.iter().for_each(|point| ledger.turns.follow(point));
         }
         Ok(ours)
+    }
+}
+
+/// Whether an entry is there, readable or not.
+fn is_there(read: Result<Option<Entry>>) -> Result<bool> {
+    match read {
+        Err(error) if error.kind() == Kind::Sealed => Ok(true),
+        read => Ok(read?.is_some()),
     }
 }
 

@@ -79,6 +79,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             }
             folder::look(&parts, &mut findings);
             store(&parts, &mut findings).await;
+            sealing(&parts, &mut findings);
             clock(&parts, &mut findings).await;
             index(&parts, &mut findings).await;
             daemon(&parts, &mut findings).await;
@@ -121,6 +122,29 @@ async fn store(parts: &Parts, findings: &mut Findings) {
         }
         Ok(fence) => findings.add("fencing", Grade::Ok, format!("by the {}", fence.word()), None),
         Err(error) => findings.wrong("fencing", &error),
+    }
+}
+
+/// Whether what is stored is encrypted, and who of us can read it.
+fn sealing(parts: &Parts, findings: &mut Findings) {
+    const WHAT: &str = "sealing";
+    let (recipients, identities) = parts.keyring.counts();
+    let to = format!("what is stored is encrypted to {recipients} {}", if recipients == 1 { "recipient" } else { "recipients" });
+    match (recipients, identities) {
+        (0, _) => findings.add(WHAT, Grade::Ok, "off: what is stored is not encrypted by sessiond", None),
+        (_, 0) => findings.add(
+            WHAT,
+            Grade::Ok,
+            format!("{to}; no identity is given: only what this folder's own writer wrote can be read here"),
+            None,
+        ),
+        _ if parts.keyring.opens_its_own() => findings.add(WHAT, Grade::Ok, format!("{to}, and the identity that is given opens it"), None),
+        _ => findings.add(
+            WHAT,
+            Grade::Warn,
+            format!("{to}, and no identity that is given opens it"),
+            Some("add the public key of the identity to --encrypt-to, or the right file to --identity"),
+        ),
     }
 }
 

@@ -25,6 +25,8 @@ pub const NOT_RESTORED: u8 = 8;
 pub const GAVE_UP: u8 = 9;
 /// `restore --fallback`: not restored; the conversation was written as text instead.
 pub const FELL_BACK: u8 = 10;
+/// It is encrypted, and not to any identity at hand.
+pub const SEALED: u8 = 11;
 
 /// The code for an error.
 pub fn of(kind: Kind) -> u8 {
@@ -35,6 +37,7 @@ pub fn of(kind: Kind) -> u8 {
         Kind::Unavailable => UNAVAILABLE,
         Kind::Corrupt => CORRUPT,
         Kind::Conflict => CONFLICT,
+        Kind::Sealed => SEALED,
         Kind::Internal => FAILED,
     }
 }

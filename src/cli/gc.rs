@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cli::{exit, print, progress};
 use crate::config::{self, Settings};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::log::pen::GRACE;
 use crate::model::LogId;
 use crate::sys::Disk;
@@ -19,7 +19,7 @@ const WEEK: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 60 * 6
 /// Delete old history, expired sessions and what was removed, for this agent in this namespace
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond gc --dry-run\n\nSafe beside running daemons, restores and other collectors, on any number of machines. An expired session is\nremoved first, as by sessiond rm, and deleted for good when the grace period of 24 hours has passed."
+    after_help = "Example:\n  sessiond gc --dry-run\n\nSafe beside running daemons, restores and other collectors, on any number of machines. An expired session is\nremoved first, as by sessiond rm, and deleted for good when the grace period of 24 hours has passed.\nSessions that are encrypted and cannot be opened are left alone; if there are any, it exits with 11."
 )]
 pub struct Args {
     /// Keep every entry of the last so long, to go back to
@@ -47,6 +47,7 @@ struct Done {
     bytes: u64,
     scratch: usize,
     failed: usize,
+    sealed: usize,
     outcomes: Vec<Outcome>,
 }
 
@@ -80,6 +81,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         );
         return Ok(exit::CORRUPT);
     }
+    if done.sealed > 0 {
+        let error =
+            format!("{} of {} logs were left as they are: they are encrypted, and not to any identity at hand", done.sealed, done.logs);
+        print::error(&Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"));
+        return Ok(exit::SEALED);
+    }
     Ok(exit::OK)
 }
 
@@ -106,6 +113,11 @@ async fn all(parts: &Parts, rules: &Rules, now: jiff::Timestamp, scratch: &Disk,
             }
             // Without the store there is no point in going on; a damaged log does not hold up the others.
             Err(error) if error.is_retryable() => return Err(error),
+            // What cannot be read cannot be judged.
+            Err(error) if error.kind() == Kind::Sealed => {
+                tracing::debug!(%error, "left as it is");
+                done.sealed += 1;
+            }
             Err(error) => {
                 print::error(&error);
                 done.failed += 1;

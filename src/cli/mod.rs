@@ -16,6 +16,7 @@ pub mod hook;
 pub mod import;
 pub mod inspect;
 pub mod installed;
+pub mod keygen;
 pub mod label;
 pub mod life;
 pub mod ls;
@@ -98,6 +99,7 @@ enum Command {
     Verify(verify::Args),
     Reindex(reindex::Args),
     Doctor(doctor::Args),
+    Keygen(keygen::Args),
     Demo(demo::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -181,6 +183,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Verify(args) => verify::run(&settings, args).await,
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,
+        Command::Keygen(args) => keygen::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),

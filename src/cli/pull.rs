@@ -1,6 +1,8 @@
 //! `pull`: a copy for debugging. Never claims, never touches the agent's folder.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -166,11 +168,14 @@ async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
     let failed = |cause| Error::io(format!("write {}", to.display()), cause);
     let Some(body) = store.get(key).await? else { return Ok(0) };
     if let Some(folder) = to.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
     }
-    if to.exists() {
-        return Err(Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder"));
-    }
-    std::fs::write(to, &body).map_err(failed)?;
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
+    made.and_then(|mut file| file.write_all(&body)).map_err(|cause| match cause.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder")
+        }
+        _ => failed(cause),
+    })?;
     Ok(body.len() as u64)
 }

@@ -2,14 +2,16 @@
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::restore::{find, verify};
 use crate::sys::Disk;
 use crate::wire::Parts;
 
 /// Read a session (or all) as a restore does and say whether it can be restored
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged.")]
+#[command(
+    after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged, and with 11 if nothing is and something is encrypted\nto others: without a key, verify says which numbers are there and how many objects it could not open."
+)]
 pub struct Args {
     /// The session's id, or the beginning of it; none: every session and project log
     #[arg(value_name = "ID", conflicts_with = "all")]
@@ -65,10 +67,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return Err(error);
     }
     let damaged = verdicts.iter().filter(|verdict| !verdict.damage.is_empty()).count();
+    let sealed = verdicts.iter().filter(|verdict| verdict.sealed > 0).count();
     if args.json {
         print::json(&verdicts)?;
     } else {
-        print::line(format_args!("{} logs, {damaged} damaged", verdicts.len()))?;
+        let not_opened = if sealed > 0 { format!(", {sealed} not opened") } else { String::new() };
+        print::line(format_args!("{} logs, {damaged} damaged{not_opened}", verdicts.len()))?;
     }
     if damaged > 0 {
         let error = Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()));
@@ -79,13 +83,25 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         });
         return Ok(exit::CORRUPT);
     }
+    if sealed > 0 {
+        let error = Error::new(Kind::Sealed, format!("{sealed} of {} logs are encrypted, and not to any identity at hand", verdicts.len()));
+        print::error(&error.hint("--identity FILE names the file with the key"));
+        return Ok(exit::SEALED);
+    }
     Ok(exit::OK)
 }
 
 fn say(verdict: &verify::Verdict) -> Result<()> {
     let session = print::clean(&verdict.session);
-    let word = if verdict.damage.is_empty() { "ok" } else { "DAMAGED" };
+    let word = match (verdict.damage.is_empty(), verdict.sealed) {
+        (true, 0) => "ok",
+        (true, _) => "SEALED",
+        (false, _) => "DAMAGED",
+    };
     let branches = if verdict.branches.is_empty() { String::new() } else { format!(", {} branches", verdict.branches.len()) };
+    if verdict.sealed > 0 {
+        return say_sealed(verdict, word, &branches);
+    }
     let removed = if verdict.removed { ", removed" } else { "" };
     print::line(format_args!(
         "{word:<8} {session}  {} objects, {} files, {}{branches}{removed}",
@@ -122,4 +138,18 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// What can be said of a log without the key to it.
+fn say_sealed(verdict: &verify::Verdict, word: &str, branches: &str) -> Result<()> {
+    let (session, head) = (print::clean(&verdict.session), verdict.head);
+    let missing: Vec<String> =
+        verdict.missing.iter().map(|(from, to)| if from == to { from.to_string() } else { format!("{from} to {to}") }).collect();
+    let numbers = match missing.is_empty() {
+        true => format!("entries 1 to {head} are all there"),
+        false => format!("of entries 1 to {head}, these are lost or were passed over: {}", missing.join(", ")),
+    };
+    let (sealed, objects) = (verdict.sealed, verdict.objects);
+    print::line(format_args!("{word:<8} {session}  {sealed} of {objects} objects could not be opened; {numbers}{branches}"))?;
+    verdict.damage.iter().try_for_each(|damage| print::line(format_args!("         {}", print::clean(damage))))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::agent::Profile;
 use crate::capture::Feed;
 use crate::capture::feed::News;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::index::{Filter, Index, Recorded};
 use crate::log::Logs;
 use crate::log::ledger::Ledger;
@@ -37,6 +37,8 @@ impl Indexer {
         loop {
             let news = self.feed.next().await;
             match self.take(&news).await {
+                // Who has the key can make it follow: sessiond reindex.
+                Err(error) if error.kind() == Kind::Sealed => tracing::debug!(%error, "the index does not follow what cannot be read"),
                 Ok(()) => {
                     backoff.reset();
                     self.answers.store(true, Ordering::Relaxed);

@@ -58,6 +58,8 @@ pub struct Terms {
     pub prices: Prices,
     /// Keep what was said, to search in it.
     pub text: bool,
+    /// Keep nothing that anybody said, not even a title: what is stored is encrypted, and the database is not.
+    pub sealed: bool,
 }
 
 /// Without the pool, whose options hold the password.
@@ -132,7 +134,7 @@ impl Index for SqlIndex {
     async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
         self.call(async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            record::name_points(&mut transaction, log, named).await?;
+            record::name_points(&mut transaction, (log, &self.terms), named).await?;
             transaction.commit().await?;
             Ok(())
         })

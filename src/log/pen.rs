@@ -287,8 +287,8 @@ fn held(read: Result<Option<Entry>>, encoded: &Encoded) -> Result<Option<Appende
         Ok(Some(entry)) if entry.digest == encoded.digest => Ok(Some(Appended::Done)),
         Ok(Some(entry)) => Ok(Some(Appended::Taken(Some(Box::new(entry))))),
         Ok(None) => Ok(None),
-        // A later format, or nobody's: not ours in any case, and the number is taken.
-        Err(error) if error.kind() == Kind::Corrupt => {
+        // A later format, nobody's, or encrypted to others: not ours in any case, and the number is taken.
+        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
             tracing::error!(%error, "an entry cannot be read");
             Ok(Some(Appended::Taken(None)))
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, Result};
+use crate::error::{Doing, Kind, Result};
 use crate::model::keys;
 use crate::store::{Created, Store};
 use crate::sys::Chance;
@@ -33,7 +33,11 @@ pub async fn conditional_create(store: &dyn Store, chance: &Arc<dyn Chance>) -> 
     }
     let honoured = race(store, chance).await.doing("probe the store for conditional creates")?;
     let facts = serde_json::to_vec(&Facts { v: 1, conditional_create: honoured }).unwrap_or_default();
-    store.put(&keys::store_facts(), Bytes::from(facts)).await.doing("remember what the store can do")?;
+    match store.put(&keys::store_facts(), Bytes::from(facts)).await {
+        // Who may only write to a namespace asks each time.
+        Err(error) if error.kind() == Kind::Usage => tracing::debug!(%error, "what the store can do is not remembered"),
+        put => put.doing("remember what the store can do")?,
+    }
     Ok(honoured)
 }
 

@@ -46,6 +46,15 @@ pub struct Checkpoint {
     pub last_answer: Option<String>,
 }
 
+impl Checkpoint {
+    /// The same without a word of what was said.
+    #[must_use]
+    pub fn without_text(&self) -> Checkpoint {
+        let pending = self.pending.iter().map(|call| Call { input: String::new(), ..call.clone() }).collect();
+        Checkpoint { pending, last_answer: None, ..self.clone() }
+    }
+}
+
 /// The answer that completed a turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Ended {

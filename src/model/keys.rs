@@ -147,6 +147,25 @@ fn number(key: &str, ending: &str) -> Option<Seq> {
     plain.then(|| digits.parse().ok()).flatten().filter(|seq| *seq > 0)
 }
 
+/// Whether what is stored there tells something of a conversation: the pieces of a log and of its branches, and checkpoints
+/// that have a name. What else there is, a collector or a stranger's probe must be able to read.
+pub fn holds_content(key: &str) -> bool {
+    let mut names = key.splitn(6, '/');
+    if names.next() != Some(LAYOUT) {
+        return false;
+    }
+    match (names.nth(3), names.next()) {
+        (Some("log" | "merge" | "snap" | "branch"), Some(_)) => true,
+        (Some("pins"), Some(name)) => name.starts_with("point."),
+        _ => false,
+    }
+}
+
+/// The folder of the log that a key is in; the key itself where that is none.
+pub fn log_of(key: &str) -> &str {
+    key.match_indices('/').nth(3).map_or(key, |(at, _)| &key[..=at])
+}
+
 /// The name of the last folder of a folder key (`…/name/`).
 pub fn folder_name(folder: &str) -> Result<&str> {
     folder
@@ -180,6 +199,20 @@ mod tests {
         assert_eq!(entry(&id(), 2), "v1/team/claude-code/3f2a/log/000000000002.gz");
         assert_eq!(snapshot(&id(), 187), "v1/team/claude-code/3f2a/snap/000000000187.tar.gz");
         assert_eq!(branch_entry(&id(), &writer, 188), "v1/team/claude-code/3f2a/branch/w1/000000000188.gz");
+    }
+
+    #[test]
+    fn what_tells_of_a_conversation_is_known_by_its_key() {
+        let writer: WriterId = "w1".parse().expect("plain");
+        let tells = [entry(&id(), 2), snapshot(&id(), 2), merge(&id(), 2, 3), branch_entry(&id(), &writer, 2), named_point(&id(), "green")];
+        for key in &tells {
+            assert!(holds_content(key), "{key}");
+            assert_eq!(log_of(key), log_root(&id()));
+        }
+        let others = [store_facts(), probe("x"), gc_mark("x"), wishes(&id(), 1), fork_pin(&id(), &"f".parse().expect("plain"))];
+        for key in others.iter().map(String::as_str).chain(["", "log/1", "v1/log/log/log/log", "v2/team/claude-code/3f2a/log/1"]) {
+            assert!(!holds_content(key), "{key}");
+        }
     }
 
     #[test]

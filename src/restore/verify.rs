@@ -9,9 +9,9 @@ use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::fork::Renaming;
-use crate::log::pieces::{Piece, PieceKind, Prefer};
+use crate::log::pieces::{Piece, PieceKind, Prefer, cover, head};
 use crate::log::walk::{Read, Reading, Sink};
-use crate::model::{Digest, FileAt, Fork, LogId, RelPath, Seq};
+use crate::model::{Digest, FileAt, Fork, LogId, RelPath, Seq, WriterId};
 use crate::sys::Folder;
 
 /// What was found of one log.
@@ -33,6 +33,12 @@ pub struct Verdict {
     pub branches: Vec<String>,
     /// Whether the session was removed and can be brought back.
     pub removed: bool,
+    /// Objects that are encrypted to others. If there are any, this is all that can be said without a key: what is damaged
+    /// among the others, and which numbers are missing.
+    pub sealed: usize,
+    /// Numbers that no object stands for, first and last: lost, or passed over by whoever went on. Only told of what could
+    /// not be opened.
+    pub missing: Vec<(Seq, Seq)>,
     /// What is wrong, each as a person reads it.
     pub damage: Vec<String>,
     /// Merges and snapshots that are whole and say something else than their entries, which are all there: a restore may
@@ -46,7 +52,11 @@ pub struct Verdict {
 /// could not be checked; damage is in the verdict.
 pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -> Result<Verdict> {
     let checker = Checker { logs, id, scratch, stage: format!("verify-{:016x}", logs.chance.next()).parse()? };
-    let verdict = checker.verdict(deep).await.doing_with(|| format!("verify {id}"));
+    let verdict = match checker.verdict(deep).await {
+        Err(error) if error.kind() == Kind::Sealed => checker.unopened(deep).await,
+        verdict => verdict,
+    };
+    let verdict = verdict.doing_with(|| format!("verify {id}"));
     if let Err(cause) = scratch.remove(&checker.stage) {
         tracing::warn!(%cause, stage = %checker.stage, "the scratch folder was not removed");
     }
@@ -113,6 +123,8 @@ impl Checker<'_> {
             bytes: state.files.values().map(|file| file.len).sum(),
             branches: Vec::new(),
             removed: state.removed.is_some(),
+            sealed: 0,
+            missing: Vec::new(),
             damage: Vec::new(),
             misleading: Vec::new(),
             passed_over: Vec::new(),
@@ -129,6 +141,55 @@ impl Checker<'_> {
             verdict.branches.push(writer.to_string());
         }
         Ok(verdict)
+    }
+
+    /// What can be said of a log that cannot be opened: whether all numbers are there, and what is sealed.
+    async fn unopened(&self, deep: bool) -> Result<Verdict> {
+        let pieces = self.logs.pieces(self.id).await?;
+        let read = cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+        let mut verdict = Verdict {
+            session: self.id.name.to_string(),
+            sound_to: 0,
+            head: head(&pieces),
+            objects: 0,
+            files: 0,
+            bytes: 0,
+            branches: Vec::new(),
+            removed: false,
+            sealed: 0,
+            missing: Vec::new(),
+            damage: Vec::new(),
+            misleading: Vec::new(),
+            passed_over: Vec::new(),
+        };
+        let mut next = 1;
+        for piece in &read {
+            if piece.from > next {
+                verdict.missing.push((next, piece.from - 1));
+            }
+            next = piece.to + 1;
+        }
+        for piece in if deep { &pieces } else { &read } {
+            self.try_open(piece, None, &mut verdict).await?;
+        }
+        for writer in self.logs.branches(self.id).await? {
+            for piece in self.logs.branch_pieces(self.id, &writer).await? {
+                self.try_open(&piece, Some(&writer), &mut verdict).await?;
+            }
+            verdict.branches.push(writer.to_string());
+        }
+        Ok(verdict)
+    }
+
+    async fn try_open(&self, piece: &Piece, branch: Option<&WriterId>, verdict: &mut Verdict) -> Result<()> {
+        verdict.objects += 1;
+        match self.logs.read_piece(self.id, piece, branch).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == Kind::Sealed => verdict.sealed += 1,
+            Err(error) if error.kind() == Kind::Corrupt => verdict.add(with_hint(&error)),
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     async fn read(&self, reading: Reading<'_>, wanted: &[Seq]) -> Result<Read<Witness<'_>>> {

@@ -7,6 +7,7 @@ pub mod file;
 pub mod limited;
 pub mod patient;
 pub mod s3;
+pub mod sealed;
 
 use async_trait::async_trait;
 use bytes::Bytes;

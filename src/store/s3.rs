@@ -151,6 +151,11 @@ impl S3Store {
         }
     }
 
+    /// Whether the server lists what begins like `key`, and `key` is not among it.
+    async fn is_not_listed(&self, key: &str) -> bool {
+        self.list(key, None).await.is_ok_and(|page| page.next.is_none() && page.objects.iter().all(|object| object.key != key))
+    }
+
     /// Reads an answer to a listing that asked for what is behind `after`, or for the server's page `mark`.
     fn page(&self, doing: &str, answer: &ListObjectsV2Output, after: Option<&str>, mark: Option<&str>) -> Result<Page> {
         let behind = |key: &&str| after.is_none_or(|after| *key > after);
@@ -206,6 +211,8 @@ impl Store for S3Store {
         let found = match self.bounded(&doing, 0, request).await? {
             Ok(found) => found,
             Err(error) if is_missing(answer(&error)) => return Ok(None),
+            // Who may list only some prefixes is told by AWS that a missing key is denied.
+            Err(error) if answer(&error).0 == 403 && self.is_not_listed(key).await => return Ok(None),
             Err(error) => return Err(classify(doing, &self.bucket, &error)),
         };
         let size = found.content_length().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);

@@ -57,15 +57,20 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
                 // The first entry of a fork stays by itself; what is behind it can be merged.
                 Err(error) if error.kind() == Kind::Conflict && from == 1 && to > 2 => match run(logs, id, &pieces, 2, to).await {
                     Ok(more) => made.add(more),
-                    Err(again) if again.kind() == Kind::Conflict => conflict = Some(error),
+                    Err(again) if stays(&again) => conflict = Some(error),
                     Err(error) => return Err(error),
                 },
-                Err(error) if error.kind() == Kind::Conflict => conflict = Some(error),
+                Err(error) if stays(&error) => conflict = Some(error),
                 Err(error) => return Err(error),
             }
         }
     }
     conflict.map_or(Ok(made), Err)
+}
+
+/// Whether a run stays as it is: what it is made of cannot be one piece, or somebody else has to make it, who has the key.
+fn stays(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Conflict | Kind::Sealed)
 }
 
 /// Pure: of the pieces that a restore reads of a run, those that are made one: each group as large as one piece may be.

@@ -32,7 +32,7 @@ contract!(
 );
 
 fn prices(text: &str) -> Terms {
-    Terms { prices: toml::from_str::<Prices>(text).unwrap(), text: true }
+    Terms { prices: toml::from_str::<Prices>(text).unwrap(), text: true, ..Terms::default() }
 }
 
 /// The files of a session that the real program wrote, and its id.

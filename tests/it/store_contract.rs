@@ -5,13 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use sessiond::error::{Error, Kind};
+use sessiond::config::Settings;
+use sessiond::error::{Error, Kind, Result};
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::Limited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::{Created, Store, list_folders, list_objects};
+use sessiond::store::sealed::Sealed;
+use sessiond::store::sealed::keyring::{self, Keyring};
+use sessiond::store::{Created, Object, Page, Store, list_folders, list_objects};
 
 use crate::support::servers::{S3, s3};
 
@@ -24,13 +28,19 @@ fn text(text: &'static str) -> Bytes {
 
 /// All that a caller may rely on.
 async fn contract(store: Arc<dyn Store>) {
-    creates_once(&*store).await;
-    one_racer_wins(&store).await;
-    keeps_bodies(&*store).await;
-    takes_odd_keys(&*store).await;
-    lists_what_is_directly_below(&*store).await;
-    lists_in_pages(&*store).await;
-    deletes(&*store).await;
+    behaviour(&store).await;
+    says_sizes(&*store).await;
+}
+
+/// All of it but sizes, which are those of what is stored, whatever a decorator makes of a body.
+async fn behaviour(store: &Arc<dyn Store>) {
+    creates_once(&**store).await;
+    one_racer_wins(store).await;
+    keeps_bodies(&**store).await;
+    takes_odd_keys(&**store).await;
+    lists_what_is_directly_below(&**store).await;
+    lists_in_pages(&**store).await;
+    deletes(&**store).await;
 }
 
 async fn creates_once(store: &dyn Store) {
@@ -81,8 +91,12 @@ async fn keeps_bodies(store: &dyn Store) {
     let large: Bytes = (0..5_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     assert_eq!(store.create("b/large", large.clone()).await.expect("create"), Created::New);
     assert!(store.get("b/large").await.expect("get").expect("there") == large);
+}
+
+async fn says_sizes(store: &dyn Store) {
     let sizes: Vec<u64> = list_objects(store, "b/", None).await.expect("list").iter().map(|object| object.size).collect();
     assert_eq!(sizes, [0, 0, 5_000_000]);
+    assert!(store.list("l/", None).await.expect("list").objects.iter().all(|object| object.size == 5));
 }
 
 async fn takes_odd_keys(store: &dyn Store) {
@@ -109,7 +123,6 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
     let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_str()).collect();
     assert_eq!((keys, page.next), (vec!["l/a", "l/b.x", "l/bc"], None));
     assert_eq!(page.folders, ["l/b-1/", "l/b/", "l/c/"]);
-    assert!(page.objects.iter().all(|object| object.size == 5));
 
     let page = store.list("l/b", None).await.expect("list");
     let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_str()).collect();
@@ -215,6 +228,82 @@ async fn limited_file_store_keeps_the_contract() {
     let limited = Limited::new(Arc::new(open(folder.path())), 3);
     assert_eq!(limited.fences_by_itself(), Some(true));
     contract(Arc::new(limited)).await;
+}
+
+/// A store below one folder of a log, where everything is sealed.
+struct Below(Sealed);
+
+const LOG: &str = "v1/team/claude-code/s1/log/";
+const PAGE_MARK: &str = "page:";
+
+#[async_trait]
+impl Store for Below {
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+        self.0.create(&format!("{LOG}{key}"), body).await
+    }
+
+    async fn put(&self, key: &str, body: Bytes) -> Result<()> {
+        self.0.put(&format!("{LOG}{key}"), body).await
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Bytes>> {
+        self.0.get(&format!("{LOG}{key}")).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+        // Where a page ends is the store's own to say, and may be no key.
+        let after = after.map(|after| after.strip_prefix(PAGE_MARK).map_or_else(|| format!("{LOG}{after}"), str::to_owned));
+        let page = self.0.list(&format!("{LOG}{prefix}"), after.as_deref()).await?;
+        let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
+        Ok(Page {
+            objects: page.objects.into_iter().map(|object| Object { key: short(object.key), ..object }).collect(),
+            folders: page.folders.into_iter().map(short).collect(),
+            next: page.next.map(|next| format!("{PAGE_MARK}{next}")),
+        })
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.0.delete(&format!("{LOG}{key}")).await
+    }
+
+    fn fences_by_itself(&self) -> Option<bool> {
+        self.0.fences_by_itself()
+    }
+
+    fn address(&self) -> String {
+        self.0.address()
+    }
+}
+
+/// Seals to a key that is made in the folder.
+fn sealed(inner: impl Store, folder: &Path) -> Sealed {
+    let path = folder.join("key.txt");
+    std::fs::write(&path, keyring::generate().0).expect("write");
+    let keyring = Keyring::read(&Settings { identity: vec![path], ..Settings::default() }).expect("a key");
+    Sealed::new(Arc::new(inner), keyring)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sealed_file_store_keeps_the_contract() {
+    let folder = tempfile::tempdir().expect("folder");
+    let bare = open(folder.path());
+    // What is no content is left alone, so sizes are what they were.
+    contract(Arc::new(sealed(open(folder.path()), folder.path()))).await;
+    assert_eq!(bare.get("c/once").await.expect("get"), Some(text("third")));
+    let below: Arc<dyn Store> = Arc::new(Below(sealed(open(folder.path()), folder.path())));
+    behaviour(&below).await;
+    let stored = bare.get(&format!("{LOG}c/once")).await.expect("get").expect("there");
+    assert!(stored.starts_with(b"age-encryption.org/v1"), "it is sealed");
+    assert!(!stored.windows(5).any(|window| window == b"third"), "it is sealed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sealed_s3_store_keeps_the_contract() {
+    let Some(server) = server("sealed_s3_store_keeps_the_contract") else { return };
+    let folder = tempfile::tempdir().expect("folder");
+    let store = S3Store::connect(settings(server, &server.fresh_bucket(), "p")).await.expect("connect");
+    let below: Arc<dyn Store> = Arc::new(Below(sealed(store, folder.path())));
+    behaviour(&below).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -270,7 +270,7 @@ fn refused(error: &Error) -> Answer {
         Kind::NotFound => StatusCode::NOT_FOUND,
         Kind::Fenced | Kind::Conflict => StatusCode::CONFLICT,
         Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Kind::Corrupt | Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        Kind::Corrupt | Kind::Sealed | Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     };
     if status.is_server_error() {
         tracing::warn!(%error, "a call failed");

@@ -157,13 +157,13 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     }
     for point in header.points() {
         totals.turns = point.turn;
-        add_checkpoint(transaction, &record.log, "", &point).await?;
+        add_checkpoint(transaction, (&record.log, terms), "", &point).await?;
     }
     if let Some(newest) = header.points().map(|point| point.number).max() {
         let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
         sqlx::query(FORGET).bind(namespace).bind(agent).bind(&id).bind(past).execute(&mut *transaction).await?;
     }
-    update_session(transaction, record, &at, known, totals).await?;
+    update_session(transaction, (record, terms), &at, known, totals).await?;
     Ok(Recorded::New)
 }
 
@@ -192,7 +192,13 @@ impl Known {
     }
 }
 
-async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &str, known: Known, totals: Totals) -> Result<(), Fault> {
+async fn update_session(
+    transaction: &mut AnyConnection,
+    (record, terms): (&Record, &Terms),
+    at: &str,
+    known: Known,
+    totals: Totals,
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     let (header, facts) = (&record.header, &record.told.facts);
     let raw = known.raw.saturating_add(raw_of(record));
@@ -214,7 +220,7 @@ async fn update_session(transaction: &mut AnyConnection, record: &Record, at: &s
         .bind(whole("stored length", known.stored.saturating_add(stored_of(record)))?)
         .bind(clip_some(facts.project.as_deref(), LONGEST_PROJECT))
         .bind(clip_some(facts.cwd.as_deref(), LONGEST))
-        .bind(clip_some(facts.title.as_deref(), LONGEST))
+        .bind(clip_some(facts.title.as_deref().filter(|_| !terms.sealed), LONGEST))
         .bind(clip_some(facts.model.as_deref(), LONGEST))
         .bind(clip_some(facts.agent_version.as_deref(), LONGEST))
         .bind(whole("messages", totals.messages)?)
@@ -272,18 +278,28 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
 }
 
 /// The named checkpoints of a log, instead of those there are.
-pub(super) async fn name_points(transaction: &mut AnyConnection, log: &LogId, named: &[(String, Checkpoint)]) -> Result<(), Fault> {
+pub(super) async fn name_points(
+    transaction: &mut AnyConnection,
+    (log, terms): (&LogId, &Terms),
+    named: &[(String, Checkpoint)],
+) -> Result<(), Fault> {
     const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
     let (namespace, agent, id) = log_columns(log);
     sqlx::query(CLEAR).bind(namespace).bind(agent).bind(id).execute(&mut *transaction).await?;
     for (name, point) in named {
-        add_checkpoint(transaction, log, name, point).await?;
+        add_checkpoint(transaction, (log, terms), name, point).await?;
     }
     Ok(())
 }
 
-async fn add_checkpoint(transaction: &mut AnyConnection, log: &LogId, name: &str, point: &Checkpoint) -> Result<(), Fault> {
+async fn add_checkpoint(
+    transaction: &mut AnyConnection,
+    (log, terms): (&LogId, &Terms),
+    name: &str,
+    point: &Checkpoint,
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(log);
+    let body = if terms.sealed { rows::json(&point.without_text())? } else { rows::json(point)? };
     sqlx::query(CHECKPOINT)
         .bind(namespace)
         .bind(agent)
@@ -293,7 +309,7 @@ async fn add_checkpoint(transaction: &mut AnyConnection, log: &LogId, name: &str
         .bind(whole("entry number", point.seq.unwrap_or(0))?)
         .bind(whole("turn", point.turn)?)
         .bind(stamp(point.at))
-        .bind(rows::json(point)?)
+        .bind(body)
         .execute(transaction)
         .await?;
     Ok(())

@@ -64,6 +64,11 @@ impl Backend {
         self.env.push((name, value.into()));
     }
 
+    /// Takes a variable away.
+    pub fn unset(&mut self, name: &str) {
+        self.env.retain(|(known, _)| *known != name);
+    }
+
     /// `sessiond` with these arguments in that home, and nothing else in its environment.
     pub fn command(&self, home: &TempHome, arguments: &[&str]) -> Command {
         let mut command = home.command(&sessiond());

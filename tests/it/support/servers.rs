@@ -22,7 +22,7 @@ pub fn postgres() -> Option<&'static Postgres> {
 /// The S3 server that all tests share; `None` where the test is to be skipped.
 pub fn s3() -> Option<&'static S3> {
     static SHARED: OnceLock<Result<S3, String>> = OnceLock::new();
-    or_skip(SHARED.get_or_init(S3::new).as_ref().map_err(String::clone))
+    or_skip(SHARED.get_or_init(|| S3::new(&[])).as_ref().map_err(String::clone))
 }
 
 /// A port that is free, and with it the one above where SeaweedFS puts its gRPC. Both stay below the kernel's range for
@@ -220,15 +220,20 @@ pub struct S3 {
 impl S3 {
     /// A server of the test's own, to be stopped and started.
     pub fn start_private() -> Option<S3> {
-        or_skip(S3::new())
+        or_skip(S3::new(&[]))
     }
 
-    fn new() -> Result<S3, String> {
+    /// The same with more accounts: key, secret and policy of each.
+    pub fn start_with(accounts: &[(String, String, String)]) -> Option<S3> {
+        or_skip(S3::new(accounts))
+    }
+
+    fn new(accounts: &[(String, String, String)]) -> Result<S3, String> {
         let weed = fetch::weed()?;
-        S3::with(&weed).or_else(|_| S3::with(&weed))
+        S3::with(&weed, accounts).or_else(|_| S3::with(&weed, accounts))
     }
 
-    fn with(weed: &Path) -> Result<S3, String> {
+    fn with(weed: &Path, more: &[(String, String, String)]) -> Result<S3, String> {
         let ports = [(); 4].map(|()| free_port());
         // No flag moves these elsewhere, and a killed server leaves them.
         let sockets = PARTS.iter().zip(ports);
@@ -248,11 +253,16 @@ impl S3 {
         // Whoever comes without a signature may do anything: a proxy that edits a request spoils its signature.
         let rights = ["Admin", "Read", "Write", "List", "Tagging"];
         let keys = |access: &str, secret: &str| serde_json::json!([{ "accessKey": access, "secretKey": secret }]);
-        let accounts = serde_json::json!({ "identities": [
+        let mut accounts = serde_json::json!({ "policies": [], "identities": [
             { "name": "admin", "credentials": keys(&server.access_key, &server.secret_key), "actions": rights },
             { "name": "denied", "credentials": keys(&server.denied_access_key, &server.denied_secret_key), "actions": [] },
             { "name": "anonymous", "actions": rights },
         ]});
+        for (name, secret, policy) in more {
+            let account = serde_json::json!({ "name": name, "credentials": keys(name, secret), "actions": [], "policyNames": [name] });
+            accounts["identities"].as_array_mut().unwrap().push(account);
+            accounts["policies"].as_array_mut().unwrap().push(serde_json::json!({ "name": name, "content": policy }));
+        }
         std::fs::write(server.dir().join("s3.json"), accounts.to_string()).map_err(|e| format!("write s3.json: {e}"))?;
         server.try_start()?;
         Ok(server)

@@ -1,0 +1,514 @@
+//! Sessions that are encrypted before they leave: they go the whole way, no word of them is in the bucket or in the index, and
+//! who has no key, or the wrong one, is told so.
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sessiond::config::Settings;
+use sessiond::log::fence::Wanted;
+use sessiond::log::{Fencing, Logs};
+use sessiond::store::Store;
+use sessiond::store::file::FileStore;
+use sessiond::store::sealed::Sealed;
+use sessiond::store::sealed::keyring::Keyring;
+use sessiond::sys::{SystemChance, SystemClock};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+
+use crate::agents::{holds, objects};
+use crate::support::backend::{Backend, append, eventually, transcript};
+use crate::support::proxy::{Mode, TcpProxy};
+use crate::support::servers::{postgres, s3};
+use crate::support::world::files_below;
+use crate::support::{TempHome, block_on};
+
+/// A word that is nowhere but in the conversation.
+const WORD: &str = "quetzalmarmalade";
+
+/// A conversation that says the word wherever a conversation can: in a prompt, a title, a call, its result, an answer, a call
+/// that waits.
+fn conversation(turn: u32) -> String {
+    let line = |number: u32, role: &str, rest: String| {
+        format!(
+            "{{\"type\":\"{role}\",\"uuid\":\"u{turn}-{number}\",\"cwd\":\"/work/app\",\"timestamp\":\"2026-05-01T10:{turn:02}:{number:02}.000Z\",{rest}}}\n"
+        )
+    };
+    let said = |id: u32, content: String, stop: &str| {
+        format!(
+            "\"message\":{{\"id\":\"m{turn}-{id}\",\"role\":\"assistant\",\"model\":\"opus\",\"content\":[{content}],\"stop_reason\":\"{stop}\"}}"
+        )
+    };
+    let call =
+        |id: u32| format!("{{\"type\":\"tool_use\",\"id\":\"t{turn}-{id}\",\"name\":\"Bash\",\"input\":{{\"command\":\"echo {WORD}\"}}}}");
+    [
+        line(1, "user", format!("\"message\":{{\"role\":\"user\",\"content\":\"please {WORD} {turn}\"}}")),
+        line(2, "assistant", said(1, call(1), "tool_use")),
+        line(3, "user", format!("\"message\":{{\"role\":\"user\",\"content\":[{{\"type\":\"tool_result\",\"tool_use_id\":\"t{turn}-1\",\"content\":\"{WORD} came out\"}}]}}")),
+        line(4, "assistant", said(2, format!("{{\"type\":\"text\",\"text\":\"done {WORD}\"}},{}", call(2)), "end_turn")),
+        format!("{{\"type\":\"summary\",\"summary\":\"about {WORD}\",\"leafUuid\":\"u{turn}-4\"}}\n"),
+    ]
+    .concat()
+}
+
+/// A key: its file, and the recipient that stands for it.
+struct Key {
+    file: PathBuf,
+    recipient: String,
+}
+
+fn keygen(backend: &Backend, name: &str) -> Key {
+    let (home, file) = (TempHome::new(), backend.path().join(name));
+    let ran = backend.run(&home, &["keygen", "-o", file.to_str().unwrap()]).ok();
+    let recipient = ran.out().trim().to_owned();
+    assert!(recipient.starts_with("age1"), "{recipient}");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    Key { file, recipient }
+}
+
+impl Backend {
+    fn with(&mut self, encrypt_to: Option<&Key>, identities: &[&Key]) {
+        self.unset("SESSIOND_ENCRYPT_TO");
+        self.unset("SESSIOND_IDENTITY");
+        if let Some(key) = encrypt_to {
+            self.set("SESSIOND_ENCRYPT_TO", key.recipient.clone());
+        }
+        if !identities.is_empty() {
+            let files: Vec<&str> = identities.iter().map(|key| key.file.to_str().unwrap()).collect();
+            self.set("SESSIOND_IDENTITY", files.join(","));
+        }
+    }
+}
+
+/// Streams until everything is durable, and then dies.
+fn stream(backend: &Backend, home: &TempHome, lines: &str) {
+    let mut daemon = backend.daemon(home, &[]);
+    append(&transcript(home, "s1"), lines);
+    backend.run(home, &["flush", "--wait"]).ok();
+    daemon.kill();
+}
+
+/// What another machine restores is what is here.
+#[track_caller]
+fn assert_restored(backend: &Backend, home: &TempHome) {
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "s1"]).ok();
+    assert_eq!(files_below(&other.home().join(".claude")), files_below(&home.home().join(".claude")));
+}
+
+fn bucket(backend: &Backend) -> PathBuf {
+    backend.path().join("bucket")
+}
+
+/// The entries of the one session in a bucket that is a folder.
+fn entries(backend: &Backend) -> Vec<PathBuf> {
+    let folder = bucket(backend).join("v1/default/claude-code/s1/log");
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|item| item.unwrap().path()).collect();
+    entries.sort();
+    entries
+}
+
+fn is_sealed(path: &Path) -> bool {
+    std::fs::read(path).unwrap().starts_with(b"age-encryption.org/v1")
+}
+
+/// All rows of all tables.
+fn rows(database: &str) -> String {
+    block_on(async {
+        let mut connection = PgConnection::connect(database).await.unwrap();
+        let tables = sqlx::query("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'");
+        let mut all = String::new();
+        for table in tables.fetch_all(&mut connection).await.unwrap() {
+            let sql = format!("SELECT COALESCE(string_agg(t::text, E'\\n'), '') FROM {} AS t", table.get::<String, _>(0));
+            all += &sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap().get::<String, _>(0);
+        }
+        all
+    })
+}
+
+/// All that a backend keeps: objects, inflated where they are compressed, and the index.
+enum Kept {
+    Folder,
+    Servers { bucket: String, database: String },
+}
+
+impl Kept {
+    fn objects(&self, backend: &Backend) -> Vec<Vec<u8>> {
+        let Kept::Servers { bucket: name, .. } = self else { return objects(&bucket(backend)) };
+        let server = s3().unwrap();
+        let client = server.client(&server.endpoint);
+        block_on(async {
+            let mut all = Vec::new();
+            for object in client.list_objects_v2().bucket(name).send().await.unwrap().contents() {
+                let got = client.get_object().bucket(name).key(object.key().unwrap()).send().await.unwrap();
+                let bytes = got.body.collect().await.unwrap().into_bytes().to_vec();
+                let mut inflated = Vec::new();
+                let is_gzip = flate2::read::MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut inflated).is_ok();
+                all.push(if is_gzip { inflated } else { bytes });
+            }
+            all
+        })
+    }
+
+    fn index(&self, backend: &Backend) -> Vec<u8> {
+        match self {
+            Kept::Servers { database, .. } => rows(database).into_bytes(),
+            Kept::Folder => {
+                let files = std::fs::read_dir(backend.path()).unwrap().map(|item| item.unwrap().path());
+                let database = files.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("index.db"));
+                database.flat_map(|path| std::fs::read(path).unwrap()).collect()
+            }
+        }
+    }
+}
+
+fn everywhere() -> Vec<(Backend, Kept)> {
+    let mut all = vec![(Backend::file(), Kept::Folder)];
+    if let (Some(server), Some(database)) = (s3(), postgres()) {
+        let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
+        all.push((Backend::on(&server.endpoint, &bucket, &database), Kept::Servers { bucket, database }));
+    }
+    all
+}
+
+#[test]
+fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
+    for (mut backend, kept) in everywhere() {
+        let key = keygen(&backend, "key.txt");
+        let home = TempHome::new();
+        append(&home.home().join(".claude/projects/-work-app/s1/tool-results/r.txt"), WORD);
+        backend.with(Some(&key), &[]);
+        stream(&backend, &home, &conversation(1));
+
+        backend.with(None, &[&key]);
+        assert_restored(&backend, &home);
+        let other = TempHome::new();
+        backend.run(&other, &["restore", "s1"]).ok();
+        stream(&backend, &other, &conversation(2));
+        assert_restored(&backend, &other);
+        assert!(backend.run(&home, &["show", "s1"]).ok().out().contains(WORD), "who has the key can look");
+        backend.run(&home, &["checkpoint", "s1", "--name", "green"]).ok();
+        backend.run(&home, &["checkpoints", "s1"]).ok();
+        backend.run(&home, &["fork", "s1", "--at", "ckpt:green"]).ok();
+        backend.run(&home, &["verify", "--all", "--deep"]).ok();
+        backend.run(&home, &["label", "s1", "team=core"]).ok();
+        for step in ["streamed", "indexed anew"] {
+            if step == "indexed anew" {
+                backend.run(&home, &["reindex"]).ok();
+            }
+            let listed = backend.run(&home, &["ls", "--json"]).ok().json();
+            assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
+            assert!(!kept.objects(&backend).is_empty());
+            assert!(!kept.objects(&backend).iter().any(|object| holds(object, WORD)), "{} {step}: a word is in the bucket", backend.name);
+            let index = kept.index(&backend);
+            assert!(holds(&index, "/work/app") && holds(&index, "team"), "the index is read");
+            assert!(!holds(&index, WORD), "{} {step}: a word is in the index", backend.name);
+        }
+    }
+}
+
+#[test]
+fn without_encryption_the_same_words_are_found_there() {
+    for (backend, kept) in everywhere() {
+        let home = TempHome::new();
+        stream(&backend, &home, &conversation(1));
+        backend.run(&home, &["reindex"]).ok();
+        assert!(kept.objects(&backend).iter().any(|object| holds(object, WORD)), "{}", backend.name);
+        assert!(holds(&kept.index(&backend), WORD), "{}", backend.name);
+    }
+}
+
+#[test]
+fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
+    let mut backend = Backend::file();
+    let (key, wrong) = (keygen(&backend, "key.txt"), keygen(&backend, "wrong.txt"));
+    let home = TempHome::new();
+    backend.with(Some(&key), &[]);
+    stream(&backend, &home, &conversation(1));
+    stream(&backend, &home, &conversation(2));
+    let before = files_below(&bucket(&backend));
+    for (identities, why) in [(vec![], "no identity is given"), (vec![&wrong], "not to the identity that is given")] {
+        backend.with(None, &identities);
+        let other = TempHome::new();
+        for command in [
+            vec!["restore", "s1"],
+            vec!["pull", "s1", "--to", "copy"],
+            vec!["show", "s1"],
+            vec!["checkpoints", "s1"],
+            vec!["export", "s1", "-o", "s1.tar.gz"],
+            vec!["rm", "s1", "--yes"],
+        ] {
+            backend.run(&other, &command).fails(11, why, "--identity");
+        }
+        assert!(!other.home().join(".claude/projects").exists(), "nothing was put in place");
+        let verdict = backend.run(&other, &["verify"]).fails(11, "1 of 1 logs are encrypted", "--identity");
+        let entries = entries(&backend).len();
+        assert!(
+            verdict.out().contains(&format!("{entries} of {entries} objects could not be opened; entries 1 to {entries} are all there")),
+            "{}",
+            verdict.out()
+        );
+        let verdict = backend.run(&other, &["verify", "--deep", "--json"]).json();
+        assert_eq!(
+            (verdict[0]["sealed"].as_u64(), verdict[0]["missing"].as_array().map(Vec::len)),
+            (Some(entries as u64), Some(0)),
+            "{verdict}"
+        );
+        // However old it is: what cannot be judged is not deleted.
+        backend.run(&other, &["gc", "--ttl", "0s", "--history", "0s"]).fails(11, "1 of 1 logs were left as they are", "--identity");
+        backend.run(&other, &["run", "--session", "s1", "--", "true"]).fails(8, why, "--identity");
+    }
+    assert_eq!(files_below(&bucket(&backend)), before);
+    std::fs::remove_file(&entries(&backend)[1]).unwrap();
+    backend.with(None, &[]);
+    let verdict = backend.run(&TempHome::new(), &["verify"]).fails(11, "encrypted", "");
+    assert!(verdict.out().contains("lost or were passed over: 2"), "{}", verdict.out());
+    // Both keys: the one that fits is found.
+    backend.with(None, &[&wrong, &key]);
+    backend.run(&TempHome::new(), &["verify"]).fails(6, "damaged", "");
+}
+
+#[test]
+fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    backend.with(Some(&key), &[]);
+    for turn in 1..=4 {
+        // Killed each time: the next one finds its own entries, and reads them.
+        stream(&backend, &home, &conversation(turn));
+    }
+    let own = home.home().join(".claude/.sessiond/seal.key");
+    assert_eq!(std::fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
+    backend.with(None, &[&key]);
+    assert_restored(&backend, &home);
+
+    // Its key and its ledger are lost: it cannot know whose the session is, and nothing that it has is lost.
+    backend.with(Some(&key), &[]);
+    std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), &conversation(5));
+    backend.run(&home, &["flush", "--wait"]).fails(4, "it is durable on branch", "--branch");
+    daemon.kill();
+    backend.with(None, &[&key]);
+    let row = backend.run(&home, &["inspect", "s1", "--json"]).ok().out();
+    let branch = std::fs::read_dir(bucket(&backend).join("v1/default/claude-code/s1/branch")).unwrap().next().unwrap().unwrap();
+    let writer = branch.file_name().into_string().unwrap();
+    let copy = TempHome::new();
+    backend.run(&copy, &["pull", "s1", "--branch", &writer, "--to", "copy"]).ok();
+    assert_eq!(files_below(&copy.home().join("copy")), files_below(&home.home().join(".claude")), "{row}");
+}
+
+#[test]
+fn replies_are_lost_and_the_writer_knows_its_own_entry_without_an_identity() {
+    let (Some(server), Some(database)) = (s3(), postgres()) else { return };
+    let proxy = TcpProxy::start(server.addr());
+    let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
+    for fencing in ["store", "database"] {
+        let mut backend = Backend::on(&format!("http://{}", proxy.addr()), &bucket, &database);
+        backend.set("SESSIOND_NAMESPACE", fencing);
+        backend.set("SESSIOND_FENCING", fencing);
+        backend.set("SESSIOND_REQUEST_TIMEOUT", "2s");
+        let key = keygen(&backend, "key.txt");
+        backend.with(Some(&key), &[]);
+        let home = TempHome::new();
+        stream(&backend, &home, &conversation(1));
+        let status = |backend: &Backend| backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0].clone();
+        for (round, crash) in [(2, false), (3, true), (4, false)] {
+            let mut daemon = backend.daemon(&home, &[]);
+            append(&transcript(&home, "s1"), &conversation(10 * round));
+            backend.run(&home, &["flush", "--wait"]).ok();
+            proxy.set(Mode::DropReplies);
+            append(&transcript(&home, "s1"), &conversation(10 * round + 1));
+            eventually("an attempt has failed", || status(&backend)["failed_attempts"].as_u64() >= Some(1));
+            if crash {
+                daemon.kill();
+                daemon = backend.daemon(&home, &[]);
+            }
+            proxy.set(Mode::Pass);
+            backend.run(&home, &["flush", "--wait", "--timeout", "40s"]).ok();
+            assert_eq!(
+                (status(&backend)["ground"].as_str(), status(&backend)["lag_bytes"].as_u64()),
+                (Some("main"), Some(0)),
+                "{fencing} {round}"
+            );
+            daemon.kill();
+        }
+        backend.with(None, &[&key]);
+        assert_restored(&backend, &home);
+        backend.run(&home, &["verify", "--deep"]).ok();
+    }
+}
+
+#[test]
+fn keys_rotate_as_old_entries_are_merged() {
+    let mut backend = Backend::file();
+    let (old, new) = (keygen(&backend, "old.txt"), keygen(&backend, "new.txt"));
+    let home = TempHome::new();
+    backend.with(None, &[&old]);
+    stream(&backend, &home, &conversation(1));
+    stream(&backend, &home, &conversation(2));
+    backend.with(Some(&new), &[&old, &new]);
+    stream(&backend, &home, &conversation(3));
+    assert_restored(&backend, &home);
+    for key in [&old, &new] {
+        backend.with(None, &[key]);
+        backend.run(&TempHome::new(), &["restore", "s1"]).fails(11, "not to the identity", "--identity");
+    }
+    // What stands for the old entries is written to the new recipients alone, and then nobody needs the old key.
+    let settings =
+        Settings { encrypt_to: vec![new.recipient.clone()], identity: vec![old.file.clone(), new.file.clone()], ..Settings::default() };
+    let store: Arc<dyn Store> =
+        Arc::new(Sealed::new(Arc::new(FileStore::open(bucket(&backend)).unwrap()), Keyring::read(&settings).unwrap()));
+    let index = sessiond::index::sql::SqlIndex::open(&format!("sqlite://{}", backend.path().join("index.db").display())).unwrap();
+    let logs = Logs {
+        store,
+        fence: Arc::new(Fencing::new(Wanted::Store, Arc::new(index), false)),
+        namespace: "default".parse().unwrap(),
+        agent: "claude-code".parse().unwrap(),
+        clock: Arc::new(SystemClock),
+        chance: Arc::new(SystemChance),
+        recent: Arc::default(),
+        progress: Arc::default(),
+    };
+    let made = block_on(async {
+        sessiond::upkeep::compact::merge(&logs, &logs.id("s1".parse().unwrap()), 1, entries(&backend).len() as u64).await.unwrap()
+    });
+    assert_eq!(made.pieces, 1);
+    backend.with(None, &[&new]);
+    assert_restored(&backend, &home);
+    backend.with(None, &[&old]);
+    backend.run(&TempHome::new(), &["restore", "s1"]).fails(11, "not to the identity", "--identity");
+    // The history is the old key's until it is collected.
+    backend.with(None, &[&new]);
+    backend.run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"]).fails(11, "log/000000000001.gz", "--identity");
+    backend.with(None, &[&old, &new]);
+    backend.run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"]).ok();
+}
+
+#[test]
+fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    stream(&backend, &home, &conversation(1));
+    let plain = entries(&backend).len();
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(2));
+    let all = entries(&backend);
+    assert!(all.len() > plain);
+    for (at, entry) in all.iter().enumerate() {
+        assert_eq!(is_sealed(entry), at >= plain, "{}", entry.display());
+    }
+    let copy = TempHome::new();
+    backend.run(&copy, &["pull", "s1", "--to", "copy"]).ok();
+    assert_eq!(files_below(&copy.home().join("copy")), files_below(&home.home().join(".claude")));
+    backend.with(None, &[]);
+    backend.run(&TempHome::new(), &["pull", "s1", "--to", "copy"]).fails(11, "no identity is given", "--identity");
+    let before = files_below(&bucket(&backend));
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), &conversation(3));
+    backend.run(&home, &["flush", "--wait"]).fails(5, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
+    assert!(backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["lag_bytes"].as_u64() > Some(0));
+    daemon.kill();
+    assert_eq!(files_below(&bucket(&backend)), before, "nothing was written in plain");
+    // With the key it catches up.
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(4));
+    assert_restored(&backend, &home);
+    assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
+}
+
+#[test]
+fn damage_is_damage_also_where_it_is_encrypted() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(1));
+    let entry = entries(&backend).pop().unwrap();
+    let whole = std::fs::read(&entry).unwrap();
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    let header = whole.windows(5).position(|window| window == b"\n--- ").unwrap();
+    let mut forged = whole.clone();
+    forged[header + 7] ^= 3;
+    for (what, bytes) in [
+        ("cut short", &whole[..whole.len() - 10]),
+        ("cut in its header", &whole[..60]),
+        ("flipped", &flipped[..]),
+        ("with another header", &forged[..]),
+    ] {
+        std::fs::write(&entry, bytes).unwrap();
+        let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(6, "its encryption is damaged", "--salvage");
+        assert!(ran.err().contains("000000000002.gz"), "{what}: {}", ran.err());
+        backend.run(&TempHome::new(), &["verify"]).fails(6, "1 of 1 logs are damaged", "");
+    }
+    std::fs::write(&entry, &whole).unwrap();
+    assert_restored(&backend, &home);
+}
+
+#[test]
+fn without_us_it_takes_age_gzip_and_tail() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(1));
+    let identity: age::x25519::Identity =
+        std::fs::read_to_string(&key.file).unwrap().lines().find(|line| !line.starts_with('#')).unwrap().parse().unwrap();
+    let mut text = String::new();
+    for entry in entries(&backend) {
+        let gzip = age::decrypt(&identity, &std::fs::read(entry).unwrap()).unwrap();
+        let mut plain = String::new();
+        flate2::read::MultiGzDecoder::new(gzip.as_slice()).read_to_string(&mut plain).unwrap();
+        text += plain.split_once('\n').unwrap().1;
+    }
+    assert_eq!(text, std::fs::read_to_string(transcript(&home, "s1")).unwrap());
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_and_the_doctor_says_how_it_stands() {
+    let mut backend = Backend::file();
+    let (key, other) = (keygen(&backend, "key.txt"), keygen(&backend, "other.txt"));
+    let home = TempHome::new();
+    std::fs::create_dir(home.home().join(".claude")).unwrap();
+    backend.run(&home, &["keygen", "-o", key.file.to_str().unwrap()]).fails(7, "it is there already", "another file");
+    backend.run(&home, &["ls", "--encrypt-to", "age1nobody"]).fails(2, "--encrypt-to age1nobody", "public key");
+    backend.run(&home, &["ls", "--identity", "/no/such/file"]).fails(2, "--identity /no/such/file", "");
+    backend.run(&home, &["ls", "--encrypt-to", &key.recipient, "--index-text"]).fails(2, "text in the index", "--index-text");
+    let secret = std::fs::read_to_string(&key.file).unwrap().lines().last().unwrap().to_owned();
+    let ran = backend.run(&home, &["ls", "--identity", &secret]).fails(2, "the secret key itself", "file");
+    assert!(!ran.err().contains(&secret));
+    backend.set("SESSIOND_ENCRYPT_TO", "");
+    backend.run(&home, &["ls"]).fails(2, "--encrypt-to: it names nothing", "unset");
+    let doctor = |backend: &Backend| {
+        let said = backend.run(&home, &["doctor"]).out();
+        said.lines().find(|line| line.contains(" sealing ")).unwrap_or(&said).to_owned()
+    };
+    backend.with(None, &[]);
+    assert!(doctor(&backend).starts_with("ok    sealing  off"), "{}", doctor(&backend));
+    backend.with(Some(&key), &[]);
+    assert!(doctor(&backend).contains("encrypted to 1 recipient; no identity is given"), "{}", doctor(&backend));
+    backend.with(Some(&key), &[&key]);
+    assert!(doctor(&backend).contains("the identity that is given opens it"), "{}", doctor(&backend));
+    backend.with(Some(&key), &[&other]);
+    assert!(
+        doctor(&backend).starts_with("warn  sealing") && doctor(&backend).contains("no identity that is given opens it"),
+        "{}",
+        doctor(&backend)
+    );
+    // From the configuration file, with recipients in a file of their own.
+    backend.with(None, &[]);
+    let people = home.path().join("people.txt");
+    std::fs::write(&people, format!("# the team\n{}\n{}\n", key.recipient, other.recipient)).unwrap();
+    let config = home.path().join("config.toml");
+    std::fs::write(&config, format!("encrypt-to = [\"@{}\"]\nidentity = [{:?}]\n", people.display(), other.file)).unwrap();
+    backend.set("SESSIOND_CONFIG", config.to_str().unwrap());
+    assert!(doctor(&backend).contains("encrypted to 2 recipients, and the identity"), "{}", doctor(&backend));
+    stream(&backend, &home, &conversation(1));
+    backend.unset("SESSIOND_CONFIG");
+    backend.with(None, &[&key]);
+    assert_restored(&backend, &home);
+}
