@@ -253,7 +253,7 @@ class Process:
         self.began = time.monotonic()
         with open(self.log, "ab") as into:
             self.child = subprocess.Popen([str(part) for part in command], env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=stdout or into, stderr=into)
-        self.pid = self.child.pid
+        self.pid, self.high_kib = self.child.pid, 0
 
     def finish(self, timeout: float = 600, codes: tuple = (0,)) -> "Process":
         """Waits for its end; a child that takes too long is killed."""
@@ -263,6 +263,9 @@ class Process:
             done, status, usage = os.wait4(self.pid, os.WNOHANG)
             if done:
                 break
+            with contextlib.suppress(OSError, StopIteration):
+                # Not the kernel's own figure for a child: that one begins with what its parent had when it was started.
+                self.high_kib = self.status("VmHWM")
             if time.monotonic() > deadline:
                 self.child.kill()
                 os.wait4(self.pid, 0)
@@ -271,7 +274,7 @@ class Process:
             time.sleep(0.0005)
         self.took = time.monotonic() - self.began
         self.child.returncode = os.waitstatus_to_exitcode(status)
-        self.cpu, self.peak_kib = usage.ru_utime + usage.ru_stime, usage.ru_maxrss
+        self.cpu = usage.ru_utime + usage.ru_stime
         if self.child.returncode not in codes:
             raise RuntimeError(f"{self.child.args[:4]} exited with {self.child.returncode}: {self.tail()}")
         return self

@@ -1,2 +1,38 @@
-def measure(bench):
-    raise NotImplementedError
+"""Start of the daemon where everything is stored already."""
+
+import lab
+from figures import Figure, Measured, ms, plain
+from proxy import Proxy
+from rows.many import Many, make
+
+
+def ten_thousand(bench) -> Many:
+    """Behind a proxy that counts, as what is asked of the store at a start is part of the answer."""
+
+    def built():
+        proxy = Proxy(bench.s3_port)
+        many = make(bench, 1000 if bench.short else 10_000, proxy.port)
+        many.proxy = proxy
+        return many
+
+    return bench.once("ten thousand", built)
+
+
+def measure(bench) -> Measured:
+    many = ten_thousand(bench)
+    took, read, asked, cpu = [], [], [], []
+    for _ in range(5):
+        many.proxy.reset()
+        with many.kept.daemon(timeout=120) as daemon:
+            took.append(daemon.ready_after)
+            read.append(daemon.io("rchar"))
+            cpu.append(daemon.cpu_seconds())
+            asked.append(many.proxy.requests)
+            daemon.stop()
+    start, share = lab.median(took), lab.median(read) / many.bytes
+    limit = 2.0 * many.count / 10_000
+    figures = [
+        Figure("start", f"of daemon on {many.count:,} sessions", start, "s", f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU", f"{lab.median(asked):.0f} requests to the store", limit, f"{plain(limit)} s"),
+        Figure("start", "bytes read", share, "×", f"{plain(lab.median(read) / 1e6)} MB, ledgers and libraries included", f"{plain(many.bytes / 1e6)} MB in the transcripts", 1, "without reading their bytes again"),
+    ]
+    return Measured(figures, [f"The first upload of them took {ms(many.took)}."])
