@@ -139,7 +139,7 @@ def wait_until_it_stores(port: int, server: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def postgres(*settings: str):
-    """A PostgreSQL of its own; the port and the folder of its socket."""
+    """A PostgreSQL of its own; its port and its log."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         raise RuntimeError("no PostgreSQL: apt-get install postgresql brings it")
@@ -165,7 +165,7 @@ def postgres(*settings: str):
                 if time.monotonic() > deadline or server.poll() is not None:
                     raise RuntimeError(f"PostgreSQL does not answer: {Path(folder, 'log').read_text()[-2000:]}")
                 time.sleep(0.1)
-            yield port
+            yield port, Path(folder, "log")
         finally:
             # SIGQUIT: immediate; its own children end with it.
             server.send_signal(signal.SIGQUIT)
@@ -316,16 +316,14 @@ class Process:
                 found[task.name] = int(lines["voluntary_ctxt_switches"])
         return found
 
-    def connections(self) -> int:
-        """Open sockets of TCP, by inode."""
+    def connections(self, port: int | None = None) -> int:
+        """Its connections over TCP, or those to one port."""
         inodes = set()
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = os.readlink(descriptor)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-        lines = Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]
-        return sum(line.split()[9] in inodes for line in lines)
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        lines = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
+        return sum(line[9] in inodes and (port is None or int(line[2].split(":")[1], 16) == port) for line in lines)
 
 
 class Sessiond:

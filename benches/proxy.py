@@ -5,6 +5,7 @@ not per packet. It runs in a thread of its own with an event loop of its own.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -23,14 +24,19 @@ class Proxy:
         self.requests, self.body_up, self.bytes_up, self.bytes_down, self.seen = 0, 0, 0, 0, []
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        """Ends every connection."""
+        self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self.loop)])
 
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
-        server = self.loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20, backlog=1024))
+        with contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self._listen(ready))
+
+    async def _listen(self, ready: threading.Event) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20, backlog=1024)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
-        self.loop.run_forever()
+        await server.serve_forever()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:
@@ -41,7 +47,7 @@ class Proxy:
         try:
             while await self._exchange(client, to_server, server, to_client):
                 pass
-        except (OSError, asyncio.IncompleteReadError, ValueError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
             # Whoever was killed hangs up, and so do we.
             pass
         finally:

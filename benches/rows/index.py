@@ -1,2 +1,245 @@
-def measure(bench):
-    raise NotImplementedError
+"""A million sessions and twenty million messages in the index: what the database takes for the questions people ask.
+
+The statements are those that the program itself sends: PostgreSQL writes them down with their plans while `sessiond ls`, `messages` and
+`restore` run. SQLite is then asked the same, at a tenth of the size.
+"""
+
+import hashlib
+import re
+import shutil
+import sqlite3
+import time
+from dataclasses import dataclass, field
+
+import lab
+from figures import Figure, Measured, ms, plain
+from transcripts import Transcript
+
+MESSAGES_EACH = 15
+# One session in a thousand is long.
+LONG = 5000
+TABLES = ("sessions", "files", "entries", "messages", "labels", "checkpoints")
+LIMIT = 0.010
+# The first message of each, in microseconds since 1970.
+START = 1_790_812_800_000_000
+# Bytes on disk for one session with its messages, indexes included, as measured; and what is left free.
+EACH, SPARE = 24_000, 4 << 30
+
+STAMP = "to_char(timestamp '2026-10-01' + ({}) * interval '1 second', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+ID = "lpad(to_hex({0} * 4000), 8, '0') || '-0000-4000-8000-' || lpad(to_hex({0}), 12, '0')"
+
+
+def session_id(number: int) -> str:
+    return f"{number * 4000:08x}-0000-4000-8000-{number:012x}"
+
+
+def filling(count: int, engine: str) -> list[str]:
+    """Statements that fill the tables. Numbers that look like chance are a multiplication away from their neighbours."""
+    if engine == "postgres":
+        series, stamp, ident, digest = "generate_series(1::bigint, {}) AS n", STAMP, ID, "encode(sha256(({})::text::bytea), 'hex')"
+    else:
+        series = "(WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {}) SELECT n FROM n)"
+        stamp = "strftime('%Y-%m-%dT%H:%M:%S.000000Z', 1790812800 + ({}), 'unixepoch')"
+        ident, digest = "printf('%08x-0000-4000-8000-%012x', {0} * 4000, {0})", "printf('%064x', {})"
+    one, at = ident.format("n"), stamp.format("n * 7919 % 2592000")
+    log = f"'default', 'claude-code', {one}"
+    sizes = f"CASE WHEN n % 1000 = 7 THEN {LONG} ELSE {MESSAGES_EACH} END"
+    made = [
+        f"INSERT INTO sessions (namespace, agent, id, project, cwd, title, model, agent_version, status, created, updated, head, writer, raw_bytes, stored_bytes, messages, turns, request_id) "
+        f"SELECT {log}, '-work-app-' || (n % 1000), '/work/app', 'a title of some words ' || n, 'claude-opus-5-5', '2.1.325', 'active', {at}, {at}, 3, 'w' || n, 90000, 20000, {sizes}, 3, 'r-' || n FROM {series.format(count)}",
+        f"INSERT INTO files (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq) "
+        f"SELECT {log}, {digest.format('n')}, 'projects/-work-app/' || {one} || '.jsonl', 'append', 90000, {digest.format('n')}, 384, 1, 3 FROM {series.format(count)}",
+        f"INSERT INTO labels (namespace, agent, session, name, value) SELECT {log}, 'team', 't' || (n % 50) FROM {series.format(count)} WHERE n % 10 = 0",
+    ]
+    for seq in (1, 2, 3):
+        made.append(
+            f"INSERT INTO entries (namespace, agent, session, branch, seq, kind, writer, at, raw_bytes, stored_bytes, digest) "
+            f"SELECT {log}, '', {seq}, 'delta', 'w' || n, {at}, 30000, 7000, {digest.format('n')} FROM {series.format(count)}"
+        )
+    if engine == "postgres":
+        number, other, within = "n", "m", f"generate_series(1::bigint, {count}) AS n, LATERAL generate_series(1::bigint, {sizes}) AS m"
+    else:
+        number, other = "a.n", "b.n"
+        within = f"(SELECT n FROM numbers WHERE n <= {count}) AS a CROSS JOIN numbers AS b ON b.n <= {sizes.replace('n %', 'a.n %')}"
+    ident, role = ident.format(number), f"CASE WHEN {other} % 2 = 0 THEN 'assistant' ELSE 'user' END"
+    made.append(
+        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, input_tokens, output_tokens) "
+        f"SELECT 'default', 'claude-code', {ident}, {START} + {other} * 4000000, {digest.format(number)}, {other} * 2000, 2000, "
+        f"'u' || {number} || '-' || {other}, 'u' || {number} || '-' || ({other} - 1), {role}, 'text', '2026-10-01T00:00:00.000000Z', 'claude-opus-5-5', "
+        f"CASE WHEN {other} % 2 = 0 THEN 'msg_' || {number} || '_' || {other} END, CASE WHEN {other} % 2 = 0 THEN 100 END, CASE WHEN {other} % 2 = 0 THEN 500 END FROM {within}"
+    )
+    return made
+
+
+@dataclass
+class Asked:
+    """One statement that the program sent."""
+
+    sql: str
+    took: float = 0.0
+    plan: str = ""
+    values: list = field(default_factory=list)
+
+    @property
+    def ours(self) -> bool:
+        """A question, not the set-up of a connection."""
+        return any(re.search(rf"\b(FROM|JOIN|INTO|UPDATE) {table}\b", self.sql) for table in TABLES)
+
+    @property
+    def walks(self) -> bool:
+        return bool(re.search(rf"Seq Scan on ({'|'.join(TABLES)})", self.plan))
+
+
+def heard(text: str) -> list[Asked]:
+    """Reads PostgreSQL's log: for each statement parse, bind and execute are timed, and its plan stands between."""
+    found: list[Asked] = []
+    plan = ""
+    for block in re.split(r"^@@", text, flags=re.MULTILINE)[1:]:
+        head, _, body = block.partition("@@")
+        if head.split(" ", 1)[1].strip() == "psql":
+            continue
+        body = body.strip()
+        if match := re.match(r"LOG:\s+duration: ([\d.]+) ms\s+plan:\s*(.*)", body, re.DOTALL):
+            plan = re.sub(r"^\t", "", match[2], flags=re.MULTILINE)
+            plan = plan[re.search(r"^(?!Query Text)\S.*\(cost", plan, re.MULTILINE).start() :] if "(cost" in plan else plan
+        elif match := re.match(r"LOG:\s+duration: ([\d.]+) ms\s+(parse|bind|execute|statement)[^:]*: (.*)", body, re.DOTALL):
+            sql = re.sub(r"\s+", " ", match[3]).strip()
+            if match[2] in ("parse", "statement") or not found or found[-1].sql != sql:
+                found.append(Asked(sql))
+            found[-1].took += float(match[1]) / 1000
+            if match[2] in ("execute", "statement"):
+                found[-1].plan, plan = plan, ""
+        elif found and (match := re.match(r"DETAIL:\s+parameters: (.*)", body, re.DOTALL)):
+            found[-1].values = [value.replace("''", "'") for value in re.findall(r"\$\d+ = '((?:[^']|'')*)'", match[1])]
+    return found
+
+
+def fill_postgres(port: int, count: int) -> None:
+    tables = ", ".join(f"'{table}'" for table in TABLES)
+    listed = f"SELECT indexname || '|' || indexdef FROM pg_indexes WHERE tablename IN ({tables}) AND indexname NOT LIKE '%\\_pkey'"
+    indexes = [line.split("|", 1) for line in lab.psql(port, listed, "bench").stdout.splitlines()]
+    drop = "".join(f"DROP INDEX {name};" for name, _ in indexes)
+    lab.psql(port, drop + ";".join(filling(count, "postgres")) + ";", "bench")
+    lab.psql(port, "".join(f"{definition};" for _, definition in indexes) + "VACUUM ANALYZE;", "bench")
+
+
+def fill_sqlite(path, count: int) -> None:
+    database = sqlite3.connect(path, isolation_level=None)
+    listed = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND tbl_name IN ({})"
+    indexes = database.execute(listed.format(", ".join("?" * len(TABLES))), TABLES).fetchall()
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute("PRAGMA cache_size = -200000")
+    for name, _ in indexes:
+        database.execute(f"DROP INDEX {name}")
+    database.execute("CREATE TEMP TABLE numbers (n INTEGER PRIMARY KEY)")
+    database.execute("WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) INSERT INTO numbers SELECT n FROM n", (max(count, LONG),))
+    for sql in filling(count, "sqlite"):
+        database.execute(sql)
+    for _, sql in indexes:
+        database.execute(sql)
+    database.execute("ANALYZE")
+    database.close()
+
+
+def ask_sqlite(path, statements: list[Asked]) -> tuple[float, list[str]]:
+    """The median of five times, all statements together; and what walks a whole table."""
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    times, walks = [], []
+    for run in range(6):
+        total = 0.0
+        for one in statements:
+            sql = re.sub(r"\$(\d+)", r"?\1", one.sql)
+            began = time.perf_counter()
+            database.execute(sql, one.values).fetchall()
+            total += time.perf_counter() - began
+            if run == 0:
+                plan = [row[3] for row in database.execute("EXPLAIN QUERY PLAN " + sql, one.values)]
+                walks += [line for line in plan if re.match(rf"SCAN ({'|'.join(TABLES)})\b(?!.*USING)", line)]
+        # The first time it is read from the disk.
+        times += [total] if run else []
+    return lab.median(times), walks
+
+
+def commands(count: int) -> dict[str, list[str]]:
+    long, short = count // 2000 * 1000 + 7, count // 3
+    middle = f"{START + LONG // 2 * 4_000_000}|{hashlib.sha256(str(long).encode()).hexdigest()}|{LONG // 2 * 2000}"
+    return {
+        "ls": ["ls", "--json"],
+        "ls --project": ["ls", "--json", "--project", "/work/app/7"],
+        "messages, first page": ["messages", session_id(short), "--json"],
+        "messages, page in the middle of 5,000": ["messages", session_id(long), "--json", "--cursor", middle],
+        "restore look-up, by id": ["restore", session_id(short + 1)],
+        "restore look-up, --latest": ["restore", "--latest"],
+        "restore look-up, --request": ["restore", "--request", f"r-{short}"],
+    }
+
+
+def store(bench, folder, count: int) -> None:
+    """The sessions whose messages are asked for: a command looks into the bucket whether there is such a session."""
+    kept = lab.Sessiond(bench.program, folder / "writer", f"file://{folder}/store")
+    for session in (session_id(count // 2000 * 1000 + 7), session_id(count // 3)):
+        kept.transcript(session).write_bytes(b"".join(Transcript(session).bytes(4000)))
+    with kept.daemon() as daemon:
+        kept.flush()
+        daemon.stop()
+
+
+def measure(bench) -> Measured:
+    wanted = 5000 if bench.short else 1_000_000
+    room = int((shutil.disk_usage("/tmp").free - SPARE) / (EACH * 1.1))
+    count = max(1000, min(wanted, room // 1000 * 1000))
+    settings = ["shared_buffers=512MB", "maintenance_work_mem=512MB", "wal_level=minimal", "max_wal_senders=0", "max_wal_size=4GB", "autovacuum=off", "synchronous_commit=off"]
+    settings += ["session_preload_libraries=auto_explain", "auto_explain.log_analyze=on", "auto_explain.log_timing=off", "auto_explain.log_buffers=on"]
+    settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
+    figures, texts, sent = [], [], {}
+    with bench.folder("index") as folder, lab.postgres(*settings) as (port, log):
+        lab.psql(port, "CREATE DATABASE bench")
+        kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
+        kept.call("ls")
+        store(bench, folder, count)
+        began = time.monotonic()
+        fill_postgres(port, count)
+        filled = time.monotonic() - began
+        rows = int(lab.psql(port, "SELECT count(*) FROM messages", "bench").stdout)
+        size = int(lab.psql(port, "SELECT pg_database_size('bench')").stdout)
+        lab.psql(port, "ALTER DATABASE bench SET log_min_duration_statement = 0; ALTER DATABASE bench SET auto_explain.log_min_duration = 0;")
+        for name, args in commands(count).items():
+            runs = []
+            for _ in range(5):
+                at = log.stat().st_size
+                # What is restored is not in the store, so it ends behind its look-up.
+                kept.call(*args, codes=range(256), timeout=120)
+                with open(log, errors="replace") as written:
+                    written.seek(at)
+                    runs.append(heard(written.read()))
+            took = [sum(one.took for one in run if one.ours) for run in runs]
+            middle = runs[sorted(range(len(runs)), key=lambda number: took[number])[len(runs) // 2]]
+            sent[name] = [one for one in middle if one.ours]
+            set_up = sum(one.took for one in middle if not one.ours)
+            walked = [one.sql for one in sent[name] if one.walks]
+            walks = f", {len(walked)} walk a table" if walked else ", all by index"
+            ours = f"{ms(lab.median(took))} in {len(sent[name])} statements{walks}" if sent[name] else "no statement: the bucket is asked"
+            figures.append(Figure("index", name, lab.median(took) * 1000, "ms", ours, f"{ms(set_up)} for the connection", LIMIT * 1000, "under 10 ms, by index only", noise=5))
+            if walked:
+                figures[-1].value = max(figures[-1].value, LIMIT * 1000 * 1.01)
+            for one in sent[name]:
+                texts.append(f"`{name}`, PostgreSQL:\n\n```\n{shortened(one.sql)}\n{one.plan.strip()}\n```")
+    texts.insert(0, f"PostgreSQL: {count:,} sessions, {rows:,} messages, {plain(size / 1e9)} GB, filled in {ms(filled)}. Medians of five; time of the database alone (parse, bind, execute), as it tells itself.")
+    small = max(1000, count // 10)
+    with bench.folder("index") as folder:
+        kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store")
+        kept.call("ls")
+        fill_sqlite(folder / "index.db", small)
+        size = (folder / "index.db").stat().st_size
+        for name, statements in sent.items():
+            if statements and all(one.sql.startswith(("SELECT", "WITH")) for one in statements):
+                took, walks = ask_sqlite(folder / "index.db", statements)
+                ours = f"{ms(took)} in {len(statements)} statements" + (f", walks: {'; '.join(walks)}" if walks else ", all by index")
+                figures.append(Figure("index", f"{name}, SQLite", max(took * 1000, 10.1 if walks else 0), "ms", ours, f"{small:,} sessions, {plain(size / 1e9)} GB", LIMIT * 1000, "under 10 ms, by index only", noise=5))
+    return Measured(figures, texts)
+
+
+def shortened(sql: str) -> str:
+    """Without the names of all columns and the fiftieth value."""
+    sql = re.sub(r"SELECT (namespace, agent, id|position), .*? FROM", r"SELECT \1, … FROM", sql)
+    return re.sub(r"(\(\$\d+, \$\d+\))(, \(\$\d+, \$\d+\)){3,}", r"\1, …", sql)
