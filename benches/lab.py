@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import http.client
 import json
+import math
 import os
 import pwd
 import shutil
@@ -32,7 +33,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def pip(*args) -> None:
-    subprocess.run([sys.executable, "-m", "pip", *map(str, args)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, args), "--root-user-action=ignore"], check=True, stdout=subprocess.DEVNULL)
 
 
 def once(name: str, make) -> Path:
@@ -386,7 +387,7 @@ class Sessiond:
 def quantile(values: list[float], part: float) -> float:
     """The smallest value that so many are not above."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * part // 1) - 1).__int__())]
+    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 
 
 def median(values: list[float]) -> float:

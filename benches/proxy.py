@@ -17,15 +17,17 @@ class Proxy:
         self.upstream, self.delay = upstream, 0.0
         self.reset()
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
-        threading.Thread(target=self._run, args=(ready,), daemon=True).start()
+        self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self.thread.start()
         ready.wait()
 
     def reset(self) -> None:
-        self.requests, self.body_up, self.bytes_up, self.bytes_down, self.seen = 0, 0, 0, 0, []
+        self.requests, self.body_up, self.bytes_up, self.bytes_down, self.broken, self.seen = 0, 0, 0, 0, 0, []
 
     def close(self) -> None:
         """Ends every connection."""
         self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self.loop)])
+        self.thread.join(5)
 
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
@@ -49,7 +51,7 @@ class Proxy:
                 pass
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
             # Whoever was killed hangs up, and so do we.
-            pass
+            self.broken += 1
         finally:
             to_client.close()
             to_server.close()

@@ -38,5 +38,5 @@ def document(found: dict[str, Measured], failed: dict[str, str], head: str) -> s
             lines += ["", f"## {name.capitalize()}", "", "\n\n".join(row.texts)]
         if note.exists():
             lines += ["", "What the profile showed:", "", note.read_text().strip()]
-    lines += ["", (lab.HERE / "README.md").read_text().partition("\n## ")[2].join(["## ", ""]).strip()]
-    return "\n".join(lines) + "\n"
+    _, _, how = (lab.HERE / "README.md").read_text().partition("\n## ")
+    return "\n".join([*lines, "", f"## {how.strip()}"]) + "\n"

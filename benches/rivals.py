@@ -1,7 +1,6 @@
 """What people use instead, as they use it: one call per sync, with the credentials and the home that any process here gets."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +8,11 @@ from pathlib import Path
 
 import lab
 
-RCLONE, LITESTREAM, AWSCLI = "1.75.2", "0.5.17", "1.46.0"
+RCLONE, LITESTREAM = "1.75.2", "0.5.17"
 
 
-def aws() -> list[str]:
+def aws() -> tuple[list[str], dict]:
+    """The command-line tool of AWS, and where Python finds it."""
     pins = lab.HERE / "requirements-aws.txt"
     name = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
 

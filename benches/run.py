@@ -20,6 +20,7 @@ sys.dont_write_bytecode = True
 import lab  # noqa: E402
 import report  # noqa: E402
 from figures import Measured  # noqa: E402
+from proxy import Proxy  # noqa: E402
 from rows import append, fleet, idle, index, memory, restore, size, start, stop  # noqa: E402
 
 ROWS = {
@@ -44,16 +45,21 @@ class Bench:
     def __init__(self, program: Path, s3_port: int, work: Path, short: bool, rustic: Path | None) -> None:
         self.program, self.s3_port, self.work, self.short, self.rustic = program, s3_port, work, short, rustic
         self.made: dict = {}
-        self.buckets = 0
+        self.buckets, self.proxies = 0, []
 
     def bucket(self) -> str:
         self.buckets += 1
         name = f"bench-{self.buckets}"
-        lab.S3(self.s3_port).make_bucket(name)
+        client = lab.S3(self.s3_port)
+        client.make_bucket(name)
+        # The first object of a bucket takes the server a while.
+        client.put(name, "first", b"x")
         return name
 
-    def sdk(self) -> dict:
-        return lab.agent_sdk()
+    def proxy(self) -> Proxy:
+        """In front of the S3 server."""
+        self.proxies.append(Proxy(self.s3_port))
+        return self.proxies[-1]
 
     @contextlib.contextmanager
     def folder(self, name: str):
@@ -131,6 +137,8 @@ def main() -> int:
             second, failed_again = measure(bench, again)
             found, failed = {**found, **second}, {**failed, **failed_again}
             worse = regressions(second, expected.get(form, {}))
+        for proxy in bench.proxies:
+            proxy.close()
     if args.accept:
         accepted = {figure.key: round(figure.value, 4) for row in found.values() for figure in row.figures}
         expected[form] = {**expected.get(form, {}), **accepted}
@@ -139,6 +147,8 @@ def main() -> int:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
     head = f"{version}, {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}; {(time.monotonic() - began) / 60:.0f} minutes in all."
     print(report.table(found, failed))
+    if args.only:
+        print(*("\n" + text for row in found.values() for text in row.texts), sep="\n")
     if not args.only and not args.short:
         args.out.write_text(report.document(found, failed, head))
     for line in worse:

@@ -83,7 +83,7 @@ def by_kind(proxy: Proxy) -> Counter:
 
 def adapter(bench, folder: Path, proxy: Proxy, added: list[bytes]) -> dict:
     """The Agent SDK's reference adapter, called once per append in a process that stays."""
-    found = bench.sdk()
+    found = lab.agent_sdk()
     (folder / "appends.json").write_text(json.dumps([piece.decode() for piece in added]))
     bucket = bench.bucket()
     proxy.reset()
@@ -98,7 +98,7 @@ def measure(bench) -> Measured:
     added = pieces(60 if bench.short else 200)
     start = b"".join(Transcript(SESSION).bytes(SIZE))
     floor = sum(len(gzip.compress(piece, 6)) for piece in added)
-    proxy = Proxy(bench.s3_port)
+    proxy = bench.proxy()
     with bench.folder("append") as folder:
         timed = ours(bench, folder / "timed", bench.s3_port, added, start, None)
         counted = ours(bench, folder / "counted", proxy.port, added, start, proxy)
@@ -120,7 +120,6 @@ def measure(bench) -> Measured:
             others[kind.name] = {"took": [one.took for one in done], "cpu": sum(one.cpu for one in done), "up": proxy.bytes_up, "requests": proxy.requests, "count": len(done)}
         if not bench.short:
             others["SDK's S3 adapter"] = {**adapter(bench, folder, proxy, added), "count": len(added)}
-    proxy.close()
     count = len(added)
     cpu = timed["cpu"] / count
     best_name, best = min(((name, one["cpu"] / one["count"]) for name, one in others.items()), key=lambda pair: pair[1])

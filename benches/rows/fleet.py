@@ -74,8 +74,8 @@ def lags(said: list[tuple[str, float]], proxy: Proxy) -> tuple[list[float], int,
 
 
 def measure(bench) -> Measured:
-    count, seconds = (20, 15) if bench.short else (200, 60)
-    proxy, names = Proxy(bench.s3_port), sessions(count)
+    count, seconds = (10, 10) if bench.short else (200, 60)
+    proxy, names = bench.proxy(), sessions(count)
     with bench.folder("fleet") as folder, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
         lab.psql(port, "CREATE DATABASE bench")
         bucket, index = bench.bucket(), f"postgres://postgres@127.0.0.1:{port}/bench"
@@ -101,7 +101,7 @@ def measure(bench) -> Measured:
             requests = proxy.requests
             pss = sum(kept.process.pss_kib() for kept in fleet.values())
             used = connections(port)
-            deadline = time.monotonic() + RELEASED
+            deadline = time.monotonic() + (0 if bench.short else RELEASED)
             while (left := connections(port)) and time.monotonic() < deadline:
                 time.sleep(1)
             noted = int(lab.psql(port, "SELECT count(*) FROM errors", "bench").stdout)
@@ -118,19 +118,19 @@ def measure(bench) -> Measured:
                 if kept.process:
                     kept.process.kill()
         bare = floor(bench, proxy, count, 5 if bench.short else 15, b"x" * 700)
-    proxy.close()
     p99 = lab.quantile(found, 0.99)
     errors = complaints + noted + missing
     least = lab.quantile(bare, 0.99)
     figures = [
-        Figure("fleet", f"errors of {count} daemons in {seconds} s", errors, "", f"{errors} in {len(said):,} appends", "–", 0, "none"),
+        Figure("fleet", f"errors of {count} daemons in {seconds} s", errors, "", f"{errors} in {len(said):,} appends" + (f": {'; '.join(sorted(kinds)[:3])}" if kinds else ""), "–", 0, "none"),
         Figure("fleet", "p99 lag", p99 / INTERVAL, "intervals", f"p50 {ms(lab.median(found))}, p99 {ms(p99)}", f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second", 3, "3 flush intervals"),
         Figure("fleet", "PUTs an append", puts / len(said), "×", f"{puts:,} PUTs, {requests:,} requests in all", f"{len(said):,}: one PUT an append", noise=1.1),
         Figure("fleet", "connections of one daemon", most, "", f"{most} at most, {used} of all a few seconds after the last append", "–", 2, "at most 2"),
-        Figure("fleet", "connections left when idle", left, "", f"{left} of all after {RELEASED} s at most", "–", 0, "released"),
     ]
+    if not bench.short:
+        figures.append(Figure("fleet", "connections left when idle", left, "", f"{left} of all after {RELEASED} s at most", "–", 0, "released"))
     text = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(said))} an append; memory of all together {plain(pss / 1024)} MiB (PSS). The S3 server, PostgreSQL, the proxy and the appending process share the cores with them."
-    return Measured(figures, [text + (f" Complaints: {'; '.join(sorted(kinds)[:5])}." if kinds else "")])
+    return Measured(figures, [text])
 
 
 def connections(port: int) -> int:

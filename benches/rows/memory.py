@@ -5,7 +5,7 @@ import time
 import lab
 from figures import Figure, Measured, mb, plain
 from rows import restore
-from rows.start import ten_thousand
+from rows.many import ten_thousand
 
 MEGABYTES = {True: 12, False: 100}
 

@@ -2,20 +2,7 @@
 
 import lab
 from figures import Figure, Measured, ms, plain
-from proxy import Proxy
-from rows.many import Many, make
-
-
-def ten_thousand(bench) -> Many:
-    """Behind a proxy that counts, as what is asked of the store at a start is part of the answer."""
-
-    def built():
-        proxy = Proxy(bench.s3_port)
-        many = make(bench, 1000 if bench.short else 10_000, proxy.port)
-        many.proxy = proxy
-        return many
-
-    return bench.once("ten thousand", built)
+from rows.many import ten_thousand
 
 
 def measure(bench) -> Measured:
