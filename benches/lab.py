@@ -138,13 +138,26 @@ def wait_until_it_stores(port: int, server: subprocess.Popen) -> None:
             time.sleep(0.2)
 
 
+def from_debian(*packages: str) -> None:
+    """Installs packages, as the tests do."""
+    if os.geteuid() != 0:
+        raise RuntimeError(f"{', '.join(packages)} missing, and only root can install it: apt-get install {' '.join(packages)}")
+    for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def postgres_programs() -> Path:
+    """Debian keeps them out of PATH, one folder for each major version."""
+    places = Path("/usr/lib/postgresql")
+    if not list(places.glob("*/bin/initdb")):
+        from_debian("postgresql")
+    return max(places.glob("*/bin/initdb"), key=lambda path: int(path.parent.parent.name)).parent
+
+
 @contextlib.contextmanager
 def postgres(*settings: str):
     """A PostgreSQL of its own; its port and its log."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        raise RuntimeError("no PostgreSQL: apt-get install postgresql brings it")
-    programs, port = found[-1].parent, free_port()
+    programs, port = postgres_programs(), free_port()
     account = {}
     with tempfile.TemporaryDirectory(prefix="bench-pg-") as folder:
         if os.geteuid() == 0:

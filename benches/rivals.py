@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,16 +21,11 @@ def aws() -> tuple[list[str], dict]:
     return [sys.executable, "-m", "awscli"], {"PYTHONPATH": str(lab.once(f"aws-{name}", install)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def restic() -> Path | None:
-    """From Debian; 0.14 there. It is not installed, only unpacked."""
-    if found := shutil.which("restic"):
-        return Path(found)
-
-    def unpack(into):
-        subprocess.run(["apt-get", "download", "restic"], cwd=into, check=True, capture_output=True)
-        subprocess.run(["dpkg", "-x", next(into.glob("*.deb")), into], check=True)
-
-    return lab.once("restic", unpack) / "usr/bin/restic"
+def restic() -> Path:
+    """Debian's."""
+    if not shutil.which("restic"):
+        lab.from_debian("restic")
+    return Path(shutil.which("restic"))
 
 
 def litestream() -> Path:

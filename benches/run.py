@@ -119,16 +119,20 @@ def main() -> int:
     parser.add_argument("--rustic", type=Path, help="a rustic program to measure too (building one takes ten minutes)")
     parser.add_argument("--out", type=Path, default=lab.TREE / "docs/BENCHMARKS.md")
     args = parser.parse_args()
+    if args.binary and not os.access(args.binary, os.X_OK):
+        parser.error(f"--binary {args.binary}: there is no such program")
+    kept = lab.HERE / "expected.json"
+    expected = json.loads(kept.read_text()) if kept.exists() else {}
+    form = "short" if args.short else "full"
+    if args.short and not args.only and not args.accept and form not in expected:
+        parser.error(f"there is nothing to compare with in {kept}: --short --accept writes it")
     program = args.binary.resolve() if args.binary else build()
     lab.TOOLS.mkdir(parents=True, exist_ok=True)
     names = args.only or list(ROWS)
-    form = "short" if args.short else "full"
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-work-", dir=lab.TOOLS.parent) as work, lab.seaweedfs(lab.weed()) as s3_port:
         bench = Bench(program, s3_port, Path(work), args.short, args.rustic)
         found, failed = measure(bench, names)
-        kept = lab.HERE / "expected.json"
-        expected = json.loads(kept.read_text()) if kept.exists() else {}
         worse = [] if args.accept else regressions(found, expected.get(form, {}))
         if worse:
             # A busy machine is no reason to fail: what is worse twice is worse.
