@@ -1,5 +1,7 @@
 """Many daemons on one PostgreSQL and one S3 server, each with an agent that says something every second."""
 
+import contextlib
+import os
 import re
 import signal
 import threading
@@ -73,10 +75,27 @@ def lags(said: list[tuple[str, float]], proxy: Proxy) -> tuple[list[float], int,
     return found, missing, sum(map(len, puts.values()))
 
 
+@contextlib.contextmanager
+def watches(count: int):
+    """Linux gives one user 128 inotify instances; in containers of their own these daemons would be as many users. Put back afterwards."""
+    allowed = Path("/proc/sys/fs/inotify/max_user_instances")
+    before = int(allowed.read_text())
+    if before >= count + 64:
+        yield
+        return
+    if not os.access(allowed, os.W_OK):
+        raise RuntimeError(f"{allowed} is {before}, and {count} daemons of one user need more: sysctl fs.inotify.max_user_instances={count + 64}")
+    allowed.write_text(f"{count + 64}\n")
+    try:
+        yield
+    finally:
+        allowed.write_text(f"{before}\n")
+
+
 def measure(bench) -> Measured:
     count, seconds = (10, 10) if bench.short else (200, 60)
     proxy, names = bench.proxy(), sessions(count)
-    with bench.folder("fleet") as folder, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
+    with watches(count), bench.folder("fleet") as folder, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
         lab.psql(port, "CREATE DATABASE bench")
         bucket, index = bench.bucket(), f"postgres://postgres@127.0.0.1:{port}/bench"
         fleet = {}

@@ -78,9 +78,14 @@ class Asked:
     """One statement that the program sent."""
 
     sql: str
-    took: float = 0.0
+    planning: float = 0.0
+    running: float = 0.0
     plan: str = ""
     values: list = field(default_factory=list)
+
+    @property
+    def took(self) -> float:
+        return self.planning + self.running
 
     @property
     def ours(self) -> bool:
@@ -107,7 +112,10 @@ def heard(text: str) -> list[Asked]:
             sql = re.sub(r"\s+", " ", match[3]).strip()
             if match[2] in ("parse", "statement") or not found or found[-1].sql != sql:
                 found.append(Asked(sql))
-            found[-1].took += float(match[1]) / 1000
+            if match[2] in ("parse", "bind"):
+                found[-1].planning += float(match[1]) / 1000
+            else:
+                found[-1].running += float(match[1]) / 1000
         elif found and (match := re.match(r"DETAIL:\s+parameters: (.*)", body, re.DOTALL)):
             found[-1].values = [value.replace("''", "'") for value in re.findall(r"\$\d+ = '((?:[^']|'')*)'", match[1])]
     return found
@@ -197,7 +205,7 @@ def measure(bench) -> Measured:
     settings = ["shared_buffers=512MB", "maintenance_work_mem=512MB", "wal_level=minimal", "max_wal_senders=0", "max_wal_size=4GB", "autovacuum=off", "synchronous_commit=off"]
     settings += ["session_preload_libraries=auto_explain", "auto_explain.log_analyze=on", "auto_explain.log_timing=off", "auto_explain.log_buffers=on"]
     settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
-    figures, texts, sent, walking = [], [], {}, []
+    figures, texts, sent, walking, shown = [], [], {}, [], set()
     with bench.folder("index") as folder, lab.postgres(*settings) as (port, log):
         lab.psql(port, "CREATE DATABASE bench")
         kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
@@ -228,7 +236,10 @@ def measure(bench) -> Measured:
             ours = f"{ms(lab.median(took))} in {len(sent[name])} statements{walks}" if sent[name] else "no statement: the bucket is asked"
             figures.append(Figure("index", name, lab.median(took) * 1000, "ms", ours, f"{ms(set_up)} for the connection", LIMIT * 1000, "under 10 ms, by index only", noise=5))
             for one in sent[name]:
-                texts.append(f"`{name}`, PostgreSQL:\n\n```\n{shortened(one.sql)}\n{one.plan.strip()}\n```")
+                # The statements that fill in labels and branches are the same for all.
+                if (short := shortened(one.sql)) not in shown:
+                    shown.add(short)
+                    texts.append(f"`{name}` (parse and bind {ms(one.planning)}, execute {ms(one.running)}):\n\n```\n{short}\n{one.plan.strip()}\n```")
     # A small table is walked because that is cheaper.
     if not bench.short:
         figures.append(Figure("index", "statements without an index", len(walking), "", f"{len(walking)} of {sum(map(len, sent.values()))}", "–", 0, "none"))
@@ -250,6 +261,7 @@ def measure(bench) -> Measured:
 
 
 def shortened(sql: str) -> str:
-    """Without the names of all columns and the fiftieth value."""
+    """Without the names of all columns and all but the first value."""
     sql = re.sub(r"SELECT (namespace, agent, id|position), .*? FROM", r"SELECT \1, … FROM", sql)
-    return re.sub(r"(\(\$\d+, \$\d+\))(, \(\$\d+, \$\d+\)){3,}", r"\1, …", sql)
+    sql = re.sub(r"namespace = \$\d+ AND", "namespace = $… AND", sql)
+    return re.sub(r"(\(\$\d+, \$\d+\))(, \(\$\d+, \$\d+\))+", r"\1, …", sql)
