@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import hmac
 import http.client
+import itertools
 import json
 import math
 import os
@@ -33,7 +34,11 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def pip(*args) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, args), "--root-user-action=ignore"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, args), "--root-user-action=ignore"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def once(name: str, make) -> Path:
@@ -188,7 +193,25 @@ def postgres(*settings: str):
 
 def psql(port: int, sql: str, database: str = "postgres", check: bool = True, timeout: float = 3600) -> subprocess.CompletedProcess:
     """Runs statements; rows come as lines, columns with a bar between them."""
-    command = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-d", database, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-f", "-"]
+    command = [
+        "psql",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-U",
+        "postgres",
+        "-d",
+        database,
+        "-X",
+        "-q",
+        "-A",
+        "-t",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-f",
+        "-",
+    ]
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     done = subprocess.run(command, input=sql, text=True, capture_output=True, env=environment, timeout=timeout)
     if check and done.returncode:
@@ -262,24 +285,34 @@ class Process:
 
     def __init__(self, command: list, home: Path, extra: dict | None = None, stdout=None, log: Path | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        environment = {**KEYS, "AWS_DEFAULT_REGION": KEYS["AWS_REGION"], "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), **(extra or {})}
+        environment = {
+            **KEYS,
+            "AWS_DEFAULT_REGION": KEYS["AWS_REGION"],
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "TMPDIR": str(home),
+            **(extra or {}),
+        }
         self.log = log or home / "log"
         self.began = time.monotonic()
         with open(self.log, "ab") as into:
-            self.child = subprocess.Popen([str(part) for part in command], env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=stdout or into, stderr=into)
+            self.child = subprocess.Popen(
+                [str(part) for part in command], env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=stdout or into, stderr=into
+            )
         self.pid, self.high_kib = self.child.pid, 0
 
     def finish(self, timeout: float = 600, codes: tuple = (0,)) -> "Process":
         """Waits for its end; a child that takes too long is killed."""
         deadline = time.monotonic() + timeout
-        while True:
+        for look in itertools.count():
             # With a deadline there is no blocking wait that also tells what it took.
             done, status, usage = os.wait4(self.pid, os.WNOHANG)
             if done:
                 break
-            with contextlib.suppress(OSError, StopIteration):
+            if look % 8 == 0:
                 # Not the kernel's own figure for a child: that one begins with what its parent had when it was started.
-                self.high_kib = self.status("VmHWM")
+                with contextlib.suppress(OSError, StopIteration):
+                    self.high_kib = self.status("VmHWM")
             if time.monotonic() > deadline:
                 self.child.kill()
                 os.wait4(self.pid, 0)

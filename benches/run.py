@@ -113,8 +113,16 @@ def regressions(found: dict[str, Measured], expected: dict) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", type=Path, help="measure this program instead of building one")
-    parser.add_argument("--short", action="store_true", help="what CI runs: less of everything, and exit 1 where a ratio is worse by half than in expected.json")
-    parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=f"one row ({', '.join(ROWS)}); several times for several. No document is written")
+    parser.add_argument(
+        "--short", action="store_true", help="what CI runs: less of everything, and exit 1 where a ratio is worse by half than in expected.json"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(ROWS),
+        metavar="ROW",
+        help=f"one row ({', '.join(ROWS)}); several times for several. No document is written",
+    )
     parser.add_argument("--accept", action="store_true", help="write the ratios of this run to expected.json instead of comparing them")
     parser.add_argument("--rustic", type=Path, help="a rustic program to measure too (building one takes ten minutes)")
     parser.add_argument("--out", type=Path, default=lab.TREE / "docs/BENCHMARKS.md")
@@ -148,7 +156,9 @@ def main() -> int:
         expected[form] = {**expected.get(form, {}), **accepted}
         kept.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.strip()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    )
     head = f"{version}, {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}; {(time.monotonic() - began) / 60:.0f} minutes in all."
     print(report.table(found, failed))
     if args.only:

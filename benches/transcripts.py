@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 MODEL = "claude-opus-5-5"
-SYLLABLES = "ba be bo ca ce co da de di do fa fe fi ga ge go ha he in io ka ke la le li lo ma me mi mo na ne no pa pe po ra re ri ro sa se si so ta te ti to un va ve".split()
+SYLLABLES = """ba be bo ca ce co da de di do fa fe fi ga ge go ha he in io ka ke la le li lo ma me mi mo na ne no pa pe po ra re ri ro
+    sa se si so ta te ti to un va ve""".split()
 CODE = [
     "    let {0} = self.{1}.{2}({3})?;",
     "    if {0}.{1}() < {3} {{",
@@ -20,7 +21,7 @@ CODE = [
     "pub fn {0}({1}: &str, {2}: u64) -> Result<{4}> {{",
     "        self.{0}.insert({1}.clone(), {3});",
     "    for {0} in {1}.iter().filter(|{2}| {2}.len() > {3}) {{",
-    "    assert_eq!({0}.{1}, {3}, \"{2} {4}\");",
+    '    assert_eq!({0}.{1}, {3}, "{2} {4}");',
     "    // {0} {1} {2}, because {4} {0}",
     "{3}:{0}_{1}.rs: {2} {4}",
 ]
@@ -118,4 +119,3 @@ class Transcript:
         if kind == "Read":
             return kind, {"file_path": path, "offset": self.dice.randint(1, 900), "limit": 160}
         return kind, {"file_path": path, "old_string": self.code(6), "new_string": self.code(7), "replace_all": False}
-

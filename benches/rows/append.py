@@ -117,7 +117,13 @@ def measure(bench) -> Measured:
             for piece in some:
                 append(path, piece)
                 done.append(rival.sync(kept))
-            others[kind.name] = {"took": [one.took for one in done], "cpu": sum(one.cpu for one in done), "up": proxy.bytes_up, "requests": proxy.requests, "count": len(done)}
+            others[kind.name] = {
+                "took": [one.took for one in done],
+                "cpu": sum(one.cpu for one in done),
+                "up": proxy.bytes_up,
+                "requests": proxy.requests,
+                "count": len(done),
+            }
         if not bench.short:
             others["SDK's S3 adapter"] = {**adapter(bench, folder, proxy, added), "count": len(added)}
     count = len(added)
@@ -128,17 +134,51 @@ def measure(bench) -> Measured:
     tools = {name: one for name, one in others.items() if "SDK" not in name}
     tool_name, tool = min(((name, one["cpu"] / one["count"]) for name, one in tools.items()), key=lambda pair: pair[1])
     figures = [
-        Figure("append", "bytes up", counted["body"] / floor, "×", f"{kib(counted['body'] / count)} an append", f"{kib(floor / count)}: gzip of what was appended", 1.3, "at most 1.3 × gzip of it"),
-        Figure("append", "bytes up, entries alone", log / floor, "×", f"{kib(log / count)} an append", f"{kib(floor / count)}: gzip of what was appended"),
-        Figure("append", "CPU", cpu / best, "×", f"{ms(cpu)} an append", f"{ms(best)}: {best_name}, the best of them", 1 / 20, "at least 20 × less (0.05 ×)"),
-        Figure("append", "time to durable", p50 / put, "×", f"p50 {ms(p50)}, p99 {ms(lab.quantile(timed['took'], 0.99))}", f"p50 {ms(put)}, p99 {ms(lab.quantile(timed['puts'], 0.99))}: a bare PUT of the same bytes", 2, "p50 within 2 ×"),
+        Figure(
+            "append",
+            "bytes up",
+            counted["body"] / floor,
+            "×",
+            f"{kib(counted['body'] / count)} an append",
+            f"{kib(floor / count)}: gzip of what was appended",
+            1.3,
+            "at most 1.3 × gzip of it",
+        ),
+        Figure(
+            "append", "bytes up, entries alone", log / floor, "×", f"{kib(log / count)} an append", f"{kib(floor / count)}: gzip of what was appended"
+        ),
+        Figure(
+            "append",
+            "CPU",
+            cpu / best,
+            "×",
+            f"{ms(cpu)} an append",
+            f"{ms(best)}: {best_name}, the best of them",
+            1 / 20,
+            "at least 20 × less (0.05 ×)",
+        ),
+        Figure(
+            "append",
+            "time to durable",
+            p50 / put,
+            "×",
+            f"p50 {ms(p50)}, p99 {ms(lab.quantile(timed['took'], 0.99))}",
+            f"p50 {ms(put)}, p99 {ms(lab.quantile(timed['puts'], 0.99))}: a bare PUT of the same bytes",
+            2,
+            "p50 within 2 ×",
+        ),
     ]
     if tool_name != best_name:
         figures.insert(3, Figure("append", "CPU, against tools for files", cpu / tool, "×", f"{ms(cpu)} an append", f"{ms(tool)}: {tool_name}"))
     rows = ["| | KiB up an append | CPU an append | p50 | p99 | requests an append |", "|---|---|---|---|---|---|"]
     mine = {**counted, "cpu": timed["cpu"], "took": timed["took"], "count": count}
     for name, one in {"sessiond": mine, **others}.items():
-        rows.append(f"| {name} | {plain(one['up'] / one['count'] / 1024)} | {ms(one['cpu'] / one['count'])} | {ms(lab.median(one['took']))} | {ms(lab.quantile(one['took'], 0.99))} | {plain(one['requests'] / one['count'])} |")
+        up, cpu_each, asked_each = (one[what] / one["count"] for what in ("up", "cpu", "requests"))
+        took = f"{ms(lab.median(one['took']))} | {ms(lab.quantile(one['took'], 0.99))}"
+        rows.append(f"| {name} | {plain(up / 1024)} | {ms(cpu_each)} | {took} | {plain(asked_each)} |")
     asked = ", ".join(f"{name} {value:,}" for name, value in sorted(counted["by"].items()))
-    text = f"Bytes up here are with headers. {count} appends of sessiond and of the adapter, {len(some)} of each tool (one process a sync).\n\n" + "\n".join(rows)
+    text = (
+        f"Bytes up here are with headers. {count} appends of sessiond and of the adapter, {len(some)} of each tool (one process a sync).\n\n"
+        + "\n".join(rows)
+    )
     return Measured(figures, [text + f"\n\nWhat sessiond asked of the store in these {count} appends: {asked}."])

@@ -33,8 +33,10 @@ def filling(count: int, engine: str) -> list[str]:
     log = f"'default', 'claude-code', {one}"
     sizes = f"CASE WHEN n % 1000 = 7 THEN {LONG} ELSE {MESSAGES_EACH} END"
     made = [
-        f"INSERT INTO sessions (namespace, agent, id, project, cwd, title, model, agent_version, status, created, updated, head, writer, raw_bytes, stored_bytes, messages, turns, request_id) "
-        f"SELECT {log}, '-work-app-' || (n % 1000), '/work/app', 'a title of some words ' || n, 'claude-opus-5-5', '2.1.325', 'active', {at}, {at}, 3, 'w' || n, 90000, 20000, {sizes}, 3, 'r-' || n FROM {series}",
+        "INSERT INTO sessions (namespace, agent, id, project, cwd, title, model, agent_version, status, created, updated, head, writer, "
+        "raw_bytes, stored_bytes, messages, turns, request_id) "
+        f"SELECT {log}, '-work-app-' || (n % 1000), '/work/app', 'a title of some words ' || n, 'claude-opus-5-5', '2.1.325', 'active', "
+        f"{at}, {at}, 3, 'w' || n, 90000, 20000, {sizes}, 3, 'r-' || n FROM {series}",
         f"INSERT INTO files (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq) "
         f"SELECT {log}, {digest.format('n')}, 'projects/-work-app/' || {one} || '.jsonl', 'append', 90000, {digest.format('n')}, 384, 1, 3 FROM {series}",
         f"INSERT INTO labels (namespace, agent, session, name, value) SELECT {log}, 'team', 't' || (n % 50) FROM {series} WHERE n % 10 = 0",
@@ -52,7 +54,8 @@ def filling(count: int, engine: str) -> list[str]:
     ident, role = ident.format(number), f"CASE WHEN {other} % 2 = 0 THEN 'assistant' ELSE 'user' END"
     counted = f"CASE WHEN {other} % 2 = 0 THEN {other} END"
     made.append(
-        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens) "
+        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, "
+        "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens) "
         f"SELECT 'default', 'claude-code', {ident}, {START} + {other} * 4000000, {digest.format(number)}, {other} * 2000, 2000, "
         f"'u' || {number} || '-' || {other}, 'u' || {number} || '-' || ({other} - 1), {role}, 'text', '2026-10-01T00:00:00.000000Z', 'claude-opus-5-5', "
         f"CASE WHEN {other} % 2 = 0 THEN 'msg_' || {number} || '_' || {other} END, {counted}, {counted}, {counted}, {counted} FROM {within}"
@@ -78,7 +81,9 @@ def fill_sqlite(path, count: int) -> None:
     for name, _ in indexes:
         database.execute(f"DROP INDEX {name}")
     database.execute("CREATE TEMP TABLE numbers (n INTEGER PRIMARY KEY)")
-    database.execute("WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) INSERT INTO numbers SELECT n FROM n", (max(count, LONG),))
+    database.execute(
+        "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) INSERT INTO numbers SELECT n FROM n", (max(count, LONG),)
+    )
     for sql in filling(count, "sqlite"):
         database.execute(sql)
     for _, sql in indexes:

@@ -101,7 +101,9 @@ def measure(bench) -> Measured:
         fleet = {}
         try:
             for number, session in enumerate(names):
-                fleet[session] = kept = lab.Sessiond(bench.program, folder / str(number), f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}", index)
+                fleet[session] = kept = lab.Sessiond(
+                    bench.program, folder / str(number), f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}", index
+                )
                 kept.transcript(session)
                 kept.start(timeout=120)
             time.sleep(2)
@@ -141,15 +143,43 @@ def measure(bench) -> Measured:
     errors = complaints + noted + missing
     least = lab.quantile(bare, 0.99)
     figures = [
-        Figure("fleet", f"errors of {count} daemons in {seconds} s", errors, "", f"{errors} in {len(said):,} appends" + (f": {'; '.join(sorted(kinds)[:3])}" if kinds else ""), "–", 0, "none"),
-        Figure("fleet", "p99 lag", p99 / INTERVAL, "intervals", f"p50 {ms(lab.median(found))}, p99 {ms(p99)}", f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second", 3, "3 flush intervals"),
-        Figure("fleet", "PUTs an append", puts / len(said), "×", f"{puts:,} PUTs, {requests:,} requests in all", f"{len(said):,}: one PUT an append", noise=1.1),
-        Figure("fleet", "connections of one daemon", most, "", f"{most} at most, {used} of all a few seconds after the last append", "–", 2, "at most 2"),
+        Figure(
+            "fleet",
+            f"errors of {count} daemons in {seconds} s",
+            errors,
+            "",
+            f"{errors} in {len(said):,} appends" + (f": {'; '.join(sorted(kinds)[:3])}" if kinds else ""),
+            "–",
+            0,
+            "none",
+        ),
+        Figure(
+            "fleet",
+            "p99 lag",
+            p99 / INTERVAL,
+            "intervals",
+            f"p50 {ms(lab.median(found))}, p99 {ms(p99)}",
+            f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second",
+            3,
+            "3 flush intervals",
+        ),
+        Figure(
+            "fleet",
+            "PUTs an append",
+            puts / len(said),
+            "×",
+            f"{puts:,} PUTs, {requests:,} requests in all",
+            f"{len(said):,}: one PUT an append",
+            noise=1.1,
+        ),
+        Figure(
+            "fleet", "connections of one daemon", most, "", f"{most} at most, {used} of all a few seconds after the last append", "–", 2, "at most 2"
+        ),
     ]
     if not bench.short:
         figures.append(Figure("fleet", "connections left when idle", left, "", f"{left} of all after {RELEASED} s at most", "–", 0, "released"))
-    text = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(said))} an append; memory of all together {plain(pss / 1024)} MiB (PSS). The S3 server, PostgreSQL, the proxy and the appending process share the cores with them."
-    return Measured(figures, [text])
+    took = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(said))} an append; memory {plain(pss / 1024)} MiB (PSS)."
+    return Measured(figures, [f"{took} The S3 server, PostgreSQL, the proxy and the appending process share the cores with them."])
 
 
 def connections(port: int) -> int:

@@ -44,8 +44,26 @@ def measure(bench) -> Measured:
     per = 60 / seconds
     figures = [
         Figure("idle", f"requests in {seconds} s", ours["requests"], "", f"{ours['requests']}", f"{its['requests']}: litestream", 0, "0"),
-        Figure("idle", "moments awake in 60 s", ours["moments"] * per, "", f"{ours['moments'] * per:.0f} ({ours['wakeups'] * per:.0f} wake-ups of threads)", f"{its['moments'] * per:.0f} ({its['wakeups'] * per:.0f}): litestream", 6, "no timer more than once in 10 s", noise=6),
-        Figure("idle", "CPU in 60 s", ours["cpu"] / max(its["cpu"], 1 / lab.TICK), "×", ms(ours["cpu"] * per), f"{ms(its['cpu'] * per)}: litestream", noise=0.5),
+        Figure(
+            "idle",
+            "moments awake in 60 s",
+            ours["moments"] * per,
+            "",
+            f"{ours['moments'] * per:.0f} ({ours['wakeups'] * per:.0f} wake-ups of threads)",
+            f"{its['moments'] * per:.0f} ({its['wakeups'] * per:.0f}): litestream",
+            6,
+            "no timer more than once in 10 s",
+            noise=6,
+        ),
+        Figure(
+            "idle",
+            "CPU in 60 s",
+            ours["cpu"] / max(its["cpu"], 1 / lab.TICK),
+            "×",
+            ms(ours["cpu"] * per),
+            f"{ms(its['cpu'] * per)}: litestream",
+            noise=0.5,
+        ),
     ]
     when = ", ".join(f"{moment:.0f}" for moment in ours["when"])
     text = f"sessiond was awake {ours['moments']} times in these {seconds} s, at second {when or '–'}; connections left open: {ours['connections']}."
@@ -69,6 +87,11 @@ def watch(processes: dict, seconds: float) -> dict:
     for name, (process, proxy) in processes.items():
         one = state[name]
         one["wakeups"] = sum(count - one["first"].get(thread, 0) for thread, count in one["last"].items())
-        one |= {"moments": len(one["when"]), "cpu": process.cpu_seconds() - one["cpu"], "requests": proxy.requests, "connections": process.connections()}
+        one |= {
+            "moments": len(one["when"]),
+            "cpu": process.cpu_seconds() - one["cpu"],
+            "requests": proxy.requests,
+            "connections": process.connections(),
+        }
         one["asked"] = ", ".join(sorted({f"{method} {target}" for method, target, *_ in list(proxy.seen)}))
     return state

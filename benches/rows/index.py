@@ -126,8 +126,21 @@ def measure(bench) -> Measured:
     wanted = COUNT[bench.short]
     room = int((shutil.disk_usage(tempfile.gettempdir()).free - SPARE) / (EACH * 1.1))
     count = max(1000, min(wanted, room // 1000 * 1000))
-    settings = ["shared_buffers=512MB", "maintenance_work_mem=512MB", "wal_level=minimal", "max_wal_senders=0", "max_wal_size=4GB", "autovacuum=off", "synchronous_commit=off"]
-    settings += ["session_preload_libraries=auto_explain", "auto_explain.log_analyze=on", "auto_explain.log_timing=off", "auto_explain.log_buffers=on"]
+    settings = [
+        "shared_buffers=512MB",
+        "maintenance_work_mem=512MB",
+        "wal_level=minimal",
+        "max_wal_senders=0",
+        "max_wal_size=4GB",
+        "autovacuum=off",
+        "synchronous_commit=off",
+    ]
+    settings += [
+        "session_preload_libraries=auto_explain",
+        "auto_explain.log_analyze=on",
+        "auto_explain.log_timing=off",
+        "auto_explain.log_buffers=on",
+    ]
     settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
     figures, texts, sent, walking, shown = [], [], {}, [], set()
     with bench.folder("index") as folder, lab.postgres(*settings) as (port, log):
@@ -158,7 +171,19 @@ def measure(bench) -> Measured:
             walking += walked
             walks = f", {len(walked)} without an index" if walked else ", all by index"
             ours = f"{ms(lab.median(took))} in {len(sent[name])} statements{walks}" if sent[name] else "no statement: the bucket is asked"
-            figures.append(Figure("index", name, lab.median(took) * 1000, "ms", ours, f"{ms(set_up)} for the connection", LIMIT * 1000, "under 10 ms, by index only", noise=5))
+            figures.append(
+                Figure(
+                    "index",
+                    name,
+                    lab.median(took) * 1000,
+                    "ms",
+                    ours,
+                    f"{ms(set_up)} for the connection",
+                    LIMIT * 1000,
+                    "under 10 ms, by index only",
+                    noise=5,
+                )
+            )
             for one in sent[name]:
                 # The statements that fill in labels and branches are the same for all.
                 if (short := shortened(one.sql)) not in shown:
@@ -166,8 +191,14 @@ def measure(bench) -> Measured:
                     texts.append(f"`{name}` (parse and bind {ms(one.planning)}, execute {ms(one.running)}):\n\n```\n{short}\n{one.plan.strip()}\n```")
     # A small table is walked because that is cheaper.
     if not bench.short:
-        figures.append(Figure("index", "statements without an index", len(walking), "", f"{len(walking)} of {sum(map(len, sent.values()))}", "–", 0, "none"))
-    texts.insert(0, f"PostgreSQL: {count:,} sessions, {rows:,} messages, {plain(size / 1e9)} GB, filled in {ms(filled)}. Medians of five; time of the database alone (parse, bind, execute), as it tells itself.")
+        figures.append(
+            Figure("index", "statements without an index", len(walking), "", f"{len(walking)} of {sum(map(len, sent.values()))}", "–", 0, "none")
+        )
+    texts.insert(
+        0,
+        f"PostgreSQL: {count:,} sessions, {rows:,} messages, {plain(size / 1e9)} GB, filled in {ms(filled)}. "
+        "Medians of five; time of the database alone (parse, bind, execute), as it tells itself.",
+    )
     small = max(1000, count // 10_000 * 1000)
     with bench.folder("index") as folder:
         kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store")
@@ -180,7 +211,19 @@ def measure(bench) -> Measured:
                     one.values = [smaller(value, small) for value in one.values]
                 took, walks = ask_sqlite(folder / "index.db", statements)
                 ours = f"{ms(took)} in {len(statements)} statements" + (f", walks: {'; '.join(walks)}" if walks else ", all by index")
-                figures.append(Figure("index", f"{name}, SQLite", took * 1000, "ms", ours, f"{small:,} sessions, {plain(size / 1e9)} GB", LIMIT * 1000, "under 10 ms, by index only", noise=5))
+                figures.append(
+                    Figure(
+                        "index",
+                        f"{name}, SQLite",
+                        took * 1000,
+                        "ms",
+                        ours,
+                        f"{small:,} sessions, {plain(size / 1e9)} GB",
+                        LIMIT * 1000,
+                        "under 10 ms, by index only",
+                        noise=5,
+                    )
+                )
     return Measured(figures, texts)
 
 

@@ -55,4 +55,3 @@ def make(bench, count: int) -> Many:
             time.sleep(0.2)
         daemon.stop()
     return Many(kept, proxy, count, total, time.monotonic() - began)
-

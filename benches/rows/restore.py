@@ -19,7 +19,8 @@ SESSION = "5e550000-0000-4000-8000-000000000001"
 # Megabytes, and how many bytes are appended between two flushes: hundreds of entries, and the merges and snapshots made of them.
 STEPS = {1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
 # What a shell does with one object: fetched, unpacked, written and hashed at once.
-LIMIT = 'set -eo pipefail; curl -sSf --aws-sigv4 aws:amz:us-east-1:s3 --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$1" | gunzip | tee >(sha256sum > "$2.sum") > "$2"; while [ ! -s "$2.sum" ]; do :; done'
+SIGNED = 'curl -sSf --aws-sigv4 aws:amz:us-east-1:s3 --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$1"'
+LIMIT = f'set -eo pipefail; {SIGNED} | gunzip | tee "$2" | sha256sum > "$2.sum"'
 
 
 @dataclass
@@ -107,26 +108,30 @@ def measure(bench) -> Measured:
                 rival.prepare(kept)
                 rival.sync(kept)
                 others.append((rival, kept))
-                times[kind.name] = []
+                times[kind.fetches] = []
             runs = 5 if bench.short else 15 if megabytes < 100 else 9
             for run in range(runs):
                 times["sessiond"].append(restore(bench, one, bench.s3_port, folder / "a").took)
                 times["limit"].append(limit(bench, one, bench.s3_port, folder / "b").took)
                 for rival, kept in others if run < 5 else []:
                     into = folder / "c"
-                    times[rival.name].append(rival.fetch(into, kept).took)
+                    times[rival.fetches].append(rival.fetch(into, kept).took)
                     shutil.rmtree(into)
         taken = {name: lab.median(some) for name, some in times.items()}
         ours, least = taken.pop("sessiond"), taken.pop("limit")
         bound = (1.3, "at most 1.3 × the limit") if megabytes > 1 else (None, "–")
-        figures.append(Figure("restore", f"{megabytes} MB", ours / least, "×", ms(ours), f"{ms(least)}: curl, gunzip and sha256sum of one object", *bound))
+        figures.append(
+            Figure("restore", f"{megabytes} MB", ours / least, "×", ms(ours), f"{ms(least)}: curl, gunzip and sha256sum of one object", *bound)
+        )
         if taken:
             name, best = min(taken.items(), key=lambda pair: pair[1])
             all_of_them = ", ".join(f"{tool} {ms(took)}" for tool, took in taken.items())
             figures.append(Figure("restore", f"{megabytes} MB, against tools", ours / best, "×", ms(ours), all_of_them, 1, "ahead of every tool"))
         kinds = {kind: [size for key, size in one.objects.items() if f"/{kind}/" in key] for kind in ("log", "merge", "snap")}
         made = ", ".join(f"{len(sizes)} in {kind}/ ({plain(sum(sizes) / 1e6)} MB)" for kind, sizes in kinds.items())
-        texts.append(f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} runs of ours and of the limit, alternating.")
+        texts.append(
+            f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} runs of ours and of the limit, alternating."
+        )
     return Measured(figures, ["\n".join(texts)])
 
 
@@ -167,6 +172,8 @@ def measure_distance(bench) -> Measured:
         for delay in (20, 50):
             depth = (taken[delay] - taken[0]) / (delay / 1000)
             against = f"{ms(taken[0])} without" + (f"; curl of one object {ms(far)}" if delay == 50 else "")
-            figures.append(Figure("distance", f"{megabytes} MB, {delay} ms", depth, "deep", ms(taken[delay]), against, 4, "at most 4 round trips deep", noise=4))
+            figures.append(
+                Figure("distance", f"{megabytes} MB, {delay} ms", depth, "deep", ms(taken[delay]), against, 4, "at most 4 round trips deep", noise=4)
+            )
         texts.append(f"{megabytes} MB, the requests of one restore with 50 ms added ({proxy.requests} in all):\n\n{waves(proxy)}")
     return Measured(figures, texts)

@@ -19,7 +19,25 @@ def measure(bench) -> Measured:
     start, share = lab.median(took), lab.median(read) / many.bytes
     limit = 2.0 * many.count / 10_000
     figures = [
-        Figure("start", f"of daemon on {many.count:,} sessions", start, "s", f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU", f"{lab.median(asked):.0f} requests to the store", limit, f"{plain(limit)} s"),
-        Figure("start", "bytes read", share, "×", f"{plain(lab.median(read) / 1e6)} MB, ledgers and libraries included", f"{plain(many.bytes / 1e6)} MB in the transcripts", 1, "without reading their bytes again"),
+        Figure(
+            "start",
+            f"of daemon on {many.count:,} sessions",
+            start,
+            "s",
+            f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU",
+            f"{lab.median(asked):.0f} requests to the store",
+            limit,
+            f"{plain(limit)} s",
+        ),
+        Figure(
+            "start",
+            "bytes read",
+            share,
+            "×",
+            f"{plain(lab.median(read) / 1e6)} MB, ledgers and libraries included",
+            f"{plain(many.bytes / 1e6)} MB in the transcripts",
+            1,
+            "without reading their bytes again",
+        ),
     ]
     return Measured(figures, [f"The first upload of them took {ms(many.took)}."])

@@ -62,7 +62,16 @@ def measure(bench) -> Measured:
     against = f"p50 {ms(put)}, p99 {ms(lab.quantile(puts, 0.99))}: a bare PUT of the same bytes"
     kernel = f"; closing the watch takes the kernel {ms(lab.median(floor))}"
     figures = [
-        Figure("stop", "final flush", p99 / put, "×", f"p50 {ms(lab.median(took))}, p99 {ms(p99)} from SIGTERM to durable", against, 5, "p99 within 5 × one PUT"),
+        Figure(
+            "stop",
+            "final flush",
+            p99 / put,
+            "×",
+            f"p50 {ms(lab.median(took))}, p99 {ms(p99)} from SIGTERM to durable",
+            against,
+            5,
+            "p99 within 5 × one PUT",
+        ),
         Figure("stop", "until it has exited", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel),
     ]
     return Measured(figures, [f"{runs} ends, each with {BACKLOG} appends of 4 KB in the last second."])
