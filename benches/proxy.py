@@ -14,7 +14,7 @@ class Proxy:
     """Passes requests on to a port of this machine."""
 
     def __init__(self, upstream: int) -> None:
-        self.upstream, self.delay = upstream, 0.0
+        self.upstream, self.delay, self.tasks = upstream, 0.0, set()
         self.reset()
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
         self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
@@ -22,7 +22,7 @@ class Proxy:
         ready.wait()
 
     def reset(self) -> None:
-        self.requests, self.body_up, self.bytes_up, self.bytes_down, self.broken, self.seen = 0, 0, 0, 0, 0, []
+        self.requests, self.body_up, self.bytes_up, self.bytes_down, self.seen = 0, 0, 0, 0, []
 
     def close(self) -> None:
         """Ends every connection."""
@@ -41,20 +41,21 @@ class Proxy:
         await server.serve_forever()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        # The loop itself holds its tasks only weakly.
+        self.tasks.add(asyncio.current_task())
         try:
             server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream, limit=1 << 20)
-        except OSError:
-            to_client.close()
-            return
-        try:
-            while await self._exchange(client, to_server, server, to_client):
-                pass
+            try:
+                while await self._exchange(client, to_server, server, to_client):
+                    pass
+            finally:
+                to_server.close()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
             # Whoever was killed hangs up, and so do we.
-            self.broken += 1
+            pass
         finally:
             to_client.close()
-            to_server.close()
+            self.tasks.discard(asyncio.current_task())
 
     async def _exchange(self, client, to_server, server, to_client) -> bool:
         """One request and its answer; whether another may follow."""
