@@ -15,6 +15,8 @@ from figures import Figure, Measured, ms, plain
 from proxy import Proxy
 from transcripts import Transcript
 
+# So many are written down.
+MOST_WAVES = 14
 SESSION = "5e550000-0000-4000-8000-000000000001"
 # Megabytes, and how many bytes are appended between two flushes: hundreds of entries, and the merges and snapshots made of them.
 STEPS = {1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
@@ -148,7 +150,8 @@ def waves(proxy: Proxy) -> str:
         listed = urllib.parse.parse_qs(query).get("prefix")
         words = (f"list {listed[0]}" if listed else f"{method} {path}").replace(SESSION, "ID")
         lines[-1].append(re.sub(r"(/[^ ]*)?kept/v1/(default/claude-code/)?", "", words))
-    return "\n".join(f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1))
+    told = [f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1)]
+    return "\n".join(told[:MOST_WAVES] + [f"\n… {len(told)} in all, one behind the other."] * (len(told) > MOST_WAVES))
 
 
 def measure_distance(bench) -> Measured:
