@@ -166,6 +166,7 @@ def measure(bench) -> Measured:
             f"p50 {ms(put)}, p99 {ms(lab.quantile(timed['puts'], 0.99))}: a bare PUT of the same bytes",
             2,
             "p50 within 2 ×",
+            noise=2,
         ),
     ]
     if tool_name != best_name:

@@ -162,6 +162,7 @@ def measure(bench) -> Measured:
             f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second",
             3,
             "3 flush intervals",
+            noise=1,
         ),
         Figure(
             "fleet",

@@ -181,7 +181,7 @@ def measure(bench) -> Measured:
                     f"{ms(set_up)} for the connection",
                     LIMIT * 1000,
                     "under 10 ms, by index only",
-                    noise=5,
+                    noise=10,
                 )
             )
             for one in sent[name]:
@@ -221,7 +221,7 @@ def measure(bench) -> Measured:
                         f"{small:,} sessions, {plain(size / 1e9)} GB",
                         LIMIT * 1000,
                         "under 10 ms, by index only",
-                        noise=5,
+                        noise=10,
                     )
                 )
     return Measured(figures, texts)

@@ -71,7 +71,8 @@ def measure(bench) -> Measured:
             against,
             5,
             "p99 within 5 × one PUT",
+            noise=5,
         ),
-        Figure("stop", "until it has exited", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel),
+        Figure("stop", "until it has exited", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel, noise=20),
     ]
     return Measured(figures, [f"{runs} ends, each with {BACKLOG} appends of 4 KB in the last second."])
