@@ -178,5 +178,7 @@ def measure_distance(bench) -> Measured:
             figures.append(
                 Figure("distance", f"{megabytes} MB, {delay} ms", depth, "deep", ms(taken[delay]), against, 4, "at most 4 round trips deep", noise=4)
             )
-        texts.append(f"{megabytes} MB, the requests of one restore with 50 ms added ({proxy.requests} in all):\n\n{waves(proxy)}")
+        texts.append(
+            f"{megabytes} MB, {len(times[0])} runs with each delay; the requests of one restore with 50 ms added ({proxy.requests} in all):\n\n{waves(proxy)}"
+        )
     return Measured(figures, texts)
