@@ -196,23 +196,29 @@ async fn prepare(settings: &Settings, args: &Args) -> Result<Streaming, (Error, 
     Ok(Streaming { service, disk, owner, _lock: lock })
 }
 
+/// There is no such session.
+fn nothing(parts: &Parts, args: &Args) -> Result<Vec<LogName>> {
+    let asked = args.session.is_some() || args.latest || args.request.is_some();
+    if asked && args.must_exist {
+        return Err(select::nothing(parts, args.session.as_deref(), args.request.as_deref()));
+    }
+    if asked {
+        tracing::info!(session = args.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
+    }
+    Ok(Vec::new())
+}
+
 async fn restore_first(parts: &Parts, args: &Args, owner: Option<Owner>) -> Result<Vec<LogName>> {
     let latest = Latest { latest: args.latest, project: args.project.as_deref(), request: args.request.as_deref() };
-    let Some(id) = select::session(parts, args.session.as_deref(), latest).await? else {
-        let asked = args.session.is_some() || args.latest || args.request.is_some();
-        if asked && args.must_exist {
-            return Err(select::nothing(parts, args.session.as_deref(), args.request.as_deref()));
-        }
-        if asked {
-            tracing::info!(session = args.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
-        }
-        return Ok(Vec::new());
-    };
+    let project = args.cwd.as_deref().map(|cwd| select::next_project(parts, cwd)).transpose()?;
     let point = select::point(args.at.as_deref())?;
-    let project = args.cwd.as_deref().map(|cwd| select::project_of(parts, cwd));
+    let Some(id) = select::session(parts, args.session.as_deref(), latest).await? else { return nothing(parts, args) };
     let (force, repair) = (args.force, args.repair);
     let options = Options { project, force, repair, dry_run: false, claim: true, owner, ..Options::default() };
-    let reports = restore::session(parts, &id, &point, &options).await?;
+    let reports = match restore::session(parts, &id, &point, &options).await {
+        Err(error) if select::is_missing(parts, args.session.as_deref(), &error).await? => return nothing(parts, args),
+        done => done?,
+    };
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
         for repaired in &report.repaired {
