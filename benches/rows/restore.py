@@ -1,0 +1,184 @@
+"""Restore a session that was streamed in steps: against the limit of the machine, against tools, and from far away."""
+
+import gzip
+import hashlib
+import re
+import shutil
+import time
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+
+import lab
+import rivals
+from figures import Figure, Measured, ms, plain
+from proxy import Proxy
+from transcripts import Transcript
+
+# So many are written down.
+MOST_WAVES = 14
+SESSION = "5e550000-0000-4000-8000-000000000001"
+# Megabytes, and how many bytes are appended between two flushes: hundreds of entries, and the merges and snapshots made of them.
+STEPS = {1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
+# What a shell does with one object: fetched, unpacked, written and hashed at once.
+SIGNED = 'curl -sSf --aws-sigv4 aws:amz:us-east-1:s3 --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$1"'
+LIMIT = f'set -eo pipefail; {SIGNED} | gunzip | tee "$2" | sha256sum > "$2.sum"'
+
+
+@dataclass
+class Stored:
+    """A session in a bucket, and the same bytes as one gzip object beside it."""
+
+    bucket: str
+    size: int
+    digest: str
+    objects: dict[str, int]
+    peak_kib: int
+    step: int
+
+
+def stored(bench, megabytes: int) -> Stored:
+    return bench.once(f"session-{megabytes}", lambda: stream(bench, megabytes))
+
+
+def stream(bench, megabytes: int) -> Stored:
+    """Streams a session in steps, as an agent writes it, and waits until the merging is done."""
+    bucket, step = bench.bucket(), STEPS[megabytes] * (4 if bench.short else 1)
+    with bench.folder("stream") as folder:
+        kept = lab.Sessiond(bench.program, folder, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+        path, held = kept.transcript(SESSION), []
+        with kept.daemon() as daemon, open(path, "ab", buffering=0) as file:
+            for line in Transcript(SESSION, megabytes).bytes(megabytes * 1_000_000):
+                held.append(line)
+                if sum(map(len, held)) >= step:
+                    file.write(b"".join(held))
+                    held.clear()
+                    kept.flush(SESSION)
+            file.write(b"".join(held))
+            kept.flush(SESSION)
+            settle(daemon)
+            peak = daemon.status("VmHWM")
+            daemon.stop()
+        content = path.read_bytes()
+    client = lab.S3(bench.s3_port)
+    client.put(bucket, "whole.jsonl.gz", gzip.compress(content, 6))
+    return Stored(bucket, len(content), hashlib.sha256(content).hexdigest(), client.sizes(bucket, "kept/v1/default/"), peak, step)
+
+
+def settle(daemon: lab.Process) -> None:
+    """Returns when it has not taken any CPU for two seconds."""
+    deadline, quiet, last = time.monotonic() + 120, 0, -1.0
+    while quiet < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        now = daemon.cpu_seconds()
+        quiet, last = (quiet + 1 if now == last else 0), now
+
+
+def restore(bench, one: Stored, port: int, folder: Path, check: bool = True) -> lab.Process:
+    """In a new container: no index, no ledger, no files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh = lab.Sessiond(bench.program, folder, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}")
+    done = fresh.call("restore", SESSION)
+    # What it has written, its claim, goes again: every restore finds the same.
+    client = lab.S3(bench.s3_port)
+    for key in client.sizes(one.bucket, "kept/v1/default/").keys() - one.objects.keys():
+        client.request("DELETE", f"/{one.bucket}/{key}")
+    if check:
+        digest = hashlib.sha256(fresh.transcript(SESSION).read_bytes()).hexdigest()
+        assert digest == one.digest, f"{one.size} bytes were restored as something else"
+    return done
+
+
+def limit(bench, one: Stored, port: int, folder: Path) -> lab.Process:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    done = lab.Process(["bash", "-c", LIMIT, "limit", f"http://127.0.0.1:{port}/{one.bucket}/whole.jsonl.gz", folder / "out"], folder).finish()
+    assert (folder / "out.sum").read_text().startswith(one.digest)
+    return done
+
+
+def measure(bench) -> Measured:
+    figures, texts = [], []
+    for megabytes in [1, 12] if bench.short else [1, 12, 100]:
+        one, times = stored(bench, megabytes), {"sessiond": [], "limit": []}
+        with bench.folder("restore") as folder:
+            others = []
+            for kind in [] if bench.short else rivals.all_of(bench):
+                rival, kept = kind(bench, folder, bench.s3_port), folder / f"kept-{kind.__name__}"
+                kept.mkdir()
+                (kept / f"{SESSION}.jsonl").write_bytes(gzip.decompress(lab.S3(bench.s3_port).get(one.bucket, "whole.jsonl.gz")))
+                rival.prepare(kept)
+                rival.sync(kept)
+                others.append((rival, kept))
+                times[kind.fetches] = []
+            runs = 5 if bench.short else 15 if megabytes < 100 else 9
+            for run in range(runs):
+                times["sessiond"].append(restore(bench, one, bench.s3_port, folder / "a").took)
+                times["limit"].append(limit(bench, one, bench.s3_port, folder / "b").took)
+                for rival, kept in others if run < 5 else []:
+                    into = folder / "c"
+                    times[rival.fetches].append(rival.fetch(into, kept).took)
+                    shutil.rmtree(into)
+        taken = {name: lab.median(some) for name, some in times.items()}
+        ours, least = taken.pop("sessiond"), taken.pop("limit")
+        bound = (1.3, "at most 1.3 × the limit") if megabytes > 1 else (None, "–")
+        figures.append(
+            Figure("restore", f"{megabytes} MB", ours / least, "×", ms(ours), f"{ms(least)}: curl, gunzip and sha256sum of one object", *bound)
+        )
+        if taken:
+            name, best = min(taken.items(), key=lambda pair: pair[1])
+            all_of_them = ", ".join(f"{tool} {ms(took)}" for tool, took in taken.items())
+            figures.append(Figure("restore", f"{megabytes} MB, against tools", ours / best, "×", ms(ours), all_of_them, 1, "ahead of every tool"))
+        kinds = {kind: [size for key, size in one.objects.items() if f"/{kind}/" in key] for kind in ("log", "merge", "snap")}
+        made = ", ".join(f"{len(sizes)} in {kind}/ ({plain(sum(sizes) / 1e6)} MB)" for kind, sizes in kinds.items())
+        texts.append(
+            f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} runs of ours and of the limit, alternating."
+        )
+    return Measured(figures, ["\n".join(texts)])
+
+
+def waves(proxy: Proxy) -> str:
+    """The requests in order, and which began only after others had ended."""
+    seen = sorted((began, ended, method, target) for method, target, _, _, began, ended in list(proxy.seen))
+    lines, edge = [], 0.0
+    for began, ended, method, target in seen:
+        if began >= edge:
+            lines.append([])
+            edge = ended
+        edge = min(edge, ended)
+        path, _, query = target.partition("?")
+        listed = urllib.parse.parse_qs(query).get("prefix")
+        words = (f"list {listed[0]}" if listed else f"{method} {path}").replace(SESSION, "ID")
+        lines[-1].append(re.sub(r"(/[^ ]*)?kept/v1/(default/claude-code/)?", "", words))
+    told = [f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1)]
+    return "\n".join(told[:MOST_WAVES] + [f"\n… {len(told)} in all, one behind the other."] * (len(told) > MOST_WAVES))
+
+
+def measure_distance(bench) -> Measured:
+    figures, texts, proxy = [], [], bench.proxy()
+    for megabytes in [12] if bench.short else [1, 12, 100]:
+        one = stored(bench, megabytes)
+        with bench.folder("distance") as folder:
+            times = {0: [], 20: [], 50: []}
+            for _ in range(3 if bench.short else 7):
+                for delay in times:
+                    proxy.reset()
+                    proxy.delay = delay / 1000
+                    times[delay].append(restore(bench, one, proxy.port, folder / "a", check=False).took)
+            proxy.reset()
+            proxy.delay = 0.05
+            far = limit(bench, one, proxy.port, folder / "b").took
+            proxy.reset()
+            restore(bench, one, proxy.port, folder / "a")
+        # The least of each: what others do on the machine only adds, and it would add to the difference too.
+        taken = {delay: min(some) for delay, some in times.items()}
+        for delay in (20, 50):
+            depth = (taken[delay] - taken[0]) / (delay / 1000)
+            against = f"{ms(taken[0])} without" + (f"; curl of one object {ms(far)}" if delay == 50 else "")
+            figures.append(
+                Figure("distance", f"{megabytes} MB, {delay} ms", depth, "deep", ms(taken[delay]), against, 4, "at most 4 round trips deep", noise=4)
+            )
+        texts.append(
+            f"{megabytes} MB, {len(times[0])} runs with each delay; the requests of one restore with 50 ms added ({proxy.requests} in all):\n\n{waves(proxy)}"
+        )
+    return Measured(figures, texts)

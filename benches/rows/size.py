@@ -1,0 +1,17 @@
+"""The size of the program as it is shipped, without symbols."""
+
+import shutil
+import subprocess
+
+from figures import Figure, Measured, plain
+
+
+def measure(bench) -> Measured:
+    with bench.folder("size") as folder:
+        bare = folder / "bare"
+        if shutil.which("strip"):
+            subprocess.run(["strip", "-o", bare, bench.program], check=True)
+        else:
+            shutil.copy(bench.program, bare)
+        stripped, plain_size = bare.stat().st_size / 1e6, bench.program.stat().st_size / 1e6
+    return Measured([Figure("size", "of the stripped program", stripped, "MB", f"{plain(stripped)} MB", f"{plain(plain_size)} MB as it was built")])

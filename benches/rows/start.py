@@ -1,0 +1,43 @@
+"""Start of the daemon where everything is stored already."""
+
+import lab
+from figures import Figure, Measured, ms, plain
+from rows.many import ten_thousand
+
+
+def measure(bench) -> Measured:
+    many = ten_thousand(bench)
+    took, read, asked, cpu = [], [], [], []
+    for _ in range(5):
+        many.proxy.reset()
+        with many.kept.daemon(timeout=120) as daemon:
+            took.append(daemon.ready_after)
+            read.append(daemon.io("rchar"))
+            cpu.append(daemon.cpu_seconds())
+            asked.append(many.proxy.requests)
+            daemon.stop()
+    start, share = lab.median(took), lab.median(read) / many.bytes
+    limit = 2.0 * many.count / 10_000
+    figures = [
+        Figure(
+            "start",
+            f"of daemon on {many.count:,} sessions",
+            start,
+            "s",
+            f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU",
+            f"{lab.median(asked):.0f} requests to the store",
+            limit,
+            f"{plain(limit)} s",
+        ),
+        Figure(
+            "start",
+            "bytes read",
+            share,
+            "×",
+            f"{plain(lab.median(read) / 1e6)} MB, ledgers and libraries included",
+            f"{plain(many.bytes / 1e6)} MB in the transcripts",
+            1,
+            "without reading their bytes again",
+        ),
+    ]
+    return Measured(figures, [f"The first upload of them took {ms(many.took)}."])
