@@ -24,6 +24,7 @@ mod fencing;
 mod format;
 mod found;
 mod hook;
+mod http;
 mod index_contract;
 mod index_faults;
 mod layers;
