@@ -34,9 +34,9 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
 /// What to do when the restore fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnRestoreError {
-    /// Stop; the command is not launched.
+    /// Stop; no command is launched, and nothing is streamed.
     Fail,
-    /// Launch the command all the same, with what is there.
+    /// Go on all the same, with what is there.
     Continue,
 }
 
@@ -89,6 +89,11 @@ pub struct First {
 }
 
 impl First {
+    /// Whether anything is to be restored.
+    fn asks(&self) -> bool {
+        self.session.is_some() || self.latest || self.request.is_some()
+    }
+
     /// Checks what can be checked before anything is started.
     pub fn check(&self) -> Result<()> {
         if self.session.as_deref().is_some_and(|id| id.trim().is_empty()) {
@@ -169,7 +174,9 @@ pub async fn prepare(
 
 /// Restores what was asked for, and counts that.
 async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &Vitals) -> Result<Vec<LogName>> {
-    vitals.restoring();
+    if first.asks() {
+        vitals.restoring();
+    }
     let began = Instant::now();
     let done = restore_first(parts, first, owner).await;
     match &done {
@@ -186,11 +193,10 @@ async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &V
 async fn restore_first(parts: &Parts, first: &First, owner: Option<Owner>) -> Result<Vec<Report>> {
     let latest = Latest { latest: first.latest, project: first.project.as_deref(), request: first.request.as_deref() };
     let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else {
-        let asked = first.session.is_some() || first.latest || first.request.is_some();
-        if asked && first.must_exist {
+        if first.asks() && first.must_exist {
             return Err(select::nothing(parts, first.session.as_deref(), first.request.as_deref()));
         }
-        if asked {
+        if first.asks() {
             tracing::info!(session = first.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
         }
         return Ok(Vec::new());

@@ -23,7 +23,7 @@ use tracing::field::{Empty, display};
 
 use crate::agent::Profile;
 use crate::codec::entry::Encoded;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::ledger::{FileCursor, Ledger};
@@ -122,6 +122,8 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
             span.record("entry", report.seq).record("objects", report.objects);
             span.record("files", report.written()).record("bytes", report.bytes)
         }
+        // A project has files of its own, or has none.
+        Err(error) if error.kind() == Kind::NotFound => &span,
         Err(error) => span.record("error", display(error)),
     };
     result
@@ -377,8 +379,8 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         repair::foresee(context, assembly, &mut report, options)?;
         return Ok(Some(report));
     }
-    let placing = tracing::info_span!(target: TRACED, "place");
-    let mut cursors = placing.in_scope(|| place::place_all(context, assembly, &mut report, ledger.as_ref(), options))?;
+    let mut cursors = tracing::info_span!(target: TRACED, "place")
+        .in_scope(|| place::place_all(context, assembly, &mut report, ledger.as_ref(), options))?;
     if read.seq < head.seq {
         // The log's end holds something else of these files than what they go on from.
         cursors.values_mut().for_each(FileCursor::distrust);

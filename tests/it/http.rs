@@ -5,16 +5,19 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sessiond::daemon::vitals::{Running, Vitals};
+use sessiond::sys::SystemClock;
 
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Running, append, eventually, transcript};
+use crate::support::backend::{self, Backend, append, eventually, transcript};
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
+use crate::support::world::{CountingFolder, World};
 
 const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
 /// As it stands in addresses that must not be seen.
@@ -22,7 +25,7 @@ const SECRET: &str = "hunter2-t0ken";
 
 /// A process with its HTTP on a free port.
 struct Watched {
-    process: Running,
+    process: backend::Running,
     address: SocketAddr,
     log: std::path::PathBuf,
 }
@@ -33,7 +36,7 @@ impl Watched {
         let _ = std::fs::remove_file(&log);
         command.env("SESSIOND_HTTP", "127.0.0.1:0").env("SESSIOND_FLUSH_INTERVAL", "50ms").env("NO_COLOR", "1");
         command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
-        let process = Running(command.spawn().unwrap());
+        let process = backend::Running(command.spawn().unwrap());
         let mut address = None;
         eventually("it says where it answers", || {
             let said = std::fs::read_to_string(&log).unwrap();
@@ -303,6 +306,44 @@ fn a_sidecar_that_cannot_restore_says_so_and_one_with_nothing_stored_starts_afre
     backend.run(&home, &["daemon", "--session", " "]).fails(2, "--session is empty", "leave it out");
 }
 
+/// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
+    let world = World::new();
+    let folder = Arc::new(CountingFolder::new(world.root()));
+    let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
+    let vitals = Vitals::new(Arc::new(SystemClock));
+    let before = vitals.look().await.verdict;
+    assert_eq!((before.healthy, before.ready, before.phase), (true, false, "starting"));
+    let (feed, index_answers) = (world.feed.clone(), Arc::new(AtomicBool::new(true)));
+    vitals.streaming(Running { handle: handle.clone(), feed, index_answers, mirror: None });
+    assert!(vitals.look().await.verdict.ready);
+    let (asking, hangs) = (handle.clone(), folder.clone());
+    let (stuck, mend) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+    let holder = std::thread::spawn(move || {
+        let _held = hangs.hang();
+        stuck.0.send(()).unwrap();
+        mend.1.recv().unwrap();
+    });
+    stuck.1.recv().unwrap();
+    let asked = tokio::spawn(async move { asking.flush(None).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let look = vitals.look().await;
+    assert_eq!((look.verdict.healthy, look.verdict.ready, look.overview), (false, false, None));
+    assert!(look.verdict.why.unwrap().contains("not answered"));
+    mend.0.send(()).unwrap();
+    holder.join().unwrap();
+    asked.await.unwrap().unwrap();
+    assert!(vitals.look().await.verdict.healthy);
+    handle.finish(tokio::time::Instant::now() + Duration::from_secs(5)).await.unwrap();
+    let look = vitals.look().await;
+    assert_eq!((look.verdict.healthy, look.verdict.ready), (false, false));
+    assert!(look.verdict.why.unwrap().contains("ended"));
+    vitals.stopping();
+    let last = vitals.look().await.verdict;
+    assert_eq!((last.healthy, last.ready, last.phase), (true, false, "stopping"));
+}
+
 #[test]
 fn run_is_ready_before_its_command_starts() {
     let (backend, home) = (Backend::file(), TempHome::new());
@@ -447,7 +488,7 @@ fn a_named_address_that_is_taken_is_refused_and_the_default_one_is_done_without(
     let mut command = backend.command(&home, &["daemon"]);
     let (log, ready) = (home.path().join("default.log"), home.path().join("ready"));
     command.env_remove("SESSIOND_HTTP").arg("--ready-file").arg(&ready).stderr(std::fs::File::create(&log).unwrap());
-    let mut daemon = Running(command.spawn().unwrap());
+    let mut daemon = backend::Running(command.spawn().unwrap());
     eventually("it streams", || ready.exists());
     append(&transcript(&home, SESSION), &line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -618,7 +659,7 @@ fn a_server_with_a_certificate_of_ones_own_hears_the_heartbeat() {
 
 /// A web server with TLS, by `openssl`.
 struct Tls {
-    _process: Running,
+    _process: backend::Running,
     place: TempHome,
     port: u16,
 }
@@ -643,7 +684,7 @@ impl Tls {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let accept = format!("127.0.0.1:{port}");
         let serve = ["s_server", "-accept", &accept, "-cert", "cert.pem", "-key", "key.pem", "-www", "-quiet"];
-        let process = Running(openssl(&serve).spawn().unwrap());
+        let process = backend::Running(openssl(&serve).spawn().unwrap());
         eventually("openssl serves", || TcpStream::connect(&accept).is_ok());
         Some(Tls { _process: process, place, port })
     }
