@@ -165,10 +165,13 @@ impl Metrics {
     }
 }
 
+/// The head and the body of a request.
+type Sent = (String, Vec<u8>);
+
 /// A server on a free port that keeps what it is sent, and answers with what it is told to.
 struct Heard {
     address: SocketAddr,
-    requests: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    requests: Arc<Mutex<Vec<Sent>>>,
     status: Arc<AtomicU16>,
 }
 
@@ -191,7 +194,7 @@ impl Heard {
         Heard { address, requests, status }
     }
 
-    fn read(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
+    fn read(stream: &TcpStream) -> Option<Sent> {
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let mut reader = BufReader::new(stream);
         let (mut head, mut length) = (String::new(), 0);
@@ -673,8 +676,10 @@ impl Tls {
             command
         };
         let make = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "2"];
+        // Not as an authority of its own, which no client takes for a server.
+        let kind = ["-addext", "basicConstraints=critical,CA:FALSE"];
         let name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"];
-        match openssl(&[&make[..], &name].concat()).status() {
+        match openssl(&[&make[..], &name, &kind].concat()).status() {
             Ok(made) if made.success() => {}
             _ => {
                 crate::support::skip("openssl cannot make a certificate");
