@@ -87,7 +87,7 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_LOG", value_name = "LEVEL")]
     pub log: Option<String>,
 
-    /// Tell this OpenTelemetry collector what flushes and restores took: OTLP over HTTP, to URL/v1/traces; or off
+    /// Tell this OpenTelemetry collector what flushes and restores took (OTLP over HTTP, to URL/v1/traces), or off
     /// [default: OTEL_EXPORTER_OTLP_ENDPOINT, if that is set]
     #[arg(long, global = true, env = "SESSIOND_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,

@@ -134,7 +134,7 @@ fn run(cli: Cli) -> Result<u8> {
         endpoint: settings.otlp_endpoint.clone().filter(|url| !url.trim().is_empty()),
         environment: traces::Environment::read(|name| std::env::var(name).ok()),
     };
-    let traces = asked.wanted().then(Traces::new);
+    let traces = (command.is_traced() && asked.wanted()).then(Traces::new);
     start_logging(&settings, matches!(command, Command::Run(_)), traces.as_ref())?;
     // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -155,6 +155,11 @@ fn run(cli: Cli) -> Result<u8> {
 }
 
 impl Command {
+    /// Whether it flushes or restores.
+    fn is_traced(&self) -> bool {
+        matches!(self, Command::Run(_) | Command::Daemon(_) | Command::ServeStore(_) | Command::Restore(_) | Command::Pull(_))
+    }
+
     fn stream(&mut self) -> Option<&mut Stream> {
         match self {
             Command::Run(args) => Some(&mut args.stream),

@@ -142,8 +142,8 @@ pub struct Exporter {
     server: Outbound,
     headers: Vec<(String, String)>,
     resource: Resource,
-    /// The collector took the last batch.
-    heard: bool,
+    /// Whether the collector took the last batch, if there was one.
+    heard: Option<bool>,
 }
 
 impl Exporter {
@@ -169,12 +169,11 @@ impl Exporter {
         let mut headers = otlp::pairs(told.headers.as_deref());
         headers.push(("content-type".to_owned(), "application/json".to_owned()));
         let resource = Resource::new(told.service.as_deref(), told.resource.as_deref());
-        Ok(Some(Exporter { traces: traces.clone(), server, headers, resource, heard: true }))
+        Ok(Some(Exporter { traces: traces.clone(), server, headers, resource, heard: None }))
     }
 
     /// Tells for ever; drop it to stop.
     pub async fn run(&mut self) {
-        tracing::info!(to = self.server.place(), "traces of flushes and restores");
         loop {
             self.traces.arrived.notified().await;
             tokio::time::sleep(GATHER).await;
@@ -194,10 +193,10 @@ impl Exporter {
                     failed = Some(error);
                 }
                 let heard = failed.is_none();
-                if heard != std::mem::replace(&mut self.heard, heard) {
+                if self.heard.replace(heard) != Some(heard) {
                     match &failed {
                         Some(error) => tracing::warn!(%error, "the collector does not take traces; they are dropped, streaming goes on"),
-                        None => tracing::info!(to = self.server.place(), "the collector takes traces again"),
+                        None => tracing::info!(to = self.server.place(), "the collector takes traces"),
                     }
                 }
             }
