@@ -92,6 +92,11 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
 
+    /// Only say what was asked for and what is wrong: no progress, no log below warn
+    #[arg(long, short, global = true, env = "SESSIOND_QUIET")]
+    #[serde(default)]
+    pub quiet: bool,
+
     /// Configuration file [default: sessiond/config.toml in the XDG configuration directory]
     #[arg(long, global = true, env = "SESSIOND_CONFIG", value_name = "FILE")]
     #[serde(skip)]
@@ -121,7 +126,7 @@ pub struct Stream {
     #[arg(long, env = "SESSIOND_FLUSH_DEADLINE", value_name = "TIME")]
     pub flush_deadline: Option<String>,
 
-    /// So many requests to the store are on their way at a time [default: 8]
+    /// So many sessions are flushed, and requests to the store on their way, at a time [default: 8 and 32]
     #[arg(long, env = "SESSIOND_PARALLEL", value_name = "N")]
     pub parallel: Option<usize>,
 
@@ -270,6 +275,7 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
         otlp_endpoint
     );
     settings.index_text |= file.settings.index_text;
+    settings.quiet |= file.settings.quiet;
     settings.profile = file.profile;
     settings.prices = file.prices;
     if let Some(stream) = stream {

@@ -25,8 +25,11 @@ use crate::store::patient::Patient;
 use crate::store::s3::{S3Settings, S3Store, Sse};
 use crate::sys::{Chance, Disk, SystemChance, SystemClock};
 
-/// Requests to the store at a time, unless the user says otherwise.
+/// Sessions flushed at a time, unless the user says otherwise.
 pub const PARALLEL: usize = 8;
+
+/// Requests to the store at a time, unless the user says otherwise: all that a restore reads of a log that is merged.
+const REQUESTS: usize = 32;
 
 /// The working parts.
 #[derive(Clone)]
@@ -52,7 +55,7 @@ impl Parts {
             Some(url) => url.clone(),
             None => format!("sqlite://{}", environment.data()?.join("index.db").display()),
         };
-        let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(PARALLEL));
+        let store = Limited::new(store(settings, &environment).await?, parallel.unwrap_or(REQUESTS));
         let chance: Arc<dyn Chance> = Arc::new(SystemChance);
         let store: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
         let index: Arc<dyn Catalog> =
@@ -69,6 +72,8 @@ impl Parts {
             agent: profile.name().clone(),
             clock: Arc::new(SystemClock),
             chance,
+            recent: Arc::default(),
+            progress: Arc::default(),
         };
         let parts = Parts { store, index, profile, logs, mirror: None, root: None };
         Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))

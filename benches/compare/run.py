@@ -127,6 +127,8 @@ class Proxy(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body are two writes; the second is not to wait until the first is acknowledged.
+    disable_nagle_algorithm = True
 
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

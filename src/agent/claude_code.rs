@@ -138,6 +138,10 @@ impl Profile for ClaudeCode {
         self.is_transcript(&path).then_some(path)
     }
 
+    fn follows(&self) -> bool {
+        true
+    }
+
     fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
         let rest = path.as_str().strip_prefix("projects/")?.split_once('/')?.1;
         format!("projects/{project}/{rest}").parse().ok()

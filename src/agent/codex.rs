@@ -75,6 +75,11 @@ impl Profile for Codex {
     fn project_of(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }
+
+    fn follows(&self) -> bool {
+        // It looks for an id in all its folders.
+        true
+    }
 }
 
 #[cfg(test)]
@@ -85,6 +90,13 @@ mod tests {
 
     fn place(path: &str) -> Place {
         Codex::new("codex".parse().unwrap()).place(&path.parse().unwrap())
+    }
+
+    #[test]
+    fn a_new_id_is_a_uuid_of_version_4() {
+        let fresh = |random| Codex::new("codex".parse().unwrap()).fresh_id(random);
+        assert_eq!(fresh(0), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(fresh(u128::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
     }
 
     #[test]

@@ -111,6 +111,15 @@ impl Profile for Gemini {
         if words.is_empty() { "project".to_owned() } else { words.join("-") }
     }
 
+    fn follows(&self) -> bool {
+        true
+    }
+
+    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+        let rest = path.as_str().strip_prefix("tmp/")?.split_once('/')?.1;
+        format!("tmp/{project}/{rest}").parse().ok()
+    }
+
     fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
         let retention = settings.get("general").and_then(|general| general.get("sessionRetention"));
         let said = |key: &str| retention.and_then(|retention| retention.get(key));
@@ -190,5 +199,8 @@ mod tests {
     fn a_folder_is_named_as_the_client_does() {
         assert_eq!(profile().project_of(Path::new("/work/My App.v2-")), "my-app-v2");
         assert_eq!(profile().project_of(Path::new("/")), "project");
+        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "other").map(String::from);
+        assert_eq!(relocated("tmp/work/chats/session-x.jsonl").as_deref(), Some("tmp/other/chats/session-x.jsonl"));
+        assert_eq!(relocated("tmp/work/tool-outputs/session-x/1.txt").as_deref(), Some("tmp/other/tool-outputs/session-x/1.txt"));
     }
 }

@@ -79,7 +79,21 @@ pub trait Profile: Send + Sync + 'static {
         None
     }
 
-    /// The path that a file of a session has if the agent runs in that project; none if its path does not say where it runs.
+    /// Whether the agent finds a session when it runs in another folder than before, once its files have the paths that
+    /// `relocated` says.
+    fn follows(&self) -> bool {
+        false
+    }
+
+    /// An id for a new session, in the form that the agent gives its own.
+    fn fresh_id(&self, random: u128) -> String {
+        let versioned = (random & !(0xf << 76) & !(0xc << 60)) | 0x4 << 76 | 0x8 << 60;
+        let text = format!("{versioned:032x}");
+        format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+    }
+
+    /// The path that a file of a session has if the agent runs in that project, whose name is the second part of it; none if
+    /// its path does not say where it runs.
     fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
         None
     }

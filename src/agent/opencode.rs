@@ -83,6 +83,11 @@ impl Profile for OpenCode {
         cwd.to_string_lossy().into_owned()
     }
 
+    fn fresh_id(&self, random: u128) -> String {
+        // It takes no id without the word, and gives its own 26 letters and digits behind it.
+        format!("ses_{:026x}", random >> 24)
+    }
+
     fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
         format!("sessions/{id}.jsonl").parse().ok().filter(|path| self.is_transcript(path))
     }
@@ -96,6 +101,8 @@ mod tests {
     fn only_what_was_made_of_the_database_is_kept() {
         let place = |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
         assert_eq!(place("sessions/ses_e1b6.jsonl"), Place::Keep("ses_e1b6".parse().unwrap(), FileKind::Append));
+        let id = OpenCode::new("opencode".parse().unwrap()).fresh_id(u128::MAX);
+        assert_eq!((id.len(), place(&format!("sessions/{id}.jsonl"))), (30, Place::Keep(id.parse().unwrap(), FileKind::Append)));
         for path in ["opencode.db", "opencode.db-wal", "auth.json", "sessions/x.tmp", "sessions/a/b.jsonl", "sessions/.jsonl"] {
             assert_eq!(place(path), Place::Ignore, "{path}");
         }

@@ -26,6 +26,9 @@ use crate::sys::{Backoff, Folder};
 
 /// A full scan happens this often at least; what an event failed to tell waits no longer.
 const RECONCILE: Duration = Duration::from_secs(15);
+/// A new folder is looked into when it is heard of and once more after this long: its watch comes a little later than its
+/// event, and what is made in between has none.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Changes that come within this are one.
 const SETTLE: Duration = Duration::from_millis(30);
 /// The pace of tries during the final flush, which has a deadline of its own.
@@ -458,7 +461,10 @@ impl Streamer {
                     }
                 }
                 // A folder, made perhaps with files in it before it was watched.
-                Ok(None) if context.profile.enter(&relative) => self.look_into(&*context.folder, &relative),
+                Ok(None) if context.profile.enter(&relative) => {
+                    self.look_into(&*context.folder, &relative);
+                    self.next_scan = self.next_scan.min(Instant::now() + LOOK_AGAIN);
+                }
                 _ => {}
             }
         }

@@ -5,11 +5,11 @@ use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::{LogName, SessionId};
 use crate::restore::{find, fork, point};
-use crate::sys::Disk;
+use crate::sys::{Chance, Disk};
 use crate::upkeep::reindex::catch_up;
 use crate::wire::Parts;
 
-/// Make a new session that begins at a point of another; nothing is copied, and both go on
+/// Make a new session that begins at a point of another; nothing is copied, and both go on. --quiet prints its id alone
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  NEW=$(sessiond fork 3f2a --at turn:4 --quiet)\n  sessiond run --session $NEW -- claude --resume $NEW")]
 pub struct Args {
@@ -21,16 +21,12 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
     pub at: Option<String>,
 
-    /// The new session's id [default: a random UUID]
+    /// The new session's id [default: a random one, in the form of the agent's own]
     #[arg(long = "id", value_name = "NEW")]
     pub new: Option<String>,
 
-    /// Print the new id and nothing else
-    #[arg(long)]
-    pub quiet: bool,
-
     /// Print the result as JSON
-    #[arg(long, env = "SESSIOND_JSON", conflicts_with = "quiet")]
+    #[arg(long, env = "SESSIOND_JSON")]
     pub json: bool,
 }
 
@@ -38,7 +34,7 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let name = args.new.clone().unwrap_or_else(|| uuid(parts.logs.chance.next(), parts.logs.chance.next()));
+    let name = args.new.clone().unwrap_or_else(|| parts.profile.fresh_id(random(&*parts.logs.chance)));
     let session: SessionId = name.parse()?;
     // A file of that name must be that session's.
     if SessionId::escape(&name) != session {
@@ -55,7 +51,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if args.json {
         print::json(&forked)?;
-    } else if args.quiet {
+    } else if settings.quiet {
         print::line(&forked.session)?;
     } else {
         print::line(format_args!(
@@ -70,10 +66,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// A random UUID (version 4).
-fn uuid(high: u64, low: u64) -> String {
-    let high = (high & !0xf000) | 0x4000;
-    let low = (low & !(0xc << 60)) | (0x8 << 60);
-    let text = format!("{high:016x}{low:016x}");
-    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+fn random(chance: &dyn Chance) -> u128 {
+    u128::from(chance.next()) << 64 | u128::from(chance.next())
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, progress};
 use crate::config::{self, Settings};
 use crate::error::{Error, Result};
 use crate::log::pen::GRACE;
@@ -58,12 +58,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     // A dry run writes nothing, not even the scratch key that tells the store's time.
     let now = if args.dry_run { parts.logs.clock.now() } else { gc::store_time(&parts.logs).await? };
     let scratch = std::env::temp_dir().join(format!("sessiond-gc-{:016x}", parts.logs.chance.next()));
+    let shown = progress::show(settings, &parts, "collecting");
     let collected = all(&parts, &rules, now, &Disk::new(&scratch), &args).await;
     if let Err(cause) = std::fs::remove_dir_all(&scratch)
         && cause.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(%cause, "the scratch folder {} was not removed", scratch.display());
     }
+    drop(shown);
     let done = collected?;
     if args.json {
         print::json(&done)?;
@@ -83,9 +85,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 
 async fn all(parts: &Parts, rules: &Rules, now: jiff::Timestamp, scratch: &Disk, args: &Args) -> Result<Done> {
     let mut done = Done { dry_run: args.dry_run, ..Done::default() };
-    for name in parts.logs.names("").await? {
+    let names = parts.logs.names("").await?;
+    parts.logs.progress.logs(names.len());
+    for name in names {
         let id = parts.logs.id(name);
         done.logs += 1;
+        parts.logs.progress.next_log();
         match gc::collect(&parts.logs, &id, rules, now, scratch, args.dry_run).await {
             Ok(outcome) if outcome.steps.is_empty() => {}
             Ok(outcome) => {

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::cli::export::Scratch;
-use crate::cli::{exit, print, select};
+use crate::cli::{exit, print, progress, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::exchange::import::{self, Imported};
@@ -51,7 +51,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if let Some(new) = &new {
         unpacked.rename(new)?;
     }
+    let shown = progress::show(settings, &parts, "importing");
     let imported = import::import(&parts.logs, &*parts.profile, &unpacked, args.dry_run).await?;
+    drop(shown);
     if !args.dry_run {
         let id = parts.logs.id(LogName::Session(unpacked.manifest.session.clone()));
         select::index_learns(&parts, &id).await;

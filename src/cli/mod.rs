@@ -22,6 +22,7 @@ pub mod ls;
 pub mod manual;
 pub mod messages;
 pub mod print;
+pub mod progress;
 pub mod pull;
 pub mod reindex;
 pub mod restore;
@@ -213,7 +214,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
 fn start_logging(settings: &Settings, beside_an_agent: bool, traces: Option<&Arc<Traces>>) -> Result<()> {
     // An agent that draws on the terminal shares it with us: only trouble is told there.
     let quiet = beside_an_agent && std::io::stderr().is_terminal();
-    let level = settings.log.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
+    let level = settings.log.as_deref().unwrap_or(if quiet || settings.quiet { "warn" } else { "info" });
     // The libraries below us are only heard when they are in trouble.
     let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,sessiond={level}") };
     let filter = EnvFilter::try_new(&directives).map_err(|cause| {

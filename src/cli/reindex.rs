@@ -1,6 +1,6 @@
 //! `reindex`: rebuild the index from the bucket alone.
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, progress};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::upkeep::reindex::rebuild;
@@ -18,11 +18,13 @@ pub struct Args {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
+    let shown = progress::show(settings, &parts, "reading");
     let rebuilt = rebuild(&parts.logs, &*parts.index, &*parts.profile, |id, done| match done {
         Ok(entries) => tracing::debug!(%id, entries, "indexed"),
         Err(error) => tracing::error!(%id, %error, "cannot be indexed"),
     })
     .await?;
+    drop(shown);
     if args.json {
         print::json(&rebuilt)?;
     } else {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::cli::fallback::Outcome;
 use crate::cli::inspect::short;
 use crate::cli::select::Latest;
-use crate::cli::{exit, fallback, from_env, print, select};
+use crate::cli::{exit, fallback, from_env, print, progress, select};
 use crate::config::Settings;
 use crate::daemon::lock;
 use crate::error::{Doing, Result};
@@ -104,6 +104,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.from_env {
         return from_env::run(&parts, &args).await;
     }
+    let project = args.cwd.as_deref().map(|cwd| select::next_project(&parts, cwd)).transpose()?;
     let ids = match (&args.id, args.all) {
         (None, true) => {
             // Sessions first: each brings its project along.
@@ -121,17 +122,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
     };
     if ids.is_empty() {
-        if !args.if_exists {
-            return Err(select::nothing(&parts, args.id.as_deref(), args.request.as_deref()));
-        }
-        if args.json {
-            print::json(&Vec::<Report>::new())?;
-        } else {
-            print::line("nothing to restore")?;
-        }
-        return Ok(exit::OK);
+        return nothing(&parts, &args);
     }
-    let fallback = fallback::Fallback::of(args.fallback, &*parts.profile).await?;
+    let fallback = fallback::Fallback::of(args.fallback.clone(), &*parts.profile).await?;
     let disk = parts.folder()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {
@@ -141,16 +134,20 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         owner: select::owner(args.owner.as_deref(), &disk)?,
         salvage: args.salvage,
         repair: args.repair,
-        project: args.cwd.as_deref().map(|cwd| select::project_of(&parts, cwd)),
+        project,
         ..Options::default()
     };
     let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
     let mut reports = Vec::new();
     let mut told = Vec::new();
     let mut failed = None;
+    let shown = progress::show(settings, &parts, "restoring");
     for id in &ids {
         if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
             continue;
+        }
+        if args.all {
+            parts.logs.progress.next_log();
         }
         match fallback.session(&parts, id, &point, &options).await {
             Ok(Outcome::Restored(done)) => reports.extend(done),
@@ -160,9 +157,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 print::error(&error);
                 failed.get_or_insert(exit::of(error.kind()));
             }
+            Err(error) if select::is_missing(&parts, args.id.as_deref(), &error).await? => return nothing(&parts, &args),
             Err(error) => return Err(error),
         }
     }
+    drop(shown);
     if !args.dry_run {
         select::tell_index(&parts, &reports).await;
     }
@@ -173,6 +172,19 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         told.iter().try_for_each(fallback::say)?;
     }
     Ok(failed.unwrap_or(if told.is_empty() { exit::OK } else { exit::FELL_BACK }))
+}
+
+/// There is no such session.
+fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
+    if !args.if_exists {
+        return Err(select::nothing(parts, args.id.as_deref(), args.request.as_deref()));
+    }
+    if args.json {
+        print::json(&Vec::<Report>::new())?;
+    } else {
+        print::line("nothing to restore")?;
+    }
+    Ok(exit::OK)
 }
 
 /// Restores a session and what belongs to its project.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::when;
 use crate::error::{Error, Kind, Result};
-use crate::model::{At, LogId, Point, wishes};
+use crate::index::Record;
+use crate::model::{At, LogId, Point, Told, wishes};
 use crate::restore::find::Among;
 use crate::restore::{Report, find};
 use crate::sys::{Clock, Disk, Owner, SystemClock};
@@ -48,6 +49,8 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
         wishes::check_request(request)?;
     }
     match id {
+        // Nothing can be meant but that one; who reads it sees whether it is there.
+        Some(id) if find::is_whole(id) => Ok(Some(parts.logs.id(id.parse()?))),
         Some(id) => match find::by_id(&parts.logs, id).await {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind() == Kind::NotFound => Ok(None),
@@ -59,6 +62,13 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
         }
         None => Ok(None),
     }
+}
+
+/// Whether `error` came because there is no session of that id, which `session` did not look for.
+pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Result<bool> {
+    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && find::is_whole(id)) else { return Ok(false) };
+    let name = id.parse()?;
+    Ok(!parts.logs.names(id).await?.contains(&name))
 }
 
 /// The point that is meant; none is the end.
@@ -87,6 +97,16 @@ pub fn project_of(parts: &Parts, folder: &Path) -> String {
     // The agent resolves links before it names the project.
     let real = folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| PathBuf::from(folder));
     parts.profile.project_of(&real)
+}
+
+/// The agent's name for the project in a folder that it will run in.
+pub fn next_project(parts: &Parts, folder: &Path) -> Result<String> {
+    if parts.profile.follows() {
+        return Ok(project_of(parts, folder));
+    }
+    let agent = parts.profile.name();
+    Err(Error::usage(format!("put the session where {agent} looks for it in {}: it is not known to go on elsewhere", folder.display()))
+        .hint("without --cwd it goes on in the folder where it began"))
 }
 
 /// The answer where nothing was found.
@@ -139,11 +159,19 @@ fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
 
 /// Lets the index learn of a claim, if it answers soon.
 pub async fn tell_index(parts: &Parts, reports: &[Report]) {
-    for report in reports.iter().filter(|report| report.claim.is_some()) {
-        let Ok(name) = report.session.parse() else { continue };
-        let id = parts.logs.id(name);
-        let told = tokio::time::timeout(INDEX_PATIENCE, catch_up(&parts.logs, &*parts.index, &*parts.profile, &id)).await;
-        match told {
+    for report in reports {
+        let (Some(claim), Ok(name)) = (&report.claim, report.session.parse()) else { continue };
+        let record = Record {
+            log: parts.logs.id(name),
+            branch: None,
+            header: claim.header.clone(),
+            stored: claim.bytes.len() as u64,
+            digest: claim.digest,
+            told: Told::default(),
+        };
+        match tokio::time::timeout(INDEX_PATIENCE, parts.index.record(&record)).await {
+            // What came before, if it does not know that either, it learns from whoever streams next, or by a reindex: the agent
+            // that is to be launched does not wait until all that was ever said has been read again.
             Ok(Ok(_)) => {}
             Ok(Err(error)) => return tracing::warn!(%error, "the index was not told; it catches up by itself"),
             Err(_) => return tracing::warn!("the index does not answer; it catches up by itself"),

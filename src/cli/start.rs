@@ -190,22 +190,28 @@ async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &V
     done?.iter().map(|report| report.session.parse()).collect()
 }
 
+/// There is no such session.
+fn nothing(parts: &Parts, first: &First) -> Result<Vec<Report>> {
+    if first.asks() && first.must_exist {
+        return Err(select::nothing(parts, first.session.as_deref(), first.request.as_deref()));
+    }
+    if first.asks() {
+        tracing::info!(session = first.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
+    }
+    Ok(Vec::new())
+}
+
 async fn restore_first(parts: &Parts, first: &First, owner: Option<Owner>) -> Result<Vec<Report>> {
     let latest = Latest { latest: first.latest, project: first.project.as_deref(), request: first.request.as_deref() };
-    let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else {
-        if first.asks() && first.must_exist {
-            return Err(select::nothing(parts, first.session.as_deref(), first.request.as_deref()));
-        }
-        if first.asks() {
-            tracing::info!(session = first.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
-        }
-        return Ok(Vec::new());
-    };
+    let project = first.cwd.as_deref().map(|cwd| select::next_project(parts, cwd)).transpose()?;
     let point = select::point(first.at.as_deref())?;
-    let project = first.cwd.as_deref().map(|cwd| select::project_of(parts, cwd));
+    let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else { return nothing(parts, first) };
     let (force, repair) = (first.force, first.repair);
     let options = Options { project, force, repair, dry_run: false, claim: true, owner, ..Options::default() };
-    let reports = restore::session(parts, &id, &point, &options).await?;
+    let reports = match restore::session(parts, &id, &point, &options).await {
+        Err(error) if select::is_missing(parts, first.session.as_deref(), &error).await? => return nothing(parts, first),
+        done => done?,
+    };
     for report in &reports {
         tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
         for repaired in &report.repaired {

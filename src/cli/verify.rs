@@ -1,6 +1,6 @@
 //! `verify`: can everything be restored?
 
-use crate::cli::{exit, print};
+use crate::cli::{exit, print, progress};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::restore::{find, verify};
@@ -39,7 +39,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let disk = Disk::new(&scratch);
     let mut verdicts = Vec::new();
     let mut failed = None;
+    let _shown = progress::show(settings, &parts, "verifying");
+    parts.logs.progress.logs(ids.len());
     for id in &ids {
+        parts.logs.progress.next_log();
         match verify::verify(&parts.logs, id, &disk, args.deep).await {
             Ok(verdict) => {
                 if !args.json {

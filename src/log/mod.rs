@@ -14,6 +14,7 @@ pub mod pen;
 pub mod pieces;
 pub mod pins;
 pub mod probe;
+mod recent;
 pub mod schedule;
 pub mod state;
 pub mod walk;
@@ -27,11 +28,12 @@ use crate::codec::snapshot;
 use crate::error::{Doing, Error, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId, keys};
 use crate::store::{self, Store};
-use crate::sys::{Chance, Clock};
+use crate::sys::{Chance, Clock, Progress};
 
 use pieces::{Piece, PieceKind, Prefer};
 
 pub use fence::{Fence, Fencing};
+pub use recent::Recent;
 
 /// The logs of one agent in one namespace.
 #[derive(Clone)]
@@ -48,6 +50,10 @@ pub struct Logs {
     pub clock: Arc<dyn Clock>,
     /// Names writers.
     pub chance: Arc<dyn Chance>,
+    /// What was written here last.
+    pub recent: Arc<Recent>,
+    /// How far long work has come.
+    pub progress: Arc<Progress>,
 }
 
 /// A numbered object of a listing.
@@ -110,6 +116,19 @@ impl Logs {
         if whole { Ok(pieces) } else { self.pieces(id).await }
     }
 
+    /// The same in one round trip where the log is not long: what has few entries, or had its history collected, is listed
+    /// from its beginning at once.
+    pub async fn few_pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
+        let folder = keys::entries_folder(id);
+        let entries = async { self.store.list(&folder, None).await.doing_with(|| format!("list {id}")) };
+        let (mut pieces, entries) = futures_util::future::try_join(self.composites(id), entries).await?;
+        if entries.next.is_some() {
+            return self.newest_pieces(id).await;
+        }
+        pieces.extend(entries.objects.iter().filter_map(|object| piece(object, PieceKind::Entry)));
+        Ok(pieces)
+    }
+
     async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Piece>> {
         let from = (after > 0).then(|| keys::entry(id, after));
         let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from).await.doing_with(|| format!("list {id}"))?;
@@ -140,19 +159,31 @@ impl Logs {
     pub async fn read_piece(&self, id: &LogId, piece: &Piece, branch: Option<&WriterId>) -> Result<Option<Entry>> {
         let key = branch.map_or_else(|| piece.key(id), |writer| keys::branch_entry(id, writer, piece.to));
         let Some(stored) = self.store.get(&key).await? else { return Ok(None) };
-        let entry = if piece.kind == PieceKind::Snapshot { snapshot::decode(&key, &stored)? } else { entry::decode(&key, &stored)? };
-        let header = &entry.header;
-        let from = header.covers.as_ref().map_or(header.seq, |covers| covers.from);
-        if (&header.session, from, header.seq) != (&id.name, piece.from, piece.to) {
-            return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", header.seq, header.session)));
+        decode(id, piece, &key, &stored).map(Some)
+    }
+
+    /// The same for who only merges: what was written here of late needs not be asked for.
+    pub async fn read_to_merge(&self, id: &LogId, piece: &Piece) -> Result<Option<Entry>> {
+        match self.recent.get(id, piece.to).filter(|_| piece.kind == PieceKind::Entry) {
+            Some(written) => decode(id, piece, &piece.key(id), &written).map(Some),
+            None => self.read_piece(id, piece, None).await,
         }
-        Ok(Some(entry))
     }
 
     /// Reads one entry of a branch; none if it does not exist.
     pub async fn read_branch(&self, id: &LogId, writer: &WriterId, seq: Seq) -> Result<Option<Entry>> {
         self.read_piece(id, &Piece::entry(seq), Some(writer)).await
     }
+}
+
+fn decode(id: &LogId, piece: &Piece, key: &str, stored: &[u8]) -> Result<Entry> {
+    let entry = if piece.kind == PieceKind::Snapshot { snapshot::decode(key, stored)? } else { entry::decode(key, stored)? };
+    let header = &entry.header;
+    let from = header.covers.as_ref().map_or(header.seq, |covers| covers.from);
+    if (&header.session, from, header.seq) != (&id.name, piece.from, piece.to) {
+        return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", header.seq, header.session)));
+    }
+    Ok(entry)
 }
 
 fn piece(object: &store::Object, kind: PieceKind) -> Option<Piece> {

@@ -118,6 +118,10 @@ impl Logs {
         let done = done.doing_with(|| format!("write entry {seq} of {id}"))?;
         if let Appended::Done = done {
             pen.follow(seq, encoded.digest, self.clock.now());
+            self.progress.did(encoded.bytes.len() as u64);
+            if pen.ground != Ground::Branch {
+                self.recent.keep(id, seq, &encoded.bytes);
+            }
         }
         Ok(done)
     }

@@ -8,8 +8,8 @@
 
 use crate::model::Seq;
 
-/// Pieces at a time. One more entry comes while a merge is made, and one more reader's bound than that is 32.
-pub const SLOTS: u64 = 30;
+/// Pieces at a time. With the entries that come while a merge is made, and what a session begins with, a reader's bound is 32.
+pub const SLOTS: u64 = 28;
 
 /// How many entries `slots` pieces hold, if each is written at most `writes` times: C(slots + writes, writes).
 fn fit(slots: u64, writes: u64) -> u64 {
@@ -66,9 +66,9 @@ mod tests {
             assert_eq!(is_due(n), now.last().is_some_and(|(from, to)| from < to));
             let most = *writes.iter().max().unwrap();
             assert!(
-                most <= if n < 496 {
+                most <= if n < 435 {
                     2
-                } else if n < 5456 {
+                } else if n < 4495 {
                     3
                 } else {
                     4

@@ -3,10 +3,9 @@
 //!
 //! Owns what is read instead when a piece is damaged. Does not own what is made of the entries (a `Sink`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, StreamExt};
 use tracing::Instrument;
 
 use super::Logs;
@@ -19,8 +18,11 @@ use crate::error::{Doing, Error, Kind, Result};
 use crate::model::{At, Digest, Fork, Header, LogId, Seq, WriterId};
 use crate::sys::TRACED;
 
-/// So many objects are on their way or being inflated at a time; with their size it bounds the memory of a reader.
-const AT_ONCE: usize = 8;
+/// So many objects are on their way or being inflated at a time: all that a restore reads of a log that is merged.
+const AT_ONCE: usize = 32;
+
+/// So many stored bytes of them: with what they inflate to it bounds the memory of a reader.
+const AT_ONCE_BYTES: u64 = 6 << 20;
 
 /// So often a log is listed again because something of it was collected in between.
 const MOST_RELISTED: u32 = 5;
@@ -284,7 +286,7 @@ impl Logs {
     }
 
     async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Piece>> {
-        let listed = async { if all { self.pieces(id).await } else { self.newest_pieces(id).await } };
+        let listed = async { if all { self.pieces(id).await } else { self.few_pieces(id).await } };
         listed.instrument(tracing::info_span!(target: TRACED, "plan")).await
     }
 
@@ -372,15 +374,22 @@ impl<S: Sink + Send> Walk<'_, S> {
     ) -> std::result::Result<Option<Piece>, Stop> {
         let by_number: BTreeMap<Seq, Piece> = picked.iter().map(|piece| (piece.to, *piece)).collect();
         let (logs, id) = (self.logs.clone(), self.id.clone());
-        let mut reads = stream::iter(picked.to_vec())
-            .map(|piece| {
+        let mut waiting = picked.iter().copied().peekable();
+        self.logs.progress.expect(picked.iter().map(|piece| piece.size).sum());
+        let (mut reads, mut bytes) = (VecDeque::new(), 0);
+        loop {
+            while let Some(piece) =
+                waiting.next_if(|piece| reads.is_empty() || reads.len() < self.reading.parallel && bytes + piece.size <= AT_ONCE_BYTES)
+            {
                 let (logs, id, branch) = (logs.clone(), id.clone(), branch.cloned());
+                bytes += piece.size;
                 // A task of its own, so that inflating uses every core.
-                let read = tokio::spawn(async move { logs.read_piece(&id, &piece, branch.as_ref()).await });
-                async move { (piece, read.await) }
-            })
-            .buffered(self.reading.parallel);
-        while let Some((piece, read)) = reads.next().await {
+                reads.push_back((piece, tokio::spawn(async move { logs.read_piece(&id, &piece, branch.as_ref()).await })));
+            }
+            let Some((piece, read)) = reads.pop_front() else { break };
+            let read = read.await;
+            bytes -= piece.size;
+            self.logs.progress.did(piece.size);
             let mut read = read.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))?;
             self.objects += 1;
             if let Some(doubt) = doubts.bad.get(&piece.to).filter(|_| piece.kind == PieceKind::Entry && branch.is_none()) {

@@ -149,7 +149,13 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
         context.folder.remove(&left).map_err(|cause| Error::io(format!("remove {left}"), cause))?;
     }
     let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
-    let result = assemble_and_finish(context, id, options, &stage).await;
+    // What the claim will need to know of the store is asked meanwhile; if it does not answer, the claim asks again.
+    let asked = async {
+        if options.claim {
+            let _ = context.logs.fence.choose(&*context.logs.store, &context.logs.chance).await;
+        }
+    };
+    let (result, ()) = futures_util::future::join(assemble_and_finish(context, id, options, &stage), asked).await;
     // A restore that failed leaves nothing behind.
     if let Err(cause) = context.folder.remove(&stage) {
         tracing::warn!(%cause, %stage, "the temporary folder was not removed");

@@ -9,7 +9,7 @@ use super::{Context, Options, place};
 use crate::agent::Profile;
 use crate::error::{Error, Result};
 use crate::log::assemble::{Assembly, Staged};
-use crate::model::{At, FileAt, LogId, LogName, Move, RelPath, Seq};
+use crate::model::{At, FileAt, LogId, Move, RelPath, Seq};
 
 /// The moves that bring the files of a session where they shall be: into the project that was asked for, or into the one
 /// where the agent went on with it while nobody streamed.
@@ -41,11 +41,13 @@ pub fn transcript<'a>(context: &Context, assembly: &'a Assembly<'_>) -> Option<(
 
 /// The other projects in which a transcript of the session stands that should be `here`.
 pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(String, RelPath)>> {
-    let LogName::Session(session) = &id.name else { return Ok(Vec::new()) };
-    let Some(projects) = here.parent().and_then(|project| project.parent()) else { return Ok(Vec::new()) };
+    if id.name.is_project() {
+        return Ok(Vec::new());
+    }
+    let Some(projects) = here.parts().next().and_then(|top| top.parse().ok()) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for project in context.folder.list(Some(&projects)).map_err(|cause| Error::io(format!("list {projects}"), cause))? {
-        let Some(path) = context.profile.transcript(&project.name, session).filter(|path| path != here) else { continue };
+        let Some(path) = context.profile.relocated(here, &project.name).filter(|path| path != here) else { continue };
         if context.folder.stat(&path).map_err(|cause| Error::io(format!("look at {path}"), cause))?.is_some() {
             found.push((project.name, path));
         }

@@ -43,10 +43,14 @@ const CONNECT: Duration = Duration::from_secs(5);
 const SLOWEST: u64 = 32 * 1024;
 
 /// Enough for the requests that are in flight at once; more would only keep memory.
-const IDLE_CONNECTIONS: usize = 16;
+const IDLE_CONNECTIONS: usize = 32;
 
 /// Begins an `after` that carries the server's own mark of a page. No key holds this character.
 const MARK: char = '\0';
+
+fn said(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|value| !value.is_empty())
+}
 
 /// Keeps objects in a bucket.
 pub struct S3Store {
@@ -69,10 +73,14 @@ impl S3Store {
     /// Prepares a client; credentials and region come from the SDK's own chain where `settings` has none. Asks the server
     /// nothing yet.
     pub async fn connect(settings: S3Settings) -> Result<S3Store> {
-        let secure = http_client(TrustStore::default(), settings.ca_file.as_deref()).await?;
-        let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(secure.clone());
         // The SDK would follow this variable too, but tells nobody; the address must name the server that is meant.
-        let named = settings.endpoint.clone().or_else(|| std::env::var("AWS_ENDPOINT_URL_S3").ok().filter(|url| !url.is_empty()));
+        let named = settings.endpoint.clone().or_else(|| said("AWS_ENDPOINT_URL_S3"));
+        // Without TLS, and with keys at hand, the system's hundred-odd certificates need not be read, nor kept in memory.
+        let keys = settings.credentials.is_some() || said("AWS_ACCESS_KEY_ID").and(said("AWS_SECRET_ACCESS_KEY")).is_some();
+        let plain = named.as_deref().is_some_and(|url| url.starts_with("http://"));
+        let trust = if plain && keys { TrustStore::empty() } else { TrustStore::default() };
+        let mut loader =
+            aws_config::defaults(BehaviorVersion::latest()).http_client(http_client(trust, settings.ca_file.as_deref()).await?);
         if let Some(endpoint) = named {
             loader = loader.endpoint_url(endpoint);
             // A server of one's own has no use for the region of the machine, so the metadata service is not asked for it.
@@ -103,7 +111,6 @@ impl S3Store {
             .timeout_config(timeouts)
             .force_path_style(settings.path_style.unwrap_or(endpoint.is_some()));
         if endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
-            // Without TLS there is no need for the system's hundred-odd certificates in memory.
             config = config.http_client(http_client(TrustStore::empty(), None).await?);
         }
         let prefix = if settings.prefix.is_empty() { String::new() } else { format!("{}/", settings.prefix.trim_matches('/')) };

@@ -8,12 +8,14 @@ pub mod disk;
 pub mod folder;
 pub mod notify_ready;
 pub mod outbound;
+pub mod progress;
 
 pub use backoff::Backoff;
 pub use clock::{Chance, Clock, SystemChance, SystemClock};
 pub use counts::{Counts, During};
 pub use disk::Disk;
 pub use folder::{Folder, Item, ItemKind, Meta, OpenFile, Owner};
+pub use progress::Progress;
 
 /// Our folder below the agent's root: the volume that holds the files also holds the right to write them.
 pub const STATE_FOLDER: &str = ".sessiond";

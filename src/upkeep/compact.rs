@@ -11,16 +11,30 @@ use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::chain::Chain;
 use crate::log::merge::Merger;
-use crate::log::pieces::{Piece, PieceKind, Prefer, cover};
+use crate::log::pieces::{Piece, Prefer, cover};
 use crate::log::schedule;
 use crate::log::walk::Sink;
 use crate::model::{EntryKind, LogId, Seq, keys};
 
-/// The most raw bytes that become one piece: bounds the memory of whoever makes or reads it. 32 of them hold 1 GiB.
-pub const MOST_MERGED: u64 = 32 << 20;
+/// The most stored bytes that are made one piece: what is as large as that is read in parallel with others, and reading it
+/// again and again to save one object would cost more than it saves. About 4 MiB of transcript.
+const LARGE: u64 = 1 << 20;
+
+/// The most raw bytes that become one piece, however well they compress: bounds the memory of whoever makes or reads it.
+const MOST_MERGED: u64 = 16 << 20;
+
+/// What a session begins with stays by itself while it is so many times larger than what would be merged with it.
+const OUTWEIGHS: u64 = 4;
 
 /// Objects read at a time: a flush needs the store more.
 const AT_ONCE: usize = 2;
+
+/// Small objects read at a time where more wait to be merged than a restore is to read: reading one takes a store that is
+/// far away as long as the agent takes to cause three.
+const AT_ONCE_BEHIND: usize = 6;
+
+/// An object that is small: six of them in memory are nothing.
+const SMALL: u64 = 64 << 10;
 
 /// What was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,8 +51,7 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
     let (mut made, mut conflict) = (Made::default(), None);
     let pieces = logs.newest_pieces(id).await?;
     for (from, to) in schedule::runs(upto).into_iter().filter(|(from, to)| from < to) {
-        let wanted = Piece { from, to, ..Piece::entry(to) };
-        if !pieces.iter().any(|piece| piece.kind != PieceKind::Entry && piece.contains(&wanted)) {
+        for (from, to) in groups(&pieces, from, to) {
             match run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}")) {
                 Ok(more) => made.add(more),
                 // The first entry of a fork stays by itself; what is behind it can be merged.
@@ -53,6 +66,30 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
         }
     }
     conflict.map_or(Ok(made), Err)
+}
+
+/// Pure: of the pieces that a restore reads of a run, those that are made one: each group as large as one piece may be.
+fn groups(pieces: &[Piece], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
+    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+    let within = read.into_iter().filter(|piece| from <= piece.from && piece.to <= to);
+    let mut groups: Vec<Vec<Piece>> = Vec::new();
+    for piece in within {
+        let size = |group: &[Piece]| group.iter().map(|piece| piece.size).sum::<u64>();
+        match groups.last_mut() {
+            Some(group) if size(group) + piece.size <= LARGE => group.push(piece),
+            _ => groups.push(vec![piece]),
+        }
+    }
+    if from == 1 {
+        for group in &mut groups {
+            let rest: u64 = group.iter().skip(1).map(|piece| piece.size).sum();
+            if group[0].size > OUTWEIGHS * rest {
+                group.remove(0);
+            }
+        }
+    }
+    let several = groups.iter().filter(|group| group.len() > 1);
+    several.filter_map(|group| Some((group.first()?.from, group.last()?.to))).collect()
 }
 
 /// Makes one piece of the entries `from` to `to`, all of which must be acknowledged.
@@ -83,12 +120,15 @@ async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> R
     // Of what a restore reads: a piece that begins before the run and reaches into it stays as it is, for one that crosses it
     // could not be read behind it.
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+    let behind = read.len() as u64 > 2 * schedule::SLOTS;
     let picked: Vec<Piece> = read.into_iter().filter(|piece| from <= piece.from).collect();
     let within = picked.iter().filter(|piece| piece.to <= to).count();
     let Some(from) = picked.first().map(|first| first.from).filter(|_| within > 1) else { return Ok(Made::default()) };
+    let all_small = picked.iter().take(within).all(|piece| piece.size <= SMALL);
+    let at_once = if behind && all_small { AT_ONCE_BEHIND } else { AT_ONCE };
     let mut maker = Maker { logs, id, from, merger: Merger::default(), taken: 0, to: 0, made: Made::default() };
     let mut chain = Chain::anywhere(id.to_string());
-    let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_piece(id, &piece, None).await) }).buffered(AT_ONCE);
+    let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_to_merge(id, &piece).await) }).buffered(at_once);
     while let Some((piece, read)) = reads.next().await {
         let gone = || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
         let read = read.and_then(|entry| entry.ok_or_else(gone));

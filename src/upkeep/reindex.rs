@@ -185,8 +185,10 @@ pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut 
             rebuilt.forgotten += 1;
         }
     }
+    logs.progress.logs(names.len());
     for name in names {
         let id = logs.id(name);
+        logs.progress.next_log();
         index.forget(&id).await?;
         let mut done = follow(logs, index, profile, &id, 0).await;
         if done.is_ok()

@@ -41,6 +41,8 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
         agent: "a".parse().unwrap(),
         clock: watch.clone(),
         chance: Arc::new(SystemChance),
+        recent: Arc::default(),
+        progress: Arc::default(),
     };
     assert!(matches!(logs.fence.choose(&*store, &logs.chance).await, Ok(Fence::Store)));
     let id = logs.id("s".parse().unwrap());

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sessiond::capture::ship::Shipment;
 use sessiond::log::pieces::{Piece, PieceKind, Prefer, cover};
+use sessiond::restore;
+use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
 
 use crate::support::transcripts::Transcript;
@@ -64,4 +68,32 @@ async fn five_thousand_flushes_are_read_from_32_objects_uploaded_four_times_at_m
     assert!(uploaded <= 4.0, "{uploaded:.3} times the data was uploaded");
     assert!(left as f64 <= 1.15 * ideal as f64, "{:.3} times the data is left", left as f64 / ideal as f64);
     assert_eq!(world.stored_file("s1", path).await.unwrap(), whole);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_is_three_round_trips_deep() {
+    let world = World::in_memory();
+    let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
+    let mut transcript = Transcript::new(2);
+    let mut shipment = Shipment::new(id.clone());
+    shipment.hints.insert(path.parse().unwrap());
+    for _ in 0..300 {
+        world.append(path, transcript.flush(2048));
+        shipment.flush(&world.context(), false).await.unwrap();
+        let head = shipment.ledger.as_ref().unwrap().pen.seq;
+        if sessiond::log::schedule::is_due(head) {
+            compact(&logs, &id, head).await.unwrap();
+        }
+    }
+    let elsewhere = Arc::new(Disk::new(world.folder("elsewhere")));
+    let context = restore::Context { folder: elsewhere, profile: world.profile.clone(), logs: world.logs() };
+    // Nothing but requests takes time here: what goes on at once takes as long as one.
+    world.store.be_far(Duration::from_secs(1));
+    let began = tokio::time::Instant::now();
+    let report = restore::restore(&context, &id, &restore::Options { claim: true, ..Default::default() }).await.unwrap();
+    assert!(report.objects > 8, "so few objects prove nothing: {}", report.objects);
+    // List, read, claim.
+    assert_eq!(began.elapsed().as_secs(), 3);
+    let missing = restore::restore(&context, &world.id("nobody"), &restore::Options::default()).await;
+    assert!(missing.is_err() && began.elapsed().as_secs() == 4, "what is not there takes one more: {:?}", began.elapsed());
 }

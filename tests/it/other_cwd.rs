@@ -134,3 +134,34 @@ fn a_session_that_the_agent_moved_while_nobody_streamed_stays_where_it_is() {
     backend.run(&other.0, &["restore", "s1"]).ok();
     assert_eq!(other.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
 }
+
+#[test]
+fn other_agents_find_it_there_too_or_it_is_refused() {
+    const ID: &str = "ab8e5c29-79c7-46e5-a392-565ddbd51310";
+    let backend = Backend::file();
+    let begun = Here::new();
+    let line = format!("{{\"sessionId\":\"{ID}\"}}\n");
+    let gemini = |project: &str| begun.0.home().join(format!(".gemini/tmp/{project}/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"));
+    append(&gemini("app"), &line);
+    append(&begun.0.home().join(format!(".gemini/tmp/app/tool-outputs/session-{ID}/1.txt")), "large");
+    backend.run(&begun.0, &["run", "--agent", "gemini", "--", "true"]).ok();
+    // In the same home: nothing of it stays in the old project.
+    backend.run(&begun.0, &["restore", ID, "--agent", "gemini", "--cwd", "/work/My Other"]).ok();
+    assert!(!gemini("app").exists());
+    assert_eq!(std::fs::read_to_string(gemini("my-other")).unwrap(), line);
+    let output = begun.0.home().join(format!(".gemini/tmp/my-other/tool-outputs/session-{ID}/1.txt"));
+    assert_eq!(std::fs::read_to_string(output).unwrap(), "large");
+
+    // Codex looks in all its folders.
+    let rollout = format!("sessions/2026/11/16/rollout-2026-11-16T13-47-53-{ID}.jsonl");
+    append(&begun.0.home().join(".codex").join(&rollout), "{}\n");
+    backend.run(&begun.0, &["run", "--agent", "codex", "--", "true"]).ok();
+    let other = Here::new();
+    backend.run(&other.0, &["restore", ID, "--agent", "codex", "--cwd", "/else"]).ok();
+    assert_eq!(files_in(&other.0.home().join(".codex")).into_keys().collect::<Vec<_>>(), [rollout]);
+
+    // Where it is not known what would help, nothing is done as if it did.
+    for agent in ["opencode", "generic"] {
+        backend.run(&other.0, &["restore", ID, "--agent", agent, "--root", "here", "--cwd", "/else"]).fails(2, agent, "without --cwd");
+    }
+}

@@ -4,6 +4,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::backend::{Backend, Running, append, eventually, transcript};
+use crate::support::proxy::{Mode, TcpProxy};
+use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, sessiond, skip};
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"version\":\"2.1\",\"message\":{\"content\":\"hi\"}}\n";
@@ -532,4 +534,35 @@ fn help_version_completions_and_manual_are_there() {
         assert!(long.contains("Example"), "{verb} --help has no example");
         assert!(short.contains("SESSIOND_STORE"), "{verb} -h does not name the variables");
     }
+}
+
+#[test]
+fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let proxy = TcpProxy::start(s3.addr());
+    let backend = Backend::on(&format!("http://{}", proxy.addr()), &s3.fresh_bucket(), &postgres.fresh_database());
+    let home = TempHome::new();
+    append(&transcript(&home, "s1"), &"{}\n".repeat(1000));
+    backend.run(&home, &["run", "--", "true"]).ok();
+    // Slow enough to be worth a line.
+    proxy.set(Mode::Delay(Duration::from_millis(400)));
+    // `script` runs a command on a terminal of its own.
+    let on_a_terminal = |quiet: &str| {
+        let command = backend.command(&home, &[]);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut script = Command::new("script");
+        script
+            .env_clear()
+            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
+            .current_dir(home.path())
+            .stdin(Stdio::null());
+        script.args(["-qec", &format!("{program} verify s1 {quiet}"), "/dev/null"]);
+        String::from_utf8_lossy(&script.output().expect("script is a part of every Debian").stdout).into_owned()
+    };
+    let shown = on_a_terminal("");
+    assert!(shown.contains("verifying") && shown.contains("1 logs, 0 damaged"), "{shown}");
+    let quiet = on_a_terminal("--quiet");
+    assert!(!quiet.contains("verifying") && quiet.contains("1 logs, 0 damaged"), "{quiet}");
+    let elsewhere = backend.run(&home, &["verify", "s1"]).ok();
+    assert!(!elsewhere.err().contains("verifying"), "{}", elsewhere.err());
 }

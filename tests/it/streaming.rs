@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sessiond::capture::feed::News;
 use sessiond::capture::ship::Shipment;
+use sessiond::capture::watch::Hints;
 use sessiond::capture::{Handle, slot::LogStatus};
 use sessiond::codec::entry::MOST_RAW;
 use sessiond::model::RelPath;
@@ -81,6 +82,21 @@ async fn folder_trees_that_grow_faster_than_their_watch_are_stored_whole() {
     let stored = world.stored("s").await.unwrap();
     assert_eq!(stored, world::files_below(&world.root()));
     assert_eq!(stored.len(), 501);
+}
+
+#[tokio::test]
+async fn what_is_made_in_a_new_folder_before_its_watch_is_found_soon() {
+    let world = World::new();
+    let hints = Arc::new(Hints::default());
+    std::fs::create_dir_all(world.root()).unwrap();
+    let _handle = world.stream_told(hints.clone());
+    std::fs::create_dir_all(world.root().join("projects/-w")).unwrap();
+    hints.path(world.root().join("projects"));
+    // The folder was looked into, and no event tells of the file.
+    sleep(Duration::from_millis(300)).await;
+    let text = lines("s1", 0, 3);
+    world.write(&transcript("s1"), &text);
+    world.wait_for("s1", &transcript("s1"), text.as_bytes(), BY_EVENT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,7 +58,16 @@ impl Cloud {
     }
 
     pub fn logs_of(&self, store: Arc<dyn Store>, fence: Arc<Fencing>, clock: Arc<HostClock>, chance: Arc<dyn Chance>) -> Logs {
-        Logs { store, fence, namespace: "sim".parse().expect("plain"), agent: self.profile.name().clone(), clock, chance }
+        Logs {
+            store,
+            fence,
+            namespace: "sim".parse().expect("plain"),
+            agent: self.profile.name().clone(),
+            clock,
+            chance,
+            recent: Arc::default(),
+            progress: Arc::default(),
+        }
     }
 
     pub fn id(&self) -> LogId {

@@ -146,12 +146,7 @@ fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
     let end_of_first = model.last("first PLAN");
     container.resume(&session, &prompt("second", &[vec![say("second turn done")]]));
     let end_of_second = model.last("second PLAN");
-    let mut fork = vec!["fork", &session, "--at", "turn:1", "--quiet"];
-    if client == Client::OpenCode {
-        // The form that it gives its ids; it finds no other.
-        fork.extend(["--id", "ses_e1b32feb7ffe8ForkedForkedF"]);
-    }
-    let fork = container.sessiond(&fork).ok().out().trim().to_owned();
+    let fork = container.sessiond(&["fork", &session, "--at", "turn:1", "--quiet"]).ok().out().trim().to_owned();
     let lost = container.throw_away();
 
     container.resume(&fork, &prompt("in the fork", &[vec![say("the fork goes on")]]));

@@ -80,6 +80,8 @@ impl World {
             agent: self.profile.name().clone(),
             clock: Arc::new(SystemClock),
             chance: Arc::new(SystemChance),
+            recent: Arc::default(),
+            progress: Arc::default(),
         }
     }
 
@@ -117,6 +119,17 @@ impl World {
     pub fn stream_unwatched(&self) -> Handle {
         let watch: Box<dyn Watch> = Box::new(NoWatch);
         Streamer::start(self.context(), self.root(), Arc::new(Hints::default()), watch).unwrap()
+    }
+
+    /// Streams with the events that the test makes itself.
+    pub fn stream_told(&self, hints: Arc<Hints>) -> Handle {
+        struct Told;
+        impl Watch for Told {
+            fn refresh(&mut self) -> Option<String> {
+                None
+            }
+        }
+        Streamer::start(self.context(), self.root(), hints, Box::new(Told)).unwrap()
     }
 
     pub fn write(&self, path: &str, bytes: impl AsRef<[u8]>) {
@@ -243,6 +256,8 @@ pub struct FaultyStore {
     hold: watch::Sender<bool>,
     /// Writes arrive, and nobody hears of it.
     mute: AtomicBool,
+    /// What a round trip takes.
+    distance: Mutex<Duration>,
 }
 
 impl FaultyStore {
@@ -255,6 +270,7 @@ impl FaultyStore {
             refuse: Mutex::default(),
             hold: watch::Sender::new(false),
             mute: AtomicBool::new(false),
+            distance: Mutex::default(),
         }
     }
 
@@ -298,8 +314,17 @@ impl FaultyStore {
         self.hold.send_replace(false);
     }
 
+    /// Each request takes this long from now on.
+    pub fn be_far(&self, distance: Duration) {
+        *self.distance.lock().unwrap() = distance;
+    }
+
     async fn admit(&self, key: &str, writes: bool) -> Result<()> {
         self.requests.fetch_add(1, Ordering::SeqCst);
+        let distance = *self.distance.lock().unwrap();
+        if !distance.is_zero() {
+            tokio::time::sleep(distance).await;
+        }
         if writes {
             self.writes.fetch_add(1, Ordering::SeqCst);
             let _ = self.hold.subscribe().wait_for(|hold| !hold).await;

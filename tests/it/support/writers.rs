@@ -124,6 +124,8 @@ impl Place {
             agent: ClaudeCode::NAME.parse().unwrap(),
             clock: Arc::new(SystemClock),
             chance: Arc::new(SystemChance),
+            recent: Arc::default(),
+            progress: Arc::default(),
         }
     }
 
