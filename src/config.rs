@@ -74,7 +74,7 @@ pub struct Settings {
     #[arg(long, global = true, env = "SESSIOND_IDENTITY", value_name = "FILE", value_delimiter = ',')]
     pub identity: Vec<PathBuf>,
 
-    /// Trust this certificate authority too (a PEM file) when speaking to S3
+    /// Trust this certificate authority too (a PEM file) when speaking to S3, a heartbeat's server or a collector
     #[arg(long, global = true, env = "SESSIOND_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 
@@ -94,6 +94,11 @@ pub struct Settings {
     /// What to log: error, warn, info, debug, or a filter such as sessiond=debug [default: info]
     #[arg(long, global = true, env = "SESSIOND_LOG", value_name = "LEVEL")]
     pub log: Option<String>,
+
+    /// Tell this OpenTelemetry collector what flushes and restores took (OTLP over HTTP, to URL/v1/traces), or off
+    /// [default: OTEL_EXPORTER_OTLP_ENDPOINT, if that is set]
+    #[arg(long, global = true, env = "SESSIOND_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    pub otlp_endpoint: Option<String>,
 
     /// Only say what was asked for and what is wrong: no progress, no log below warn
     #[arg(long, short, global = true, env = "SESSIOND_QUIET")]
@@ -148,6 +153,18 @@ pub struct Stream {
     /// Say of every session that is written to how long to keep it after its last change: a length of time, or never
     #[arg(long, env = "SESSIOND_TTL", value_name = "TIME")]
     pub ttl: Option<String>,
+
+    /// Answer /healthz, /readyz and /metrics here, or off [default: 127.0.0.1:9464, if nobody else has it]
+    #[arg(long, env = "SESSIOND_HTTP", value_name = "ADDR")]
+    pub http: Option<String>,
+
+    /// Call this URL in an interval, only while everything is durable; use the variable if it holds a secret
+    #[arg(long, env = "SESSIOND_HEARTBEAT_URL", value_name = "URL", hide_env_values = true)]
+    pub heartbeat_url: Option<String>,
+
+    /// From one such call to the next [default: 60s]
+    #[arg(long, env = "SESSIOND_HEARTBEAT_INTERVAL", value_name = "TIME")]
+    pub heartbeat_interval: Option<String>,
 }
 
 impl Stream {
@@ -262,7 +279,8 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
         ca_file,
         request_timeout,
         log_format,
-        log
+        log,
+        otlp_endpoint
     );
     if settings.encrypt_to.is_empty() {
         settings.encrypt_to = file.settings.encrypt_to;
@@ -275,7 +293,19 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
     settings.profile = file.profile;
     settings.prices = file.prices;
     if let Some(stream) = stream {
-        fill!(stream, file.stream, flush_interval, flush_deadline, parallel, ready_file, request_id, ttl);
+        fill!(
+            stream,
+            file.stream,
+            flush_interval,
+            flush_deadline,
+            parallel,
+            ready_file,
+            request_id,
+            ttl,
+            http,
+            heartbeat_url,
+            heartbeat_interval
+        );
         if stream.label.is_empty() {
             stream.label = file.stream.label;
         }

@@ -26,6 +26,25 @@ pub enum Kind {
     Internal,
 }
 
+impl Kind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Kind; 7] =
+        [Kind::Usage, Kind::NotFound, Kind::Fenced, Kind::Unavailable, Kind::Corrupt, Kind::Conflict, Kind::Internal];
+
+    /// As metrics have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Usage => "usage",
+            Kind::NotFound => "not_found",
+            Kind::Fenced => "fenced",
+            Kind::Unavailable => "unavailable",
+            Kind::Corrupt => "corrupt",
+            Kind::Conflict => "conflict",
+            Kind::Internal => "internal",
+        }
+    }
+}
+
 /// An error with a verb phrase that says what was being done and, where there is one, a hint with a command.
 #[derive(Debug)]
 pub struct Error {

@@ -9,8 +9,8 @@ use crate::error::{Doing, Error, Kind, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::model::{EntryKind, FileAt, FileKind, LogId, RelPath};
-use crate::sys::Folder;
 use crate::sys::clock::new_writer;
+use crate::sys::{During, Folder};
 
 /// Makes a ledger for a log that has none: behind the head if the local files equal or extend it, on a branch if not.
 /// Nothing is claimed yet.
@@ -20,6 +20,7 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
     let state = match context.logs.read_state(id).await {
         Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
             tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
+            context.feed.counts().failed(During::Flush, error.kind());
             let pen = Pen { ground: Ground::Branch, ..Pen::unclaimed(writer, 0, None, now) };
             return Ok(Ledger::new(context.logs.store.address(), id.clone(), pen));
         }
@@ -40,6 +41,7 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         // What was removed is in nobody's way: this is another conversation under the same id.
         None if state.removed.is_some() => ledger.pen.digest = None,
         None => {
+            context.feed.counts().failed(During::Flush, Kind::Conflict);
             tracing::warn!(%id, head = state.seq, writer = %ledger.pen.writer, "the local files do not go on from the log; they go to a branch");
             ledger.pen = Pen { ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen };
         }

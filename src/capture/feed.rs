@@ -1,18 +1,23 @@
 //! What others are to learn of what was written: the index, in a bounded queue that forgets records and never logs; and
 //! who merges entries, the logs that have enough of them; and who says something of each session that is written to, which
-//! those are.
+//! those are; and who counts.
 //!
 //! A database that is down for days must not cost memory or hold up a flush: when the queue is full, only the names of
 //! the logs are kept, and the index reads what it missed from the bucket.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::Notify;
 
+use super::ship::Shipped;
+use crate::error::Result;
 use crate::index::{Failure, Record};
 use crate::log::schedule;
-use crate::model::{LogName, Seq};
+use crate::model::{LogName, Seq, WriterId};
+use crate::sys::{Counts, During};
 
 /// Records that wait for the index; a second or two of a busy fleet.
 const MOST_RECORDS: usize = 256;
@@ -70,6 +75,8 @@ struct Grown {
     unsaid: BTreeSet<LogName>,
     /// It is being said of one.
     saying: bool,
+    /// The branches that were written to, by this process.
+    branches: BTreeSet<(LogName, WriterId)>,
 }
 
 /// What others are to learn.
@@ -80,18 +87,39 @@ pub struct Feed {
     grown: Mutex<Grown>,
     ripe: Notify,
     to_say: Notify,
+    counts: Arc<Counts>,
 }
 
 impl Feed {
+    /// One that counts here what happens.
+    pub fn counting(counts: Arc<Counts>) -> Feed {
+        Feed { counts, ..Feed::default() }
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An entry was written.
     pub fn entry(&self, record: Record) {
-        if record.branch.is_none() {
-            self.grew(&record.log.name, record.header.seq);
-        }
+        let branched = match &record.branch {
+            None => {
+                self.grew(&record.log.name, record.header.seq);
+                false
+            }
+            Some(writer) => self.grown().branches.insert((record.log.name.clone(), writer.clone())),
+        };
+        self.counts.note(|tally| {
+            tally.entries += 1;
+            tally.raw += record.header.body_len();
+            tally.stored += record.stored;
+            tally.branches += u64::from(branched);
+        });
         let mut waiting = self.lock();
         let known_stale = waiting.stale.contains(&record.log.name);
         if !known_stale {
@@ -103,6 +131,20 @@ impl Feed {
         }
         drop(waiting);
         self.arrived.notify_one();
+    }
+
+    /// A flush has ended.
+    pub(super) fn flushed(&self, result: &Result<Shipped>, took: Duration, now: Timestamp) {
+        match result {
+            Ok(shipped) if shipped.entries > 0 => self.counts.note(|tally| {
+                tally.flushes += 1;
+                tally.flush_times.add(took);
+                tally.flushed_at = Some(now);
+            }),
+            // A look that found nothing is no flush.
+            Ok(_) => {}
+            Err(error) => self.counts.failed(During::Flush, error.kind()),
+        }
     }
 
     fn grew(&self, name: &LogName, seq: Seq) {
@@ -211,6 +253,12 @@ impl Feed {
     pub fn len(&self) -> usize {
         let waiting = self.lock();
         waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.in_hand)
+    }
+
+    /// What the index is behind by: entries, and logs of which it missed more than that.
+    pub fn behind(&self) -> usize {
+        let waiting = self.lock();
+        waiting.records.len() + waiting.stale.len() + usize::from(waiting.in_hand)
     }
 
     /// Whether the index knows all there is.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::slot::LogStatus;
+use super::slot::{LogStatus, Overview};
 use crate::error::{Error, Kind, Result};
 use crate::model::{LogName, RelPath, SessionId};
 
@@ -28,6 +28,7 @@ pub(super) enum Command {
     Hold(LogName, oneshot::Sender<()>),
     Release(LogName),
     Status(oneshot::Sender<Vec<LogStatus>>),
+    Overview(oneshot::Sender<Overview>),
     Finish(Instant, oneshot::Sender<FinishReport>),
 }
 
@@ -66,6 +67,11 @@ impl Handle {
     /// How every log stands.
     pub async fn status(&self) -> Result<Vec<LogStatus>> {
         self.ask(Command::Status).await
+    }
+
+    /// How all of them stand together. Who is answered knows that the streamer is not stuck.
+    pub async fn overview(&self) -> Result<Overview> {
+        self.ask(Command::Overview).await
     }
 
     /// The agent is gone: makes everything durable, unfinished lines too, and stops; gives up at `deadline`.

@@ -22,6 +22,7 @@ use crate::sys::Folder;
 
 pub use feed::Feed;
 pub use handle::Handle;
+pub use slot::Overview;
 pub use streamer::Streamer;
 
 /// Everything the way out needs.

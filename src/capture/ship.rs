@@ -5,6 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tracing::Instrument;
+use tracing::field::{Empty, display};
+
 use super::Context;
 use super::adopt::adopt;
 use super::look::{Cut, Look};
@@ -16,6 +19,7 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Appended, Ground, Pen, fenced};
 use crate::model::{EntryKind, FileKind, Header, LogId, RelPath, Told};
 use crate::sys::clock::new_writer;
+use crate::sys::{During, TRACED};
 
 /// A log that loses a race this often in one flush is left for the next.
 const MOST_RACES: u32 = 20;
@@ -74,6 +78,16 @@ impl Shipment {
 
     /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
     pub async fn flush(&mut self, context: &Context, last: bool) -> Result<Shipped> {
+        let span = tracing::info_span!(target: TRACED, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
+        let result = self.turns(context, last).instrument(span.clone()).await;
+        match &result {
+            Ok(shipped) => span.record("entries", shipped.entries).record("bytes", shipped.bytes),
+            Err(error) => span.record("error", display(error)),
+        };
+        result
+    }
+
+    async fn turns(&mut self, context: &Context, last: bool) -> Result<Shipped> {
         let mut shipped = Shipped::default();
         let mut races = 0;
         loop {
@@ -274,6 +288,7 @@ impl Shipment {
             self.begin_branch(context, ledger);
         } else {
             let error = fenced(&self.id, by);
+            context.feed.counts().failed(During::Flush, error.kind());
             tracing::warn!(id = %self.id, writer = %ledger.pen.writer, "{error}; going on with a branch");
             if ledger.pen.has_slept(now) {
                 // The entry that we wrote last may be collected, and a branch from there would hang in the air.

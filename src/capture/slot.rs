@@ -106,11 +106,59 @@ impl Slot {
 
     pub(super) fn report(&self, folder: &dyn Folder) -> LogStatus {
         let mut status = self.status.clone();
-        if let Some(since) = self.dirty {
-            let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
-            status.lag_bytes = on_disk.saturating_sub(status.durable_bytes + status.unfinished_bytes).max(1);
-            status.lag_seconds = since.elapsed().as_secs_f64();
+        if let Some((bytes, seconds)) = self.lag(folder) {
+            (status.lag_bytes, status.lag_seconds) = (bytes, seconds);
         }
         status
+    }
+
+    /// Bytes that are not durable, and for how many seconds; none if all is.
+    fn lag(&self, folder: &dyn Folder) -> Option<(u64, f64)> {
+        let since = self.dirty?;
+        let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
+        let bytes = on_disk.saturating_sub(self.status.durable_bytes + self.status.unfinished_bytes).max(1);
+        Some((bytes, since.elapsed().as_secs_f64()))
+    }
+}
+
+/// How all logs stand together.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Overview {
+    /// Logs that are known.
+    pub logs: usize,
+    /// Those with something that is not durable.
+    pub unflushed: usize,
+    /// Those that were lost to another writer.
+    pub fenced: usize,
+    /// Files that are kept.
+    pub files: usize,
+    /// The most bytes that one log lags behind by.
+    pub lag_max_bytes: u64,
+    /// What all lag behind by.
+    pub lag_sum_bytes: u64,
+    /// For how long the oldest of it.
+    pub lag_max_seconds: f64,
+    /// For how long each, together.
+    pub lag_sum_seconds: f64,
+    /// Events of the file system cannot be relied on.
+    pub scanning: bool,
+}
+
+impl Overview {
+    pub(super) fn of<'a>(slots: impl Iterator<Item = &'a Slot>, folder: &dyn Folder, scanning: bool) -> Overview {
+        let mut all = Overview { scanning, ..Overview::default() };
+        for slot in slots {
+            all.logs += 1;
+            all.files += slot.paths.len();
+            all.fenced += usize::from(slot.status.is_branch());
+            if let Some((bytes, seconds)) = slot.lag(folder) {
+                all.unflushed += 1;
+                all.lag_max_bytes = all.lag_max_bytes.max(bytes);
+                all.lag_sum_bytes += bytes;
+                all.lag_max_seconds = all.lag_max_seconds.max(seconds);
+                all.lag_sum_seconds += seconds;
+            }
+        }
+        all
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Context;
 use super::handle::{Command, FinishReport, FlushReport, Handle};
 use super::ship::{Shipment, Shipped};
-use super::slot::{LogStatus, Slot};
+use super::slot::{LogStatus, Overview, Slot};
 use super::survey::{Asked, Survey, fingerprint, survey, survey_again, whose};
 use super::watch::{Hints, Watch};
 use crate::error::{Error, Kind, Result};
@@ -275,6 +275,8 @@ impl Streamer {
 
     fn done(&mut self, name: &LogName, shipment: Box<Shipment>, result: Result<Shipped>) {
         let began = self.slot(name).started;
+        let now = Instant::now();
+        self.context.feed.flushed(&result, began.map_or(Duration::ZERO, |began| now - began), self.context.logs.clock.now());
         let ending = self.ending.as_ref().map(|ending| (ending.began, ending.deadline));
         let slot = self.slot(name);
         slot.flying = false;
@@ -282,7 +284,6 @@ impl Streamer {
             slot.note_ledger(ledger);
         }
         slot.shipment = Some(*shipment);
-        let now = Instant::now();
         match result {
             Ok(shipped) => {
                 slot.backoff.reset();
@@ -352,6 +353,9 @@ impl Streamer {
         match command {
             Command::Status(reply) => {
                 let _ = reply.send(self.statuses(|_| true));
+            }
+            Command::Overview(reply) => {
+                let _ = reply.send(Overview::of(self.slots.values(), &*self.context.folder, self.scanning.is_some()));
             }
             Command::Flush(session, reply) => {
                 let wanted = |name: &LogName| session.is_none() || name.session() == session.as_ref();

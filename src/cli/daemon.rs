@@ -1,4 +1,4 @@
-//! `daemon`: the same streaming as a sidecar.
+//! `daemon`: the same as a sidecar: restore if that is asked for, stream, final flush.
 
 use std::time::Duration;
 
@@ -7,31 +7,30 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::time::Instant;
 
-use crate::cli::{exit, select};
-use crate::config::{self, Settings, Stream};
-use crate::daemon::lock;
-use crate::daemon::service::{Options, Service};
+use crate::cli::start::{self, First};
+use crate::cli::{exit, print};
+use crate::config::{Settings, Stream};
+use crate::daemon::service::Service;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::sys::{Disk, Owner};
-use crate::wire::{PARALLEL, Parts};
 
-/// Fits a platform that gives ten seconds.
-pub const FLUSH_DEADLINE: Duration = Duration::from_secs(8);
-/// A second of work is what a crash may cost.
-pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a process is looked for that is not our child.
 const LOOK_FOR_PID: Duration = Duration::from_millis(200);
 
 /// Stream the agent's folder until told to stop, then flush
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond\n\nSIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
+    after_help = "Example:\n  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond\n\nAs a sidecar that restores first; /readyz answers 200 when the agent may start:\n  sessiond daemon --restore \"$ID\" --http 0.0.0.0:9464\n\nSIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
 )]
 pub struct Args {
     /// Flush and stop when this process is gone; after SIGTERM, wait for it first
     #[arg(long, env = "SESSIOND_WAIT_PID", value_name = "PID")]
     pub wait_pid: Option<i32>,
+
+    /// What to restore first.
+    #[command(flatten)]
+    pub first: First,
 
     /// How to stream.
     #[command(flatten)]
@@ -40,20 +39,31 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), FLUSH_DEADLINE)?;
-    args.stream.wishes()?;
+    let deadline = start::deadline(&args.stream)?;
+    args.first.check()?;
     let pid = match args.wait_pid {
         Some(number) => {
             Some(Pid::from_raw(number).filter(|_| number > 0).ok_or_else(|| Error::usage(format!("--wait-pid {number}: no such number")))?)
         }
         None => None,
     };
-    let parts = Parts::make(settings, args.stream.parallel).await?;
+    let options = start::options(settings, &args.stream).await?;
+    let vitals = start::vitals(&args.stream, false).await?;
     let mut signals = Signals::to_stop()?;
-    let disk = parts.folder()?;
-    let owner = select::owner(None, &disk)?;
-    let _lock = lock::take(disk.root(), owner)?;
-    let service = Service::start(&parts, options(&args.stream)?, Vec::new()).await?;
+    let prepared = tokio::select! {
+        prepared = start::prepare(settings, &args.first, &args.stream, options, &vitals) => prepared,
+        stop = signals.stop() => {
+            tracing::info!(signal = stop.number, "stopped before streaming began");
+            return Ok(exit::OK);
+        }
+    };
+    let streaming = match prepared {
+        Ok(streaming) => streaming,
+        Err((error, code)) => {
+            print::error(&error);
+            return Ok(code);
+        }
+    };
     let mut asked = false;
     let mut until = None;
     tokio::select! {
@@ -74,8 +84,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
     }
     let until = until.unwrap_or_else(|| Instant::now() + deadline);
-    let flushed = final_flush(service, until, &mut signals, asked).await?;
-    hand_over(&disk, owner);
+    let flushed = final_flush(streaming.service, until, &mut signals, asked).await?;
+    hand_over(&streaming.disk, streaming.owner);
     Ok(if flushed { exit::OK } else { exit::GAVE_UP })
 }
 
@@ -86,13 +96,6 @@ pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
     {
         tracing::warn!(%cause, "sessiond's own folder was not handed over");
     }
-}
-
-/// How to stream, by the settings.
-pub fn options(stream: &Stream) -> Result<Options> {
-    let flush_interval = config::duration("--flush-interval", stream.flush_interval.as_deref(), FLUSH_INTERVAL)?;
-    let parallel = stream.parallel.unwrap_or(PARALLEL).clamp(1, 1024);
-    Ok(Options { flush_interval, parallel, ready_file: stream.ready_file.clone(), wishes: stream.wishes()? })
 }
 
 /// The final flush; false if something is not durable. A second request to stop gives up.

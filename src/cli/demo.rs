@@ -78,7 +78,7 @@ impl Stage {
         command.env_clear().env("HOME", self.home(home)).env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("SESSIOND_STORE", format!("file://{}", self.folder.join("bucket").display()));
         command.env("SESSIOND_INDEX", format!("sqlite://{}", self.folder.join("index.db").display()));
-        command.env("SESSIOND_LOG", "warn").current_dir(&self.folder).args(arguments).stdin(Stdio::null());
+        command.env("SESSIOND_HTTP", "off").env("SESSIOND_LOG", "warn").current_dir(&self.folder).args(arguments).stdin(Stdio::null());
         command
     }
 

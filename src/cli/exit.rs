@@ -19,7 +19,7 @@ pub const UNAVAILABLE: u8 = 5;
 pub const CORRUPT: u8 = 6;
 /// Local files disagree.
 pub const CONFLICT: u8 = 7;
-/// `run`: the restore failed, and the command was not launched.
+/// `run`, `daemon`: the restore failed, and nothing was begun.
 pub const NOT_RESTORED: u8 = 8;
 /// Stopped with bytes that are not durable.
 pub const GAVE_UP: u8 = 9;

@@ -33,6 +33,7 @@ pub mod search;
 pub mod select;
 pub mod serve_store;
 pub mod show;
+pub mod start;
 pub mod stats;
 pub mod status;
 pub mod tail;
@@ -41,11 +42,15 @@ pub mod when;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::config::{self, LogFormat, Settings, Stream};
+use crate::daemon::traces::{self, Exporter, Telling, Traces};
 use crate::error::{Error, Kind, Result};
 use crate::upkeep::status::Move;
 
@@ -128,17 +133,36 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<u8> {
     let Cli { mut settings, mut command } = cli;
     config::fill_from_file(&mut settings, command.stream(), crate::wire::default_config_file())?;
-    start_logging(&settings, matches!(command, Command::Run(_)))?;
+    let asked = traces::Asked {
+        endpoint: settings.otlp_endpoint.clone().filter(|url| !url.trim().is_empty()),
+        environment: traces::Environment::read(|name| std::env::var(name).ok()),
+    };
+    let traces = (command.is_traced() && asked.wanted()).then(Traces::new);
+    start_logging(&settings, matches!(command, Command::Run(_)), traces.as_ref())?;
     // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
-    let code = runtime.block_on(dispatch(settings, command));
+    let code = runtime.block_on(async {
+        let exporter = match &traces {
+            Some(traces) => Exporter::of(&asked, traces, settings.ca_file.as_deref()).await?,
+            None => None,
+        };
+        let telling = Telling::start(exporter);
+        let code = dispatch(settings, command).await;
+        telling.finish().await;
+        code
+    });
     // A request that hangs must not keep us from leaving.
     runtime.shutdown_background();
     code
 }
 
 impl Command {
+    /// Whether it flushes or restores.
+    fn is_traced(&self) -> bool {
+        matches!(self, Command::Run(_) | Command::Daemon(_) | Command::ServeStore(_) | Command::Restore(_) | Command::Pull(_))
+    }
+
     fn stream(&mut self) -> Option<&mut Stream> {
         match self {
             Command::Run(args) => Some(&mut args.stream),
@@ -190,7 +214,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
     }
 }
 
-fn start_logging(settings: &Settings, beside_an_agent: bool) -> Result<()> {
+fn start_logging(settings: &Settings, beside_an_agent: bool, traces: Option<&Arc<Traces>>) -> Result<()> {
     // An agent that draws on the terminal shares it with us: only trouble is told there.
     let quiet = beside_an_agent && std::io::stderr().is_terminal();
     let level = settings.log.as_deref().unwrap_or(if quiet || settings.quiet { "warn" } else { "info" });
@@ -200,10 +224,12 @@ fn start_logging(settings: &Settings, beside_an_agent: bool) -> Result<()> {
         Error::usage(format!("read --log {level:?}")).because(cause).hint("use error, warn, info, debug, or sessiond=debug")
     })?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    match settings.log_format.unwrap_or_default() {
-        LogFormat::Text => builder.with_ansi(colour).init(),
-        LogFormat::Json => builder.json().flatten_event(true).with_ansi(false).init(),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let lines = match settings.log_format.unwrap_or_default() {
+        LogFormat::Text => lines.with_ansi(colour).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
+    };
+    let layers: Vec<_> = traces.map(Traces::layer).into_iter().chain([lines]).collect();
+    tracing_subscriber::registry().with(layers).init();
     Ok(())
 }

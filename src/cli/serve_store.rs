@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::agent::claude_code::ClaudeCode;
-use crate::cli::{daemon, exit, print, select};
-use crate::config::{self, Settings, Stream};
+use crate::cli::{daemon, exit, print, select, start};
+use crate::config::{Settings, Stream};
+use crate::daemon::listen::Listen;
 use crate::daemon::lock::{self, state_folder};
 use crate::daemon::service::Service;
-use crate::daemon::session_store::{Listen, SessionStore, http};
+use crate::daemon::session_store::{SessionStore, http};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::wire::{self, Parts};
@@ -31,12 +32,14 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let deadline = config::duration("--flush-deadline", args.stream.flush_deadline.as_deref(), daemon::FLUSH_DEADLINE)?;
+    let deadline = start::deadline(&args.stream)?;
     if settings.agent.as_deref().is_some_and(|agent| agent != ClaudeCode::NAME) {
         return Err(Error::usage(format!("serve-store keeps sessions of {} alone", ClaudeCode::NAME)).hint("leave --agent out"));
     }
     let root = wire::store_folder(settings)?;
     let listen = args.listen.as_deref().map(str::parse::<Listen>).transpose()?;
+    let options = start::options(settings, &args.stream).await?;
+    let vitals = start::vitals(&args.stream, false).await?;
     let parts = Parts::make(settings, args.stream.parallel).await?.rooted_at(root);
     let mut signals = Signals::to_stop()?;
     let disk = parts.folder()?;
@@ -44,7 +47,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let _lock = lock::take(disk.root(), owner)?;
     let listen = listen.unwrap_or_else(|| Listen::Unix(state_folder(disk.root()).join("session-store")));
     let (listener, bound) = listen.bind().await?;
-    let service = Service::start(&parts, daemon::options(&args.stream)?, Vec::new()).await?;
+    let service = Service::start(&parts, options, Vec::new(), &vitals).await?;
     let store = Arc::new(SessionStore::new(&parts, &service)?);
     print::line(format_args!("listening on {bound}"))?;
     let mut until = Instant::now();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::cli::daemon::FLUSH_INTERVAL;
+use crate::cli::start::FLUSH_INTERVAL;
 use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::signals::Signals;

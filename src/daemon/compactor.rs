@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::capture::Feed;
 use crate::error::Kind;
 use crate::log::Logs;
-use crate::sys::Backoff;
+use crate::sys::{Backoff, During};
 use crate::upkeep::compact::compact;
 
 /// Merges for ever; drop it to stop. A merge that is not made costs readers time and nothing else.
@@ -14,10 +14,18 @@ pub async fn run(feed: Arc<Feed>, logs: Logs) {
     loop {
         let (name, seq) = feed.ripe().await;
         let id = logs.id(name.clone());
-        match compact(&logs, &id, seq).await {
+        let done = compact(&logs, &id, seq).await;
+        if let Err(error) = &done {
+            feed.counts().failed(During::Merge, error.kind());
+        }
+        match done {
             Ok(made) => {
                 backoff.reset();
                 if made.pieces > 0 {
+                    feed.counts().note(|tally| {
+                        tally.merges += u64::from(made.pieces);
+                        tally.merged += made.bytes;
+                    });
                     tracing::debug!(%id, seq, pieces = made.pieces, bytes = made.bytes, "merged");
                 }
             }

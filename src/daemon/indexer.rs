@@ -13,7 +13,7 @@ use crate::log::Logs;
 use crate::log::ledger::Ledger;
 use crate::log::pen::Ground;
 use crate::model::LogName;
-use crate::sys::{Backoff, Folder};
+use crate::sys::{Backoff, During, Folder};
 use crate::upkeep::reindex::catch_up;
 
 /// What the follower of the index needs.
@@ -42,6 +42,8 @@ impl Indexer {
                 Ok(()) => {
                     backoff.reset();
                     self.answers.store(true, Ordering::Relaxed);
+                    let now = self.logs.clock.now();
+                    self.feed.counts().note(|tally| tally.indexed_at = Some(now));
                 }
                 Err(error) => {
                     let wait = backoff.wait_after_failure();
@@ -49,6 +51,7 @@ impl Indexer {
                         tracing::warn!(%error, "the index does not follow; streaming goes on");
                     }
                     self.answers.store(false, Ordering::Relaxed);
+                    self.feed.counts().failed(During::Index, error.kind());
                     if !error.is_retryable() {
                         tracing::error!(%error, attempt = backoff.failed(), "the index refuses what it is given");
                     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::capture::Feed;
 use crate::log::Logs;
 use crate::model::Wishes;
-use crate::sys::Backoff;
+use crate::sys::{Backoff, During};
 
 /// The longest pause between two tries: what is said here is small, and an agent may be gone soon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -20,7 +20,11 @@ pub async fn run(feed: Arc<Feed>, logs: Logs, wishes: Wishes) {
     loop {
         let name = feed.unsaid().await;
         let id = logs.id(name.clone());
-        match logs.say(&id, |before| Ok(before.then(&wishes))).await {
+        let done = logs.say(&id, |before| Ok(before.then(&wishes))).await;
+        if let Err(error) = &done {
+            feed.counts().failed(During::Label, error.kind());
+        }
+        match done {
             Ok(said) => {
                 backoff.reset();
                 tracing::debug!(%id, number = said.number, "said");

@@ -12,9 +12,11 @@ use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{DiskWatch, Hints};
 use crate::capture::{self, Feed, Handle, Streamer};
 use crate::daemon::compactor;
+use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::sayer;
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
+use crate::daemon::vitals::{Running, Vitals};
 use crate::error::{Error, Result};
 use crate::mirror::{Depth, Mirror};
 use crate::model::{LogName, SessionId, Wishes};
@@ -43,6 +45,8 @@ pub struct Options {
     pub ready_file: Option<PathBuf>,
     /// Said of each session that is written to.
     pub wishes: Wishes,
+    /// Who is told while everything is durable.
+    pub heartbeat: Option<Heartbeat>,
 }
 
 /// A running service.
@@ -53,11 +57,12 @@ pub struct Service {
     ready_file: Option<PathBuf>,
     root: PathBuf,
     mirror: Option<Arc<Mirror>>,
+    vitals: Arc<Vitals>,
 }
 
 impl Service {
     /// Starts streaming. The caller holds the lock of the root.
-    pub async fn start(parts: &Parts, options: Options, stale: Vec<LogName>) -> Result<Service> {
+    pub async fn start(parts: &Parts, options: Options, stale: Vec<LogName>, vitals: &Arc<Vitals>) -> Result<Service> {
         let root = parts.root()?.to_owned();
         // What the store can do is found out now if it answers, and at the first write if not.
         match tokio::time::timeout(STORE_PATIENCE, parts.logs.fence.choose(&*parts.store, &parts.logs.chance)).await {
@@ -66,7 +71,7 @@ impl Service {
             Ok(Err(error)) => tracing::warn!(%error, "the store does not answer; streaming starts all the same"),
             Err(_) => tracing::warn!(waited = ?STORE_PATIENCE, "the store does not answer; streaming starts all the same"),
         }
-        let feed = Arc::new(Feed::default());
+        let feed = Arc::new(Feed::counting(vitals.counts.clone()));
         stale.into_iter().for_each(|name| feed.stale(name));
         let says = options.wishes != Wishes::default();
         if says {
@@ -104,15 +109,18 @@ impl Service {
         }
         tasks.extend(parts.mirror.clone().map(|mirror| tokio::spawn(follow(mirror))));
         tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
+        let running = Running { handle: handle.clone(), feed: feed.clone(), index_answers: answers.clone(), mirror: parts.mirror.clone() };
         let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
             std::fs::write(path, format!("{}\n", std::process::id()))
                 .map_err(|cause| Error::io(format!("write {}", path.display()), cause))?;
         }
+        vitals.streaming(running);
+        tasks.extend(options.heartbeat.map(|heartbeat| tokio::spawn(heartbeat.run(vitals.clone()))));
         crate::sys::notify_ready::tell("READY=1");
         tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
-        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root, mirror: parts.mirror.clone() })
+        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root, mirror: parts.mirror.clone(), vitals: vitals.clone() })
     }
 
     /// Speaks to what streams.
@@ -128,6 +136,7 @@ impl Service {
     /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
         crate::sys::notify_ready::tell("STOPPING=1");
+        self.vitals.stopping();
         if let Some(mirror) = &self.mirror {
             match tokio::time::timeout_at(deadline, mirror.pull(Depth::Now)).await {
                 Ok(Ok(())) => {}

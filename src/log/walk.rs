@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use futures_util::future::BoxFuture;
+use tracing::Instrument;
 
 use super::Logs;
 use super::chain::Chain;
@@ -15,6 +16,7 @@ use super::state::State;
 use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::model::{At, Digest, Fork, Header, LogId, Seq, WriterId};
+use crate::sys::TRACED;
 
 /// So many objects are on their way or being inflated at a time: all that a restore reads of a log that is merged.
 const AT_ONCE: usize = 32;
@@ -241,7 +243,7 @@ impl Logs {
             let (sink, seq) = (fresh(), reading.after);
             let mut walk =
                 Walk { logs: self, id, reading, fresh: &mut *fresh, sink, seq, digest: None, objects: 0, composites: Vec::new() };
-            let mut walked = walk.all(&listed, &doubts.now).await;
+            let mut walked = walk.all(&listed, &doubts.now).instrument(tracing::info_span!(target: TRACED, "fetch")).await;
             if walked.is_ok() && reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) {
                 walked = Err(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)).into());
             }
@@ -284,7 +286,8 @@ impl Logs {
     }
 
     async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Piece>> {
-        if all { self.pieces(id).await } else { self.few_pieces(id).await }
+        let listed = async { if all { self.pieces(id).await } else { self.few_pieces(id).await } };
+        listed.instrument(tracing::info_span!(target: TRACED, "plan")).await
     }
 
     /// What a log amounts to at its end, removed or not.

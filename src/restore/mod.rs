@@ -18,10 +18,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use tracing::Instrument;
+use tracing::field::{Empty, display};
 
 use crate::agent::Profile;
 use crate::codec::entry::Encoded;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Kind, Result};
 use crate::log::Logs;
 use crate::log::assemble::Assembly;
 use crate::log::ledger::{FileCursor, Ledger};
@@ -30,7 +32,7 @@ use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
 use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, Move, RelPath, Seq, Turns, WriterId};
 use crate::sys::clock::new_writer;
-use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER};
+use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER, TRACED};
 
 use place::{Action, FilePlan};
 use repair::Repaired;
@@ -111,6 +113,23 @@ pub struct Report {
 
 /// Brings a log's files back.
 pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
+    let span = tracing::info_span!(
+        target: TRACED, "restore", session.id = %id.name, entry = Empty, objects = Empty, files = Empty, bytes = Empty, error = Empty
+    );
+    let result = until_nobody_writes(context, id, options).instrument(span.clone()).await;
+    match &result {
+        Ok(report) => {
+            span.record("entry", report.seq).record("objects", report.objects);
+            span.record("files", report.written()).record("bytes", report.bytes)
+        }
+        // A project has files of its own, or has none.
+        Err(error) if error.kind() == Kind::NotFound => &span,
+        Err(error) => span.record("error", display(error)),
+    };
+    result
+}
+
+async fn until_nobody_writes(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
     for _ in 0..MOST_RACES {
         if let Some(report) = attempt(context, id, options).await.doing_with(|| format!("restore {id}"))? {
             return Ok(report);
@@ -254,7 +273,8 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
         return Ok(None);
     }
     let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
-    let newest = pieces::head(&context.logs.newest_pieces(id).await?);
+    let newest = context.logs.newest_pieces(id).instrument(tracing::info_span!(target: TRACED, "plan")).await?;
+    let newest = pieces::head(&newest);
     let known = || ledger.files.keys().map(|path| (path, 0));
     let stays = options.project.as_ref().is_none_or(|project| relocate::into(&*context.profile, project, known()).is_empty());
     let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays;
@@ -327,7 +347,7 @@ async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, repo
     ledger.save(&*context.folder, true)?;
     // A project's log is anybody's: nothing to take over.
     if !id.name.is_project() {
-        report.claim = claim(context, id, &mut pen, head.end).await?;
+        report.claim = claim(context, id, &mut pen, head.end).instrument(tracing::info_span!(target: TRACED, "claim")).await?;
         if report.claim.is_none() {
             return Ok(false);
         }
@@ -365,7 +385,8 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
         repair::foresee(context, assembly, &mut report, options)?;
         return Ok(Some(report));
     }
-    let mut cursors = place::place_all(context, assembly, &mut report, ledger.as_ref(), options)?;
+    let mut cursors = tracing::info_span!(target: TRACED, "place")
+        .in_scope(|| place::place_all(context, assembly, &mut report, ledger.as_ref(), options))?;
     if read.seq < head.seq {
         // The log's end holds something else of these files than what they go on from.
         cursors.values_mut().for_each(FileCursor::distrust);

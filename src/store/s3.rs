@@ -23,17 +23,15 @@ use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::operation::put_object::builders::PutObjectFluentBuilder;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::ServerSideEncryption;
-use aws_smithy_http_client::tls::{self, TlsContext, TrustStore, rustls_provider::CryptoMode};
+use aws_smithy_http_client::tls::{self, TrustStore, rustls_provider::CryptoMode};
 use bytes::Bytes;
 use jiff::Timestamp;
-use rustls::RootCertStore;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 use self::failure::{answer, classify};
 pub use self::settings::{Checksums, Credentials, S3Settings, Sse};
 use super::{Created, Object, Page, Store};
 use crate::error::{Error, Result};
+use crate::sys::outbound::tls_context;
 
 /// The contract's bound on a page, and S3's own.
 const PAGE: i32 = 1000;
@@ -265,29 +263,10 @@ fn is_missing((status, code): (u16, &str)) -> bool {
     status == 404 && code != "NoSuchBucket"
 }
 
-async fn http_client(mut trust: TrustStore, ca_file: Option<&Path>) -> Result<aws_sdk_s3::config::SharedHttpClient> {
-    let wrong = |path: &Path, what: &str| {
-        Error::usage(format!("read CA file {}: {what}", path.display())).hint("ca=… names a PEM file with BEGIN CERTIFICATE blocks")
-    };
-    if let Some(path) = ca_file {
-        let pem = tokio::fs::read(path).await.map_err(|cause| wrong(path, "it cannot be read").because(cause))?;
-        // The connector panics on a bad certificate, so each one is tried here in the same way first.
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(&pem) {
-            let certificate = certificate.map_err(|cause| wrong(path, "it is not PEM").because(cause))?;
-            roots.add(certificate).map_err(|cause| wrong(path, "a certificate in it is broken").because(cause))?;
-        }
-        if roots.is_empty() {
-            return Err(wrong(path, "it holds no certificate"));
-        }
-        trust = trust.with_pem_certificate(pem);
-    }
-    let failed = |cause| Error::usage("prepare TLS").because(cause);
-    let context = TlsContext::builder().with_trust_store(trust).build().map_err(failed)?;
-    let provider = tls::Provider::rustls(CryptoMode::Ring);
+async fn http_client(trust: TrustStore, ca_file: Option<&Path>) -> Result<aws_sdk_s3::config::SharedHttpClient> {
     Ok(aws_smithy_http_client::Builder::new()
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
-        .tls_provider(provider)
-        .tls_context(context)
+        .tls_provider(tls::Provider::rustls(CryptoMode::Ring))
+        .tls_context(tls_context(trust, ca_file).await?)
         .build_https())
 }

@@ -26,6 +26,7 @@ mod fencing;
 mod format;
 mod found;
 mod hook;
+mod http;
 mod index_contract;
 mod index_faults;
 mod layers;

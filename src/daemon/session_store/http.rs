@@ -1,29 +1,23 @@
 //! The store over HTTP/1.1: one POST a call, JSON in, JSON or lines out. Owns limits, routes and status codes; decides nothing
 //! about sessions.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use http_body_util::{BodyExt, LengthLimitError, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
+use hyper::{Method, Request, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::listen::{Caller, Listener};
 use super::{Batch, Lines, Sent, SessionStore, project};
+use crate::daemon::http::{self, Answer, Answers, Limits};
+use crate::daemon::listen::Listener;
 use crate::error::{Error, Kind, Result};
 
 /// The largest append. The SDK sends a mebibyte or 500 entries, and an entry can hold a tool's whole output.
@@ -44,8 +38,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// So much of a transcript is sent at a time.
 const CHUNK: u64 = 64 << 10;
 
-type Answer = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
-
 struct Server {
     store: Arc<SessionStore>,
     room: Semaphore,
@@ -53,52 +45,9 @@ struct Server {
 
 /// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
 pub async fn serve(store: Arc<SessionStore>, listener: Listener, stop: impl Future<Output = Instant>) {
-    let server = Arc::new(Server { store, room: Semaphore::new(ALL_TOGETHER as usize) });
-    let seats = Arc::new(Semaphore::new(CONNECTIONS));
-    let graceful = GracefulShutdown::new();
-    tokio::pin!(stop);
-    let deadline = loop {
-        let next = async {
-            let seat = seats.clone().acquire_owned().await;
-            (seat, listener.accept().await)
-        };
-        tokio::select! {
-            deadline = &mut stop => break deadline,
-            (seat, caller) = next => match caller {
-                Ok(Caller::Unix(stream)) => connect(&server, &graceful, stream, seat),
-                Ok(Caller::Tcp(stream)) => connect(&server, &graceful, stream, seat),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    };
-    drop(listener);
-    if tokio::time::timeout_at(deadline, graceful.shutdown()).await.is_err() {
-        tracing::warn!("out of time: some callers were not answered");
-    }
-}
-
-fn connect<S, P>(server: &Arc<Server>, graceful: &GracefulShutdown, stream: S, seat: P)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    P: Send + 'static,
-{
-    let server = server.clone();
-    let service = service_fn(move |request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(server.answer(request).await) }
-    });
-    let connection =
-        http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(PATIENCE).serve_connection(TokioIo::new(stream), service);
-    let connection = graceful.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection broke off");
-        }
-        drop(seat);
-    });
+    let server = Server { store, room: Semaphore::new(ALL_TOGETHER as usize) };
+    let limits = Limits { connections: CONNECTIONS, patience: PATIENCE, one_call: None };
+    http::serve(Arc::new(server), listener, limits, stop).await;
 }
 
 #[derive(Deserialize)]
@@ -133,7 +82,8 @@ struct ProjectCall {
     project_key: String,
 }
 
-impl Server {
+#[async_trait::async_trait]
+impl Answers for Server {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         let path = request.uri().path().to_owned();
         let answer = match self.call(&path, request).await {
@@ -143,16 +93,18 @@ impl Server {
         tracing::debug!(path, status = answer.status().as_u16(), "answered");
         answer
     }
+}
 
+impl Server {
     async fn call(&self, path: &str, request: Request<Incoming>) -> Result<Answer> {
         if !from_here(request.headers()) {
             return Err(Error::usage("this is for programs on this machine, not for web pages"));
         }
         if (request.method(), path) == (&Method::GET, "/health") {
-            return Ok(said(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") })));
+            return Ok(http::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") })));
         }
         if !CALLS.contains(&path) {
-            return Ok(said(StatusCode::NOT_FOUND, &json!({ "error": format!("there is no call {path}"), "calls": CALLS })));
+            return Ok(http::json(StatusCode::NOT_FOUND, &json!({ "error": format!("there is no call {path}"), "calls": CALLS })));
         }
         if request.method() != Method::POST || request.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != "application/json") {
             return Err(Error::usage(format!("{path}: a POST of application/json is wanted")));
@@ -233,7 +185,7 @@ async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
         Some(appended) => Ok(found(&appended)),
         None => {
             let error = "the summary was made from another one than there is now; nothing is written: ask for it and send again";
-            Ok(said(StatusCode::PRECONDITION_FAILED, &json!({ "error": error })))
+            Ok(http::json(StatusCode::PRECONDITION_FAILED, &json!({ "error": error })))
         }
     }
 }
@@ -250,15 +202,15 @@ fn from_here(headers: &HeaderMap) -> bool {
 }
 
 fn found(body: &impl Serialize) -> Answer {
-    said(StatusCode::OK, body)
+    http::json(StatusCode::OK, body)
 }
 
 fn absent() -> Answer {
-    said(StatusCode::NOT_FOUND, &json!({ "absent": true }))
+    http::json(StatusCode::NOT_FOUND, &json!({ "absent": true }))
 }
 
 fn too_large() -> Answer {
-    said(
+    http::json(
         StatusCode::PAYLOAD_TOO_LARGE,
         &json!({ "error": format!("the body has more than {LARGEST} bytes"), "hint": "send fewer entries at a time" }),
     )
@@ -275,12 +227,7 @@ fn refused(error: &Error) -> Answer {
     if status.is_server_error() {
         tracing::warn!(%error, "a call failed");
     }
-    said(status, &json!({ "error": error.to_string(), "hint": error.hint_text() }))
-}
-
-fn said(status: StatusCode, body: &impl Serialize) -> Answer {
-    let body = serde_json::to_vec(body).unwrap_or_default();
-    answer(status, "application/json", UnsyncBoxBody::new(Full::new(Bytes::from(body)).map_err(|never| match never {})), None)
+    http::json(status, &json!({ "error": error.to_string(), "hint": error.hint_text() }))
 }
 
 /// A transcript, piece by piece: memory does not grow with it.
@@ -298,15 +245,5 @@ fn lines(lines: Lines) -> Answer {
         piece.truncate(got);
         Ok(Some((Frame::data(Bytes::from(piece)), (lines, at + got as u64))))
     });
-    answer(StatusCode::OK, "application/x-ndjson", BodyExt::boxed_unsync(StreamBody::new(pieces)), Some(len))
-}
-
-fn answer(status: StatusCode, kind: &'static str, body: UnsyncBoxBody<Bytes, std::io::Error>, len: Option<u64>) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    if let Some(len) = len {
-        answer.headers_mut().insert(CONTENT_LENGTH, len.into());
-    }
-    answer
+    http::answer(StatusCode::OK, "application/x-ndjson", BodyExt::boxed_unsync(StreamBody::new(pieces)), Some(len))
 }

@@ -6,7 +6,6 @@
 mod batch;
 pub mod http;
 mod key;
-mod listen;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +16,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::block_in_place;
+use tokio::time::Instant;
 
 use self::batch::{Append, Ids, Record, Summary, Written};
 pub use self::key::{Key, Sent, project};
-pub use self::listen::Listen;
 use crate::agent::Place;
 use crate::capture::{Feed, Handle};
 use crate::daemon::lock::state_folder;
@@ -32,7 +31,7 @@ use crate::log::pen::{Ground, fenced};
 use crate::log::pieces;
 use crate::model::{FileKind, LogId, RelPath, Seq, SessionId};
 use crate::restore;
-use crate::sys::{Disk, Folder, ItemKind, OpenFile};
+use crate::sys::{Disk, During, Folder, ItemKind, OpenFile};
 use crate::upkeep::{reindex, remove};
 use crate::wire::Parts;
 
@@ -347,15 +346,21 @@ impl SessionStore {
                 restore::Context { folder: self.disk.clone(), profile: self.parts.profile.clone(), logs: self.parts.logs.clone() };
             // What is here and differs is on a branch already, and is moved aside.
             let options = restore::Options { claim: true, force: true, ..restore::Options::default() };
+            let began = Instant::now();
             let restored = restore::restore(&context, &id, &options).await;
             self.handle.release(key.name()).await?;
             match restored {
                 Ok(report) => {
+                    let now = self.parts.logs.clock.now();
+                    self.feed.counts().note(|tally| tally.restored(report.bytes, began.elapsed(), now));
                     tracing::info!(session = report.session, entry = report.seq, files = report.written(), "taken over");
                     self.feed.stale(key.name());
                 }
                 Err(error) if error.kind() == Kind::NotFound => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.feed.counts().failed(During::Restore, error.kind());
+                    return Err(error);
+                }
             }
         }
         *session = Session { here: true, take: false, copy: None, ids: std::mem::take(&mut session.ids) };

@@ -62,6 +62,10 @@ pub fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
 fn bare_command(bin: &Path, dir: &Path) -> Command {
     let mut command = Command::new(bin);
     command.env_clear().env("HOME", dir).env("TMPDIR", dir).current_dir(dir);
+    if bin == sessiond() {
+        // Tests run side by side, and the default port is one.
+        command.env("SESSIOND_HTTP", "off");
+    }
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -376,16 +376,23 @@ impl Store for FaultyStore {
     }
 }
 
-/// A folder that counts the bytes read from the agent's files, and refuses to open one of them.
+/// A folder that counts the bytes read from the agent's files, refuses to open one of them, and hangs as it is told.
 pub struct CountingFolder {
     inner: Disk,
     read: Arc<AtomicU64>,
     closed: Mutex<Option<String>>,
+    /// Who lists waits while somebody else has it.
+    gate: Mutex<()>,
 }
 
 impl CountingFolder {
     pub fn new(root: PathBuf) -> Self {
-        CountingFolder { inner: Disk::new(root), read: Arc::default(), closed: Mutex::default() }
+        CountingFolder { inner: Disk::new(root), read: Arc::default(), closed: Mutex::default(), gate: Mutex::default() }
+    }
+
+    /// Listing hangs until this is dropped.
+    pub fn hang(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap()
     }
 
     pub fn bytes_read(&self) -> u64 {
@@ -417,6 +424,7 @@ impl OpenFile for CountingFile {
 
 impl Folder for CountingFolder {
     fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
+        let _gate = self.gate.lock().unwrap();
         self.inner.list(folder)
     }
 

@@ -1,4 +1,4 @@
-//! Where the store is asked: a socket of this user's, or a port that only this machine reaches.
+//! Where a server of ours is asked: a socket of this user's, or a port that only this machine reaches.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,0 +1,702 @@
+//! What operators see: probes, metrics, the heartbeat and traces, all of the program as it is run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sessiond::daemon::vitals::{Running, Vitals};
+use sessiond::sys::SystemClock;
+
+use crate::support::TempHome;
+use crate::support::backend::{self, Backend, append, eventually, transcript};
+use crate::support::proxy::{Mode, TcpProxy};
+use crate::support::servers::{postgres, s3};
+use crate::support::world::{CountingFolder, World};
+
+const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
+/// As it stands in addresses that must not be seen.
+const SECRET: &str = "hunter2-t0ken";
+
+/// A process with its HTTP on a free port.
+struct Watched {
+    process: backend::Running,
+    address: SocketAddr,
+    log: std::path::PathBuf,
+}
+
+impl Watched {
+    fn start(mut command: Command, home: &TempHome) -> Watched {
+        let log = home.path().join("watched.log");
+        let _ = std::fs::remove_file(&log);
+        command.env("SESSIOND_HTTP", "127.0.0.1:0").env("SESSIOND_FLUSH_INTERVAL", "50ms").env("NO_COLOR", "1");
+        command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
+        let process = backend::Running(command.spawn().unwrap());
+        let mut address = None;
+        eventually("it says where it answers", || {
+            let said = std::fs::read_to_string(&log).unwrap();
+            let line = said.lines().find(|line| line.contains("answering /healthz"));
+            address = line.and_then(|line| line.split_once("address=")?.1.trim().parse().ok());
+            address.is_some()
+        });
+        Watched { process, address: address.unwrap(), log }
+    }
+
+    fn daemon(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Watched {
+        Watched::start(backend.command(home, &[&["daemon"], arguments].concat()), home)
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        call(self.address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).unwrap_or_else(|| panic!("{path}: {}", self.said()))
+    }
+
+    /// The status of a probe, and what it says.
+    fn probe(&self, path: &str) -> (u16, Value) {
+        let (status, body) = self.get(path);
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    fn until_ready(&self) {
+        eventually("it is ready", || self.get("/readyz").0 == 200);
+    }
+
+    fn metrics(&self) -> Metrics {
+        let (status, text) = self.get("/metrics");
+        assert_eq!(status, 200, "{text}");
+        Metrics::read(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn stop(mut self) -> (Option<i32>, String) {
+        self.process.signal("TERM");
+        (self.process.code(), self.said())
+    }
+}
+
+/// Sends a request; none if it was not answered.
+fn call(address: SocketAddr, request: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    // A server that refuses before it has read everything resets the connection behind its answer.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+/// The samples of a page by name and labels; read as strictly as the format is written.
+struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    fn read(text: &str) -> Result<Metrics, String> {
+        if !text.ends_with('\n') {
+            return Err("the last line has no end".into());
+        }
+        let (mut families, mut samples) = (BTreeMap::new(), BTreeMap::new());
+        let (mut helped, mut current) = (BTreeSet::new(), String::new());
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let (name, help) = help.split_once(' ').ok_or(format!("no help: {line}"))?;
+                if help.is_empty() || !helped.insert(name.to_owned()) {
+                    return Err(format!("no help, or twice: {line}"));
+                }
+                current = name.to_owned();
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').ok_or(format!("no type: {line}"))?;
+                let known = ["counter", "gauge", "histogram"].contains(&kind);
+                let named = kind == "counter" && name.ends_with("_total") || kind != "counter" && !name.ends_with("_total");
+                if name != current || !known || !named || families.insert(name.to_owned(), kind.to_owned()).is_some() {
+                    return Err(format!("a type out of place: {line}"));
+                }
+            } else {
+                let (series, value) = line.rsplit_once(' ').ok_or(format!("no value: {line}"))?;
+                let value: f64 = value.parse().map_err(|_| format!("no number: {line}"))?;
+                let (name, labels) = match series.split_once('{') {
+                    Some((name, rest)) => (name, rest.strip_suffix('}').ok_or(format!("labels without an end: {line}"))?),
+                    None => (series, ""),
+                };
+                let plain = |word: &str| !word.is_empty() && word.bytes().all(|letter| letter.is_ascii_lowercase() || letter == b'_');
+                for label in labels.split(',').filter(|label| !label.is_empty()) {
+                    let (label, text) = label.split_once('=').ok_or(format!("no label: {line}"))?;
+                    let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).ok_or(format!("no quotes: {line}"))?;
+                    if !plain(label) || text.contains(['"', '\\']) || !["version", "le", "during", "kind", "result"].contains(&label) {
+                        return Err(format!("a label: {line}"));
+                    }
+                }
+                let kind = families.get(&current).ok_or(format!("no type before {line}"))?;
+                let suffix = name.strip_prefix(current.as_str()).ok_or(format!("out of place: {line}"))?;
+                let fits = if kind == "histogram" { ["_bucket", "_sum", "_count"].contains(&suffix) } else { suffix.is_empty() };
+                if !fits || !plain(name) || value < 0.0 || !value.is_finite() || samples.insert(series.to_owned(), value).is_some() {
+                    return Err(format!("a sample: {line}"));
+                }
+            }
+        }
+        let metrics = Metrics(samples);
+        for (name, _) in families.iter().filter(|(_, kind)| *kind == "histogram") {
+            let buckets: Vec<f64> = text
+                .lines()
+                .filter(|line| line.starts_with(&format!("{name}_bucket")))
+                .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+                .collect();
+            if !buckets.is_sorted() || buckets.last() != Some(&metrics.of(&format!("{name}_count"))) {
+                return Err(format!("{name}: the buckets do not add up"));
+            }
+        }
+        Ok(metrics)
+    }
+
+    #[track_caller]
+    fn of(&self, series: &str) -> f64 {
+        *self.0.get(series).unwrap_or_else(|| panic!("there is no {series}: {:?}", self.0.keys()))
+    }
+
+    fn errors(&self, during: &str, kind: &str) -> f64 {
+        self.of(&format!("sessiond_errors_total{{during=\"{during}\",kind=\"{kind}\"}}"))
+    }
+}
+
+/// The head and the body of a request.
+type Sent = (String, Vec<u8>);
+
+/// A server on a free port that keeps what it is sent, and answers with what it is told to.
+struct Heard {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<Sent>>>,
+    status: Arc<AtomicU16>,
+}
+
+impl Heard {
+    fn start() -> Heard {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (requests, status) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU16::new(200)));
+        let (kept, said) = (requests.clone(), status.clone());
+        // Ends with the process of the tests.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if let Some(request) = Heard::read(&stream) {
+                    kept.lock().unwrap().push(request);
+                    let status = said.load(Ordering::SeqCst);
+                    let _ = write!(&stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                }
+            }
+        });
+        Heard { address, requests, status }
+    }
+
+    fn read(stream: &TcpStream) -> Option<Sent> {
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut reader = BufReader::new(stream);
+        let (mut head, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+            if line == "\r\n" {
+                break;
+            }
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                length = value.trim().parse().ok()?;
+            }
+            head.push_str(&line);
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        Some((head, body))
+    }
+
+    fn count(&self) -> usize {
+        self.requests.lock().unwrap().len()
+    }
+
+    fn heads(&self) -> Vec<String> {
+        self.requests.lock().unwrap().iter().map(|(head, _)| head.clone()).collect()
+    }
+
+    /// All spans that were sent.
+    fn spans(&self) -> Vec<Value> {
+        let requests = self.requests.lock().unwrap();
+        let bodies = requests.iter().map(|(_, body)| serde_json::from_slice::<Value>(body).unwrap());
+        bodies.flat_map(|body| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone()).collect()
+    }
+}
+
+/// A line as the agent writes it.
+fn line(text: &str) -> String {
+    format!("{{\"type\":\"user\",\"cwd\":\"/work/app\",\"sessionId\":\"{SESSION}\",\"text\":\"{text}\"}}\n")
+}
+
+/// A session that is stored, and nobody holds.
+fn stored(backend: &Backend) -> String {
+    let home = TempHome::new();
+    let text: String = (0..50).map(|number| line(&format!("line {number}"))).collect();
+    append(&transcript(&home, SESSION), &text);
+    let mut daemon = backend.daemon(&home, &[]);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.signal("TERM");
+    assert_eq!(daemon.code(), Some(0));
+    text
+}
+
+/// A bucket behind a proxy.
+fn behind_proxy() -> Option<(Backend, TcpProxy)> {
+    let (s3, postgres) = (s3()?, postgres()?);
+    let proxy = TcpProxy::start(s3.addr());
+    let backend = Backend::on(&format!("http://{}", proxy.addr()), &s3.fresh_bucket(), &postgres.fresh_database());
+    Some((backend, proxy))
+}
+
+#[test]
+fn a_sidecar_is_ready_when_the_session_is_restored_and_healthy_all_along() {
+    let Some((backend, proxy)) = behind_proxy() else { return };
+    let text = stored(&backend);
+    let home = TempHome::new();
+    proxy.set(Mode::Hang);
+    let daemon = Watched::daemon(&backend, &home, &["--restore", SESSION, "--request-timeout", "20s"]);
+    eventually("it restores", || daemon.probe("/readyz").1["phase"] == "restoring");
+    for _ in 0..5 {
+        let (ready, said) = daemon.probe("/readyz");
+        assert_eq!((ready, &said["ready"], said["why"].is_string()), (503, &Value::Bool(false), true), "{said}");
+        assert_eq!(daemon.probe("/healthz").0, 200);
+        let metrics = daemon.metrics();
+        assert_eq!((metrics.of("sessiond_ready"), metrics.of("sessiond_healthy")), (0.0, 1.0));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(!transcript(&home, SESSION).exists());
+    proxy.set(Mode::Pass);
+    daemon.until_ready();
+    // The gate: who starts now finds its session.
+    assert_eq!(std::fs::read_to_string(transcript(&home, SESSION)).unwrap(), text);
+    assert_eq!(daemon.probe("/healthz"), (200, serde_json::json!({ "healthy": true, "ready": true, "phase": "streaming" })));
+    let metrics = daemon.metrics();
+    assert_eq!((metrics.of("sessiond_ready"), metrics.of("sessiond_restores_total")), (1.0, 1.0));
+    assert_eq!(metrics.of("sessiond_restored_bytes_total"), text.len() as f64);
+    assert!(metrics.of("sessiond_restore_last_duration_seconds") > 0.1);
+    assert!(metrics.of("sessiond_restore_last_success_timestamp_seconds") >= metrics.of("process_start_time_seconds"));
+    // It has the session: what is appended goes on in its log.
+    append(&transcript(&home, SESSION), &line("more"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let listed = backend.run(&home, &["status", "--json"]).ok().json();
+    assert_eq!(listed["sessions"][0]["ground"], "main", "{listed}");
+    // An outage does not make it unready, nor unhealthy.
+    proxy.set(Mode::Refuse);
+    append(&transcript(&home, SESSION), &line("during an outage"));
+    eventually("the flush fails", || daemon.metrics().errors("flush", "unavailable") >= 2.0);
+    assert_eq!((daemon.get("/healthz").0, daemon.get("/readyz").0), (200, 200));
+    proxy.set(Mode::Pass);
+    assert_eq!(daemon.stop().0, Some(0));
+}
+
+#[test]
+fn a_sidecar_that_cannot_restore_says_so_and_one_with_nothing_stored_starts_afresh() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let daemon = Watched::daemon(&backend, &home, &["--session", SESSION]);
+    daemon.until_ready();
+    assert_eq!(daemon.metrics().of("sessiond_restores_total"), 0.0);
+    assert_eq!(daemon.stop().0, Some(0));
+    backend.run(&home, &["daemon", "--session", SESSION, "--must-exist"]).fails(8, SESSION, "");
+    backend.run(&home, &["daemon", "--session", " "]).fails(2, "--session is empty", "leave it out");
+}
+
+/// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
+    let world = World::new();
+    let folder = Arc::new(CountingFolder::new(world.root()));
+    let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
+    let vitals = Vitals::new(Arc::new(SystemClock));
+    let before = vitals.look().await.verdict;
+    assert_eq!((before.healthy, before.ready, before.phase), (true, false, "starting"));
+    let (feed, index_answers) = (world.feed.clone(), Arc::new(AtomicBool::new(true)));
+    vitals.streaming(Running { handle: handle.clone(), feed, index_answers, mirror: None });
+    assert!(vitals.look().await.verdict.ready);
+    let (asking, hangs) = (handle.clone(), folder.clone());
+    let (stuck, mend) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+    let holder = std::thread::spawn(move || {
+        let _held = hangs.hang();
+        stuck.0.send(()).unwrap();
+        mend.1.recv().unwrap();
+    });
+    stuck.1.recv().unwrap();
+    let asked = tokio::spawn(async move { asking.flush(None).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let look = vitals.look().await;
+    assert_eq!((look.verdict.healthy, look.verdict.ready, look.overview), (false, false, None));
+    assert!(look.verdict.why.unwrap().contains("not answered"));
+    mend.0.send(()).unwrap();
+    holder.join().unwrap();
+    asked.await.unwrap().unwrap();
+    assert!(vitals.look().await.verdict.healthy);
+    handle.finish(tokio::time::Instant::now() + Duration::from_secs(5)).await.unwrap();
+    let look = vitals.look().await;
+    assert_eq!((look.verdict.healthy, look.verdict.ready), (false, false));
+    assert!(look.verdict.why.unwrap().contains("ended"));
+    vitals.stopping();
+    let last = vitals.look().await.verdict;
+    assert_eq!((last.healthy, last.ready, last.phase), (true, false, "stopping"));
+}
+
+#[test]
+fn run_is_ready_before_its_command_starts() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let text = stored(&backend);
+    let flag = home.path().join("go");
+    let script = format!("while ! test -e {}; do sleep 0.05; done; exit 5", flag.display());
+    let mut run = Watched::start(backend.command(&home, &["run", "--session", SESSION, "--", "sh", "-c", &script]), &home);
+    run.until_ready();
+    assert_eq!(run.metrics().of("sessiond_restored_bytes_total"), text.len() as f64);
+    std::fs::write(flag, "").unwrap();
+    assert_eq!(run.process.code(), Some(5));
+    // Launched whatever is wrong: alive, never ready.
+    backend.run(&home, &["run", "--http", "nonsense", "--", "true"]).fails(2, "an address and a port", "--http off");
+    let ran = backend.run(&home, &["run", "--http", "nonsense", "--on-restore-error", "continue", "--", "sh", "-c", "exit 6"]);
+    assert_eq!(ran.code(), 6, "{}", ran.err());
+}
+
+#[test]
+fn metrics_follow_what_happened() {
+    let Some((backend, proxy)) = behind_proxy() else { return };
+    let home = TempHome::new();
+    let daemon = Watched::daemon(&backend, &home, &["--request-timeout", "1s", "--label", "team=secretteam"]);
+    daemon.until_ready();
+    let before = daemon.metrics();
+    assert_eq!((before.of("sessiond_flushes_total"), before.of("sessiond_sessions")), (0.0, 0.0));
+    let mut bytes = 0;
+    for number in 0..3 {
+        let text = line(&format!("number {number}"));
+        bytes += text.len();
+        append(&transcript(&home, SESSION), &text);
+        backend.run(&home, &["flush", "--wait"]).ok();
+    }
+    eventually("the index knows", || daemon.metrics().of("sessiond_index_lag_entries") == 0.0);
+    let now = daemon.metrics();
+    assert_eq!(now.of("sessiond_uploaded_raw_bytes_total"), bytes as f64);
+    let flushes = now.of("sessiond_flushes_total");
+    assert!((1.0..=3.0).contains(&flushes), "{flushes}");
+    // A claim before them.
+    assert_eq!(now.of("sessiond_entries_written_total"), flushes + 1.0);
+    assert_eq!(now.of("sessiond_flush_duration_seconds_count"), flushes);
+    assert!(now.of("sessiond_uploaded_stored_bytes_total") > 0.0);
+    assert_eq!((now.of("sessiond_sessions"), now.of("sessiond_watched_files"), now.of("sessiond_sessions_unflushed")), (1.0, 1.0, 0.0));
+    assert_eq!((now.of("sessiond_lag_max_bytes"), now.of("sessiond_lag_max_seconds")), (0.0, 0.0));
+    assert_eq!((now.of("sessiond_index_up"), now.errors("flush", "unavailable")), (1.0, 0.0));
+    assert!(now.of("sessiond_flush_last_success_timestamp_seconds") >= now.of("process_start_time_seconds"));
+    assert!(now.of("sessiond_index_last_success_timestamp_seconds") >= now.of("process_start_time_seconds"));
+
+    proxy.set(Mode::Refuse);
+    let text = line("during an outage");
+    append(&transcript(&home, SESSION), &text);
+    eventually("the outage is seen", || daemon.metrics().errors("flush", "unavailable") >= 2.0);
+    let away = daemon.metrics();
+    assert_eq!(away.of("sessiond_sessions_unflushed"), 1.0);
+    assert_eq!((away.of("sessiond_lag_sum_bytes"), away.of("sessiond_lag_max_bytes")), (text.len() as f64, text.len() as f64));
+    assert!(away.of("sessiond_lag_max_seconds") > 0.0 && away.of("sessiond_lag_max_seconds") == away.of("sessiond_lag_sum_seconds"));
+    assert_eq!(away.of("sessiond_flushes_total"), flushes);
+    proxy.set(Mode::Pass);
+    eventually("it has caught up", || daemon.metrics().of("sessiond_lag_sum_bytes") == 0.0);
+    assert_eq!(daemon.metrics().of("sessiond_uploaded_raw_bytes_total"), (bytes + text.len()) as f64);
+
+    // Somebody takes the session over.
+    let other = TempHome::new();
+    backend.run(&other, &["restore", SESSION]).ok();
+    append(&transcript(&home, SESSION), &line("too late"));
+    eventually("it is fenced", || daemon.metrics().of("sessiond_sessions_fenced") == 1.0);
+    eventually("the branch is written", || daemon.metrics().of("sessiond_branches_written_total") == 1.0);
+    assert_eq!(daemon.metrics().errors("flush", "fenced"), 1.0);
+    append(&transcript(&home, SESSION), &line("more of the branch"));
+    backend.run(&home, &["flush", "--wait"]);
+    assert_eq!(daemon.metrics().of("sessiond_branches_written_total"), 1.0);
+
+    // Nothing in it names anybody.
+    let (_, page) = daemon.get("/metrics");
+    for word in [SESSION, "5e55", "/work", "-work-app", "secretteam", "jsonl", home.path().to_str().unwrap(), ".claude", "127.0.0.1"] {
+        assert!(!page.contains(word), "{word} is in\n{page}");
+    }
+    assert_eq!(daemon.stop().0, Some(0));
+}
+
+#[test]
+fn a_broken_index_is_seen_and_streaming_goes_on() {
+    let (mut backend, home) = (Backend::file(), TempHome::new());
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    let daemon = Watched::daemon(&backend, &home, &[]);
+    daemon.until_ready();
+    append(&transcript(&home, SESSION), &line("one"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    eventually("the index is away", || {
+        let metrics = daemon.metrics();
+        metrics.of("sessiond_index_up") == 0.0 && metrics.of("sessiond_index_lag_entries") >= 1.0
+    });
+    let metrics = daemon.metrics();
+    assert!(metrics.errors("index", "unavailable") >= 1.0);
+    assert_eq!((metrics.of("sessiond_lag_sum_bytes"), metrics.of("sessiond_index_last_success_timestamp_seconds")), (0.0, 0.0));
+    assert_eq!((daemon.get("/healthz").0, daemon.get("/readyz").0), (200, 200));
+}
+
+#[test]
+fn only_what_is_asked_properly_is_answered() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let daemon = Watched::daemon(&backend, &home, &[]);
+    daemon.until_ready();
+    assert_eq!(daemon.get("/").0, 404);
+    assert_eq!(daemon.get("/metrics/../../etc/passwd").0, 404);
+    assert_eq!(daemon.get("/metrics?x=1").0, 200);
+    let (status, _) = call(daemon.address, "POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").unwrap();
+    assert_eq!(status, 405);
+    let (status, body) = call(daemon.address, "HEAD /healthz HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    assert_eq!((status, body.as_str()), (200, ""));
+    let long = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(64 << 10));
+    assert!(call(daemon.address, &long).is_none_or(|(status, _)| status == 431));
+    // More than may sit at the same time, who say nothing: they are sent away, and others are answered.
+    let began = Instant::now();
+    let mut silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(daemon.address).unwrap()).collect();
+    for stream in &mut silent {
+        stream.write_all(b"GET /healthz HT").unwrap();
+    }
+    assert_eq!(daemon.get("/healthz").0, 200);
+    for stream in &mut silent[..32] {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(!rest.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&rest));
+    }
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    assert_eq!(daemon.stop().0, Some(0));
+}
+
+#[test]
+fn a_named_address_that_is_taken_is_refused_and_the_default_one_is_done_without() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (backend, home) = (Backend::file(), TempHome::new());
+    for verb in [&["daemon"][..], &["run", "--", "true"], &["serve-store"]] {
+        let (verb, rest) = verb.split_first().unwrap();
+        let ran = backend.run(&home, &[&[*verb, "--http", &address], rest].concat());
+        ran.fails(2, &address, "--http off");
+    }
+    assert!(!home.home().join(".claude/.sessiond").exists(), "it had begun");
+    // Whoever has the default port, this test or another program: the next one goes on without.
+    let _holder = TcpListener::bind("127.0.0.1:9464");
+    let mut command = backend.command(&home, &["daemon"]);
+    let (log, ready) = (home.path().join("default.log"), home.path().join("ready"));
+    command.env_remove("SESSIOND_HTTP").arg("--ready-file").arg(&ready).stderr(std::fs::File::create(&log).unwrap());
+    let mut daemon = backend::Running(command.spawn().unwrap());
+    eventually("it streams", || ready.exists());
+    append(&transcript(&home, SESSION), &line("one"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("WARN") && said.contains("127.0.0.1:9464") && said.contains("--http"), "{said}");
+    daemon.signal("TERM");
+    assert_eq!(daemon.code(), Some(0));
+}
+
+#[test]
+fn the_store_of_an_sdk_is_watched_too() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let server = Watched::start(backend.command(&home, &["serve-store"]), &home);
+    server.until_ready();
+    assert_eq!(server.metrics().of("sessiond_sessions"), 0.0);
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn a_heartbeat_comes_only_while_everything_is_durable() {
+    let Some((mut backend, proxy)) = behind_proxy() else { return };
+    let home = TempHome::new();
+    let heard = Heard::start();
+    backend.set("SESSIOND_HEARTBEAT_URL", format!("http://{}/ping/{SECRET}?key={SECRET}", heard.address));
+    let arguments = ["--heartbeat-interval", "1s", "--flush-deadline", "2s", "--request-timeout", "1s", "--log", "debug"];
+    let daemon = Watched::daemon(&backend, &home, &arguments);
+    eventually("it beats", || heard.count() >= 2);
+    let head = heard.heads().remove(0);
+    assert!(head.starts_with(&format!("GET /ping/{SECRET}?key={SECRET} HTTP/1.1")) && head.contains("sessiond/"), "{head}");
+    append(&transcript(&home, SESSION), &line("one"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+
+    proxy.set(Mode::Refuse);
+    append(&transcript(&home, SESSION), &line("two"));
+    eventually("it is withheld", || daemon.metrics().of("sessiond_heartbeats_total{result=\"withheld\"}") >= 1.0);
+    // From then on none comes, as long as the outage lasts.
+    let before = heard.count();
+    eventually("it is withheld again and again", || daemon.metrics().of("sessiond_heartbeats_total{result=\"withheld\"}") >= 4.0);
+    assert_eq!(heard.count(), before);
+    proxy.set(Mode::Pass);
+    eventually("it beats again", || heard.count() > before);
+    assert_eq!(daemon.metrics().of("sessiond_lag_sum_bytes"), 0.0);
+
+    // A server that is cross is told of once.
+    heard.status.store(500, Ordering::SeqCst);
+    eventually("it fails", || daemon.metrics().of("sessiond_heartbeats_total{result=\"failed\"}") >= 3.0);
+    heard.status.store(200, Ordering::SeqCst);
+    let failed = daemon.metrics().of("sessiond_heartbeats_total{result=\"failed\"}");
+    let sent = |metrics: &Metrics| metrics.of("sessiond_heartbeats_total{result=\"sent\"}");
+    let so_far = sent(&daemon.metrics());
+    eventually("it is heard again", || sent(&daemon.metrics()) > so_far);
+    assert!(failed >= 3.0 && daemon.metrics().of("sessiond_heartbeat_last_success_timestamp_seconds") > 0.0);
+    let status = backend.run(&home, &["status", "--json"]).ok().out();
+    let help = backend.run(&home, &["daemon", "--help"]).ok().out();
+    let (code, said) = daemon.stop();
+    assert_eq!(code, Some(0));
+    assert_eq!(said.matches("the heartbeat is not heard").count(), 1, "{said}");
+    assert_eq!(said.matches("no heartbeat: not everything is durable").count(), 1, "{said}");
+    for text in [&said, &status, &help] {
+        assert!(!text.contains(SECRET), "{text}");
+    }
+    // Nor in what is said of an address that cannot be read.
+    for bad in [format!("ftp://host/{SECRET}"), format!("http://user:{SECRET}@host/"), SECRET.to_owned()] {
+        backend.set("SESSIOND_HEARTBEAT_URL", bad);
+        let ran = backend.run(&home, &["daemon"]).fails(2, "--heartbeat-url", "https://");
+        assert!(!ran.err().contains(SECRET), "{}", ran.err());
+    }
+    backend.set("SESSIOND_HEARTBEAT_URL", format!("http://{}", heard.address));
+    backend.run(&home, &["daemon", "--heartbeat-interval", "0s"]).fails(2, "--heartbeat-interval", "");
+}
+
+#[test]
+fn a_collector_is_told_what_flushes_and_restores_took() {
+    let mut backend = Backend::file();
+    let heard = Heard::start();
+    stored(&backend);
+    let home = TempHome::new();
+    backend.set("SESSIOND_OTLP_ENDPOINT", format!("http://{}/otlp", heard.address));
+    backend.set("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{SECRET}"));
+    backend.set("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test");
+    let daemon = Watched::daemon(&backend, &home, &["--session", SESSION, "--log", "debug"]);
+    daemon.until_ready();
+    let spoken = "what was spoken stays here";
+    append(&transcript(&home, SESSION), &line(spoken));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let (code, said) = daemon.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains(SECRET), "{said}");
+    // Log lines do not carry the spans.
+    assert!(!said.contains("restore{"), "{said}");
+    for head in heard.heads() {
+        assert!(head.starts_with("POST /otlp/v1/traces HTTP/1.1"), "{head}");
+        assert!(head.contains("content-type: application/json") && head.contains(&format!("authorization: Bearer {SECRET}")), "{head}");
+    }
+    let raw: Vec<u8> = heard.requests.lock().unwrap().iter().flat_map(|(_, body)| body.clone()).collect();
+    let raw = String::from_utf8(raw).unwrap();
+    assert!(raw.contains("deployment.environment") && raw.contains("\"sessiond\"") && !raw.contains(spoken), "{raw}");
+
+    let spans = heard.spans();
+    let named = |name: &str| spans.iter().filter(|span| span["name"] == name).cloned().collect::<Vec<_>>();
+    let told = |span: &Value, key: &str| {
+        let attributes = span["attributes"].as_array().unwrap();
+        attributes.iter().find(|attribute| attribute["key"] == key).map(|attribute| attribute["value"].clone())
+    };
+    let number = |span: &Value, key: &str| told(span, key).unwrap()["intValue"].as_str().unwrap().parse::<u64>().unwrap();
+    for span in &spans {
+        let hex = |key: &str| span[key].as_str().unwrap().to_owned();
+        assert_eq!((hex("traceId").len(), hex("spanId").len(), span["kind"].as_u64()), (32, 16, Some(1)), "{span}");
+        let time = |key: &str| hex(key).parse::<u64>().unwrap();
+        assert!(time("startTimeUnixNano") > 1_600_000_000_000_000_000 && time("startTimeUnixNano") <= time("endTimeUnixNano"), "{span}");
+    }
+    let ids: BTreeSet<String> = spans.iter().map(|span| span["spanId"].to_string()).collect();
+    assert_eq!(ids.len(), spans.len());
+    let restore = named("restore").into_iter().find(|span| told(span, "session.id").unwrap()["stringValue"] == SESSION).unwrap();
+    assert!(restore.get("parentSpanId").is_none() && number(&restore, "bytes") > 0 && number(&restore, "files") == 1, "{restore}");
+    for part in ["plan", "fetch", "place", "claim"] {
+        let children = named(part).into_iter().filter(|span| span["parentSpanId"] == restore["spanId"]);
+        assert!(children.clone().count() >= 1, "{part}: {spans:?}");
+        assert!(children.clone().all(|span| span["traceId"] == restore["traceId"]), "{part}");
+    }
+    let flush = named("flush").into_iter().find(|span| told(span, "entries").is_some_and(|entries| entries["intValue"] != "0"));
+    let flush = flush.unwrap_or_else(|| panic!("{spans:?}"));
+    assert_eq!(number(&flush, "bytes"), line(spoken).len() as u64);
+    assert!(flush["traceId"] != restore["traceId"] && flush["status"] == serde_json::json!({}), "{flush}");
+}
+
+#[test]
+fn a_collector_that_is_away_changes_nothing() {
+    let (mut backend, home) = (Backend::file(), TempHome::new());
+    // Where OpenTelemetry's own variables are meant for the agent, they are no reason to fail.
+    backend.set("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address");
+    let daemon = Watched::daemon(&backend, &home, &[]);
+    daemon.until_ready();
+    let (code, said) = daemon.stop();
+    assert_eq!(code, Some(0));
+    assert!(said.contains("no traces"), "{said}");
+
+    backend.set("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
+    let daemon = Watched::daemon(&backend, &home, &[]);
+    daemon.until_ready();
+    append(&transcript(&home, SESSION), &line("one"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let (code, said) = daemon.stop();
+    assert_eq!(code, Some(0));
+    assert_eq!(said.matches("the collector does not take traces").count(), 1, "{said}");
+
+    backend.run(&home, &["daemon", "--otlp-endpoint", "nonsense"]).fails(2, "--otlp-endpoint", "http://");
+    backend.set("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    let daemon = Watched::daemon(&backend, &home, &[]);
+    daemon.until_ready();
+    let (_, said) = daemon.stop();
+    assert!(said.contains("grpc") && !said.contains("WARN"), "{said}");
+}
+
+#[test]
+fn a_server_with_a_certificate_of_ones_own_hears_the_heartbeat() {
+    let Some(tls) = Tls::start() else { return };
+    let (mut backend, home) = (Backend::file(), TempHome::new());
+    backend.set("SESSIOND_HEARTBEAT_URL", format!("https://localhost:{}/{SECRET}", tls.port));
+    let strange = Watched::daemon(&backend, &home, &["--heartbeat-interval", "1s"]);
+    eventually("it is not trusted", || strange.metrics().of("sessiond_heartbeats_total{result=\"failed\"}") >= 1.0);
+    let (_, said) = strange.stop();
+    assert!(said.contains("https://localhost") && !said.contains(SECRET), "{said}");
+    let trusted = Watched::daemon(&backend, &home, &["--heartbeat-interval", "1s", "--ca-file", tls.certificate(&home).to_str().unwrap()]);
+    eventually("it is heard", || trusted.metrics().of("sessiond_heartbeats_total{result=\"sent\"}") >= 1.0);
+    assert_eq!(trusted.stop().0, Some(0));
+}
+
+/// A web server with TLS, by `openssl`.
+struct Tls {
+    _process: backend::Running,
+    place: TempHome,
+    port: u16,
+}
+
+impl Tls {
+    fn start() -> Option<Tls> {
+        let place = TempHome::new();
+        let openssl = |arguments: &[&str]| {
+            let mut command = place.command(Path::new("openssl"));
+            command.args(arguments).current_dir(place.path()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            command
+        };
+        let make = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "2"];
+        // Not as an authority of its own, which no client takes for a server.
+        let kind = ["-addext", "basicConstraints=critical,CA:FALSE"];
+        let name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"];
+        match openssl(&[&make[..], &name, &kind].concat()).status() {
+            Ok(made) if made.success() => {}
+            _ => {
+                crate::support::skip("openssl cannot make a certificate");
+                return None;
+            }
+        }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let accept = format!("127.0.0.1:{port}");
+        let serve = ["s_server", "-accept", &accept, "-cert", "cert.pem", "-key", "key.pem", "-www", "-quiet"];
+        let process = backend::Running(openssl(&serve).spawn().unwrap());
+        eventually("openssl serves", || TcpStream::connect(&accept).is_ok());
+        Some(Tls { _process: process, place, port })
+    }
+
+    fn certificate(&self, home: &TempHome) -> std::path::PathBuf {
+        let copy = home.path().join("ca.pem");
+        std::fs::copy(self.place.path().join("cert.pem"), &copy).unwrap();
+        copy
+    }
+}
