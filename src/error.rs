@@ -28,8 +28,8 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 7] =
-        [Kind::Usage, Kind::NotFound, Kind::Fenced, Kind::Unavailable, Kind::Corrupt, Kind::Conflict, Kind::Internal];
+    pub const ALL: [Kind; 8] =
+        [Kind::Usage, Kind::NotFound, Kind::Fenced, Kind::Unavailable, Kind::Corrupt, Kind::Conflict, Kind::Sealed, Kind::Internal];
 
     /// As metrics have it.
     pub fn word(self) -> &'static str {
@@ -40,6 +40,7 @@ impl Kind {
             Kind::Unavailable => "unavailable",
             Kind::Corrupt => "corrupt",
             Kind::Conflict => "conflict",
+            Kind::Sealed => "sealed",
             Kind::Internal => "internal",
         }
     }
