@@ -26,6 +26,8 @@ use crate::sys::{Backoff, Folder};
 
 /// A full scan happens this often at least; what an event failed to tell waits no longer.
 const RECONCILE: Duration = Duration::from_secs(15);
+/// The same where nothing has changed for a while: an agent that is away is no reason to wake a machine.
+const RECONCILE_IDLE: Duration = Duration::from_secs(30);
 /// A new folder is looked into when it is heard of and once more after this long: its watch comes a little later than its
 /// event, and what is made in between has none.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -519,9 +521,14 @@ impl Streamer {
         for slot in self.slots.values_mut().filter(|slot| quiet(slot)) {
             slot.shipment = None;
         }
+        let idle = self.slots.values().all(quiet);
         let took = began.elapsed();
         // Where only scanning finds changes, it sets the lag; it may take a twentieth of one core.
-        let pause = if self.scanning.is_some() { self.context.flush_interval.max(took * 20) } else { RECONCILE };
+        let pause = match self.scanning.is_some() {
+            true => self.context.flush_interval.max(took * 20),
+            false if idle => RECONCILE_IDLE,
+            false => RECONCILE,
+        };
         self.next_scan = Instant::now() + pause;
     }
 

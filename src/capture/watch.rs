@@ -108,8 +108,11 @@ impl DiskWatch {
     fn watch(&mut self) -> Result<(), String> {
         let found = std::fs::metadata(&self.root).map_err(|error| format!("{}: {error}", self.root.display()))?;
         let root = (found.dev(), found.ino());
-        let say = |error: notify::Error| match error.kind {
+        let say = |error: notify::Error| match &error.kind {
             notify::ErrorKind::MaxFilesWatch => "the limit of watches is reached; raise fs.inotify.max_user_watches".to_owned(),
+            notify::ErrorKind::Io(cause) if cause.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+                "the limit of watchers or of open files is reached; raise fs.inotify.max_user_instances or ulimit -n".to_owned()
+            }
             _ => error.to_string(),
         };
         if self.watching.as_ref().is_none_or(|watching| watching.root != root || watching.lost.load(Ordering::Relaxed)) {
