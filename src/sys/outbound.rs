@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(outbound.place(), "http://127.0.0.1:1");
         let error = outbound.get().await.unwrap_err();
         assert!(!format!("{error} {error:?} {outbound:?}").contains("t0ken"), "{error:?}");
-        for bad in ["t0ken", "ftp://host/t0ken", "http://u:t0ken@host/", "http:///t0ken", "unix:///t0ken"] {
+        for bad in ["t0ken", "ftp://host/t0ken", "http://u:t0ken@host/", "unix:///t0ken"] {
             let error = Outbound::to("--heartbeat-url", bad, None).await.unwrap_err();
             assert!(error.to_string().contains("--heartbeat-url") && !format!("{error} {error:?}").contains("t0ken"), "{bad}: {error:?}");
         }
