@@ -555,6 +555,7 @@ fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
         let mut script = Command::new("script");
         script
             .env_clear()
+            .env("TERM", "xterm")
             .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .current_dir(home.path())
             .stdin(Stdio::null());
