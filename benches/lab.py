@@ -35,7 +35,8 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def pip(*args) -> None:
     subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, args), "--root-user-action=ignore"],
+        [sys.executable, "-m", "pip", *map(str, args)],
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"},
         check=True,
         stdout=subprocess.DEVNULL,
     )

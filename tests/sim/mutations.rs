@@ -144,8 +144,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a restore reads no further than the merges reach",
         file: "src/log/mod.rs",
-        from: "        pieces.extend(self.entry_pieces(id, to).await?);\n",
-        to: "        if to == 0 {\n            pieces.extend(self.entry_pieces(id, to).await?);\n        }\n",
+        from: "        pieces.extend(entries.objects.iter().filter_map(|object| piece(object, PieceKind::Entry)));\n",
+        to: "        if pieces.is_empty() {\n            pieces.extend(entries.objects.iter().filter_map(|object| piece(object, PieceKind::Entry)));\n        }\n",
         mix: None,
     },
     Mutation {
