@@ -403,7 +403,7 @@ class Sessiond:
     def start(self, *args, wrap: tuple = (), timeout: float = 60) -> Process:
         ready = self.work / "ready"
         ready.unlink(missing_ok=True)
-        self.process = Process([*wrap, self.program, "daemon", "--ready-file", ready, *args], self.work / "home", self.extra)
+        self.process = Process([*wrap, self.program, "daemon", "--http", "127.0.0.1:0", "--ready-file", ready, *args], self.work / "home", self.extra)
         deadline = time.monotonic() + timeout
         while not ready.exists():
             if self.process.child.poll() is not None or time.monotonic() > deadline:

@@ -87,9 +87,10 @@ fn groups(pieces: &[Piece], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
     }
     if from == 1 {
         for group in &mut groups {
-            let rest: u64 = group.iter().skip(1).map(|piece| piece.size).sum();
-            if group[0].size > OUTWEIGHS * rest {
-                group.remove(0);
+            let all: u64 = group.iter().map(|piece| piece.size).sum();
+            // Before it there may be a claim, which is small.
+            if let Some(at) = group.iter().position(|piece| piece.size > OUTWEIGHS * (all - piece.size)) {
+                group.drain(..=at);
             }
         }
     }
@@ -195,5 +196,27 @@ impl Made {
     fn add(&mut self, more: Made) {
         self.pieces += more.pieces;
         self.bytes += more.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_large_is_not_written_again_for_the_sake_of_what_is_small() {
+        let pieces =
+            |sizes: &[u64]| -> Vec<Piece> { (1..).zip(sizes).map(|(seq, size)| Piece { size: *size, ..Piece::entry(seq) }).collect() };
+        let all = |sizes: &[u64]| groups(&pieces(sizes), 1, sizes.len() as Seq);
+        assert_eq!(all(&[100, 100, 100]), [(1, 3)]);
+        // A claim, and a transcript that was there before.
+        assert_eq!(all(&[100, 900_000, 2000, 2000, 2000]), [(3, 5)]);
+        assert_eq!(all(&[100, 900_000]), []);
+        // It has grown enough to be one.
+        assert_eq!(all(&[100, 9000, 2000, 2000, 2000]), [(1, 5)]);
+        // As large as a piece may be.
+        assert_eq!(all(&[LARGE, LARGE, LARGE / 2, LARGE / 2, LARGE / 2, LARGE / 2]), [(3, 4), (5, 6)]);
+        // Later runs are bounded by their number, not by what outweighs what.
+        assert_eq!(groups(&pieces(&[100, 100, 900_000, 2000, 2000]), 3, 5), [(3, 5)]);
     }
 }
