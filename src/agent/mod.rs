@@ -115,7 +115,7 @@ fn home_or(said: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<Pat
 }
 
 /// Whether this is an id as most agents make them.
-fn is_uuid(text: &str) -> bool {
+pub fn is_uuid(text: &str) -> bool {
     let digit = |(at, byte): (usize, u8)| if matches!(at, 8 | 13 | 18 | 23) { byte == b'-' } else { byte.is_ascii_hexdigit() };
     text.len() == UUID && text.bytes().enumerate().all(digit)
 }

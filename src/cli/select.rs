@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::agent::is_uuid;
 use crate::cli::when;
 use crate::error::{Error, Kind, Result};
 use crate::index::Record;
@@ -49,8 +50,8 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
         wishes::check_request(request)?;
     }
     match id {
-        // Nothing can be meant but that one; who reads it sees whether it is there.
-        Some(id) if find::is_whole(id) => Ok(Some(parts.logs.id(id.parse()?))),
+        // No longer id can be meant; who reads it sees whether it is there.
+        Some(id) if is_uuid(id) => Ok(Some(parts.logs.id(id.parse()?))),
         Some(id) => match find::by_id(&parts.logs, id).await {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind() == Kind::NotFound => Ok(None),
@@ -66,7 +67,7 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
 
 /// Whether `error` came because there is no session of that id, which `session` did not look for.
 pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Result<bool> {
-    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && find::is_whole(id)) else { return Ok(false) };
+    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && is_uuid(id)) else { return Ok(false) };
     let name = id.parse()?;
     Ok(!parts.logs.names(id).await?.contains(&name))
 }

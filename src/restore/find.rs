@@ -11,11 +11,6 @@ pub fn unknown(id: &LogId) -> Error {
         .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
 }
 
-/// Whether nothing longer can be meant: the id is a UUID.
-pub fn is_whole(text: &str) -> bool {
-    uuid::Uuid::try_parse(text).is_ok_and(|_| text.len() == uuid::fmt::Hyphenated::LENGTH)
-}
-
 /// The session whose id is `text` or, if only one does, begins with it. The bucket is asked: it is the truth.
 pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     let text = text.trim();
