@@ -1,18 +1,47 @@
 //! Versions of agents: numbers with dots between them.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
 /// A version. What follows the numbers, such as `-beta`, does not count.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone)]
 pub struct Version(Vec<u64>);
 
 impl Version {
     /// The first version that a text names, as programs do when asked for theirs.
     pub fn find(text: &str) -> Option<Version> {
         text.split_whitespace().find_map(|word| word.parse().ok())
+    }
+}
+
+impl Version {
+    /// What is compared: 2.1 and 2.1.0 are the same.
+    fn counted(&self) -> &[u64] {
+        let end = self.0.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);
+        &self.0[..end]
+    }
+}
+
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        self.counted() == other.counted()
+    }
+}
+
+impl Eq for Version {}
+
+impl Ord for Version {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.counted().cmp(other.counted())
+    }
+}
+
+impl PartialOrd for Version {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -32,10 +61,6 @@ impl FromStr for Version {
             if digits < part.len() {
                 break;
             }
-        }
-        // 2.1 and 2.1.0 are the same.
-        while numbers.len() > 1 && numbers.last() == Some(&0) {
-            numbers.pop();
         }
         Ok(Version(numbers))
     }
