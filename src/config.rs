@@ -260,8 +260,7 @@ macro_rules! fill {
 pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, default_file: Option<PathBuf>) -> Result<()> {
     let named = settings.config.clone();
     let Some(path) = named.clone().or_else(|| default_file.filter(|path| path.exists())) else { return Ok(()) };
-    let text =
-        std::fs::read_to_string(&path).map_err(|cause| Error::usage(format!("read configuration {}", path.display())).because(cause))?;
+    let text = std::fs::read_to_string(&path).map_err(|cause| Error::named(format!("read configuration {}", path.display()), cause))?;
     let file = parse(&path, &text)?;
     fill!(
         settings,
@@ -314,8 +313,21 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
 }
 
 fn parse(path: &Path, text: &str) -> Result<File> {
-    let wrong = |cause: toml::de::Error| Error::usage(format!("read configuration {}: {}", path.display(), cause.to_string().trim_end()));
-    let file: File = toml::from_str(text).map_err(wrong)?;
+    let wrong = |cause: toml::de::Error| {
+        // Not the line itself: it may hold a password.
+        let line = cause.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let line = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+        Error::usage(format!("read configuration {}: {line}{}", path.display(), cause.message()))
+            .hint("it is TOML: NAME = VALUE, texts in quotes")
+    };
+    let table: toml::Table = toml::from_str(text).map_err(wrong)?;
+    let file: File = table.clone().try_into().map_err(|cause: toml::de::Error| {
+        let alone = |(key, value): (&String, &toml::Value)| toml::Table::from_iter([(key.clone(), value.clone())]);
+        let wrong = |table: &toml::Table| table.clone().try_into::<File>().is_err();
+        let setting = table.iter().map(alone).find(wrong).and_then(|table| table.keys().next().cloned()).unwrap_or_default();
+        Error::usage(format!("read configuration {}: {setting}: {}", path.display(), cause.message()))
+            .hint("docs/OPERATIONS.md lists the settings and what each of them takes")
+    })?;
     if let Some(key) = file.unknown.keys().next() {
         return Err(Error::usage(format!("read configuration {}: it has no setting {key:?}", path.display()))
             .hint("every flag is a setting of the same name without the dashes in front; see docs/OPERATIONS.md"));
@@ -340,7 +352,10 @@ pub fn duration(what: &str, text: Option<&str>, default: Duration) -> Result<Dur
 pub fn ttl(what: &str, text: &str) -> Result<Ttl> {
     match text.trim() {
         "never" => Ok(Ttl::Never),
-        text => Ok(Ttl::Seconds(duration(what, Some(text), Duration::ZERO)?.as_secs())),
+        text => match duration(what, Some(text), Duration::ZERO) {
+            Ok(time) => Ok(Ttl::Seconds(time.as_secs())),
+            Err(_) => Err(Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 12h or 7d, or never")),
+        },
     }
 }
 

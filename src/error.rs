@@ -6,7 +6,8 @@
 use std::fmt;
 
 /// What the caller does about an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// The request itself is wrong; asking again gives the same answer.
     Usage,
@@ -93,7 +94,9 @@ impl Error {
     pub fn io(doing: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
-            E::StorageFull | E::QuotaExceeded => Some("free some space on that disk; nothing is lost, sessiond tries again"),
+            E::StorageFull | E::QuotaExceeded => {
+                Some("free some space on that disk; what streams goes on by itself, any other command is to be run again")
+            }
             E::PermissionDenied => Some("run sessiond as the user that owns the folder, or mend its permissions"),
             _ => None,
         };
@@ -102,6 +105,21 @@ impl Error {
             Some(hint) => error.hint(hint),
             None => error,
         }
+    }
+
+    /// A failed system call on a path that somebody named: one where nothing can be read or written is the wrong one.
+    pub fn named(doing: impl Into<String>, cause: std::io::Error) -> Self {
+        use std::io::ErrorKind as E;
+        let hint = match cause.kind() {
+            E::NotFound => "see that it is spelt right; a folder to write into must be there already",
+            // Where a folder is to be made, a file is AlreadyExists.
+            E::NotADirectory | E::AlreadyExists => "a part of that path is a file: name another",
+            E::IsADirectory => "name a file, not a folder",
+            E::PermissionDenied => "name one that sessiond may use, run it as the user that may, or mend the permissions",
+            E::ReadOnlyFilesystem => "name one on a disk that can be written",
+            _ => return Error::io(doing, cause),
+        };
+        Error::usage(doing).because(cause).hint(hint)
     }
 
     /// Says what a person can try; the innermost hint stays.

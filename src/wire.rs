@@ -184,6 +184,7 @@ pub fn default_config_file() -> Option<PathBuf> {
 }
 
 async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn Store>> {
+    let timeout = config::duration("--request-timeout", settings.request_timeout.as_deref(), Duration::ZERO)?;
     let Some(url) = &settings.store else {
         return Ok(Arc::new(FileStore::open(environment.data()?.join("store"))?));
     };
@@ -193,7 +194,7 @@ async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn
         s3.endpoint = settings.endpoint.clone().or(s3.endpoint);
         s3.path_style = settings.path_style.or(s3.path_style);
         s3.ca_file = settings.ca_file.clone().or(s3.ca_file);
-        s3.timeout = config::duration("--request-timeout", settings.request_timeout.as_deref(), s3.timeout.max(Duration::from_secs(1)))?;
+        s3.timeout = if settings.request_timeout.is_some() { timeout } else { s3.timeout };
         if let Some(sse) = &settings.sse {
             s3.sse = Some(sse_of(sse)?);
         }
@@ -202,9 +203,8 @@ async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn
     if let Some(path) = url.strip_prefix("file://") {
         let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy().into_owned();
         if !path.starts_with('/') {
-            return Err(
-                Error::usage(format!("read store {}: the path must be absolute", without_secret(url))).hint("file:///var/lib/sessiond")
-            );
+            return Err(Error::usage(format!("read store {}: the path must be absolute", without_secret(url)))
+                .hint("name a folder, such as file:///var/lib/sessiond"));
         }
         if path.trim_matches('/').is_empty() {
             return Err(Error::usage("read store file:///: that is the whole disk").hint("name a folder, such as file:///var/lib/sessiond"));

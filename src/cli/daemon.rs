@@ -42,9 +42,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = start::deadline(&args.stream)?;
     args.first.check()?;
     let pid = match args.wait_pid {
-        Some(number) => {
-            Some(Pid::from_raw(number).filter(|_| number > 0).ok_or_else(|| Error::usage(format!("--wait-pid {number}: no such number")))?)
-        }
+        Some(number) if number < 1 => return Err(Error::usage(format!("--wait-pid {number}: no process has that number"))),
+        Some(number) => Pid::from_raw(number),
         None => None,
     };
     let options = start::options(settings, &args.stream).await?;

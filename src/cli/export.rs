@@ -119,7 +119,7 @@ async fn fetch(parts: &Parts, id: &LogId, point: &Point, scratch: &Arc<Disk>) ->
 
 /// Writes a file as one, readable by its owner alone: a conversation is in it.
 fn to_file<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
-    let failed = |cause| Error::io(format!("write {}", path.display()), cause);
+    let failed = |cause| Error::named(format!("write {}", path.display()), cause);
     let path = &*match print::target(path).map_err(failed)? {
         Target::File(path) => path,
         Target::Other(file) => {
@@ -129,7 +129,7 @@ fn to_file<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T>) -> R
             return Ok(value);
         }
     };
-    let name = path.file_name().ok_or_else(|| Error::usage(format!("write {}: it has no name", path.display())))?;
+    let name = path.file_name().ok_or_else(|| failed(std::io::ErrorKind::IsADirectory.into()))?;
     let temporary = path.with_file_name(format!(".{}.new", name.to_string_lossy()));
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary).map_err(failed)?;

@@ -172,7 +172,7 @@ impl Fallback {
                 Some(_) => write(&file, &text, options),
                 None => disk.replace(&state, text.as_bytes(), true).and_then(|()| hand_over(&disk, options)),
             };
-            written.map_err(|cause| Error::io(format!("write {}", file.display()), cause))?;
+            written.map_err(|cause| Error::named(format!("write {}", file.display()), cause))?;
         }
         Ok(Told {
             session: id.name.to_string(),

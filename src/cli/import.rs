@@ -1,6 +1,6 @@
 //! `import`: an exported session into this store.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use crate::cli::export::Scratch;
@@ -41,9 +41,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         ("the standard input".to_owned(), Box::new(std::io::stdin().lock()))
     } else {
         let name = args.file.display().to_string();
-        let file = std::fs::File::open(&args.file).map_err(|cause| match cause.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("import {name}: there is no such file")),
-            _ => Error::io(format!("import {name}"), cause),
+        let opened = match args.file.is_dir() {
+            true => Err(ErrorKind::IsADirectory.into()),
+            false => std::fs::File::open(&args.file),
+        };
+        let file = opened.map_err(|cause| match cause.kind() {
+            ErrorKind::NotFound => Error::not_found(format!("import {name}: there is no such file")),
+            _ => Error::named(format!("import {name}"), cause),
         })?;
         (name, Box::new(file))
     };

@@ -31,7 +31,7 @@ pub fn run(args: &Args) -> Result<u8> {
     written.map_err(|cause| match cause.kind() {
         std::io::ErrorKind::AlreadyExists => Error::conflict(format!("write {}: it is there already", path.display()))
             .hint("a key that is lost cannot be made again: name another file"),
-        _ => Error::io(format!("write {}", path.display()), cause),
+        _ => Error::named(format!("write {}", path.display()), cause),
     })?;
     print::line(recipient)?;
     Ok(exit::OK)

@@ -35,7 +35,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<u8> {
 pub fn man(args: &ManArgs) -> Result<u8> {
     match &args.to {
         Some(folder) => {
-            let failed = |cause| Error::io(format!("write manual pages to {}", folder.display()), cause);
+            let failed = |cause| Error::named(format!("write manual pages to {}", folder.display()), cause);
             std::fs::create_dir_all(folder).map_err(failed)?;
             clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
             Ok(exit::OK)

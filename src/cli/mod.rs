@@ -218,8 +218,8 @@ fn start_logging(settings: &Settings, beside_an_agent: bool, traces: Option<&Arc
     // An agent that draws on the terminal shares it with us: only trouble is told there.
     let quiet = beside_an_agent && std::io::stderr().is_terminal();
     let level = settings.log.as_deref().unwrap_or(if quiet || settings.quiet { "warn" } else { "info" });
-    // The libraries below us are only heard when they are in trouble.
-    let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,sessiond={level}") };
+    // The libraries below us are only heard when they are in trouble; what keeps AWS's from credentials or a region is in our error.
+    let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,aws_config=error,sessiond={level}") };
     let filter = EnvFilter::try_new(&directives).map_err(|cause| {
         Error::usage(format!("read --log {level:?}")).because(cause).hint("use error, warn, info, debug, or sessiond=debug")
     })?;

@@ -1,7 +1,7 @@
 //! `pull`: a copy for debugging. Never claims, never touches the agent's folder.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,6 +84,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return Err(Error::usage(format!("pull to {}: that is the agent's folder", to.display()))
             .hint("sessiond restore puts a session there; give --to another folder"));
     }
+    match std::fs::metadata(&to) {
+        Ok(found) if !found.is_dir() => return Err(Error::named(format!("pull to {}", to.display()), ErrorKind::NotADirectory.into())),
+        Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(Error::named(format!("pull to {}", to.display()), cause)),
+        _ => {}
+    }
     let pulled = if args.raw { raw(&parts, &id, to).await? } else { files(&parts, &id, to, &args).await? };
     if args.json {
         print::json(&pulled)?;
@@ -115,10 +120,17 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
     };
     let Goal { at, cut } = point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
     let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let report = restore::restore(&context, id, &Options { at, cut, branch, repair: args.repair, ..Options::default() }).await?;
+    let was_there = to.exists();
+    Disk::new(&to).make(None).map_err(|cause| Error::named(format!("pull to {}", to.display()), cause))?;
+    let restored = restore::restore(&context, id, &Options { at, cut, branch, repair: args.repair, ..Options::default() }).await;
     // Only the temporary folder was in it.
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER));
+    if restored.is_err() && !was_there {
+        // One that holds something stays.
+        let _ = std::fs::remove_dir(&to);
+    }
+    let report = restored?;
     Ok(Pulled {
         session: report.session.clone(),
         to,
@@ -137,7 +149,9 @@ async fn whole_name(parts: &Parts, id: &LogId, branch: WriterId) -> Result<Write
     let mut found = branches.iter().filter(|writer| writer.as_str().starts_with(branch.as_str()));
     match (found.next(), found.next()) {
         (Some(only), None) => Ok(only.clone()),
-        (Some(_), Some(_)) => Err(Error::usage(format!("{branch:?} is the beginning of several branches")).hint("give more of it")),
+        (Some(_), Some(_)) => {
+            Err(Error::usage(format!("{:?} is the beginning of several branches", branch.as_str())).hint("give more of it"))
+        }
         // The plan says what there is.
         (None, _) => Ok(branch),
     }
@@ -165,16 +179,14 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
 }
 
 async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
-    let failed = |cause| Error::io(format!("write {}", to.display()), cause);
+    let failed = |cause| Error::named(format!("write {}", to.display()), cause);
     let Some(body) = store.get(key).await? else { return Ok(0) };
     if let Some(folder) = to.parent() {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
     }
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
     made.and_then(|mut file| file.write_all(&body)).map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder")
-        }
+        ErrorKind::AlreadyExists => Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder"),
         _ => failed(cause),
     })?;
     Ok(body.len() as u64)

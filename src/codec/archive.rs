@@ -397,7 +397,7 @@ impl<'a> Inflating<Box<dyn Read + 'a>> {
             let mut decoded = DecoderReader::new(Letters(begun), &LETTERS);
             let mut magic = [0; 2];
             if decoded.read_exact(&mut magic).is_err() || magic != GZIP {
-                return Err(refuse(name, "it is neither gzip nor gzip as base64"));
+                return Err(refuse(name, "it is neither gzip nor gzip as base64").hint("sessiond export makes such archives"));
             }
             Box::new(std::io::Cursor::new(magic).chain(decoded))
         };

@@ -67,12 +67,16 @@ pub enum Caller {
 impl Listen {
     /// Begins to listen; answers where, for a port that was left open.
     pub async fn bind(&self) -> Result<(Listener, Listen)> {
-        let failed = |cause| Error::io(format!("listen on {self}"), cause);
+        let taken = || Error::conflict(format!("listen on {self}: somebody does already")).hint("give --listen another address");
+        let failed = |cause: std::io::Error| match cause.kind() {
+            std::io::ErrorKind::AddrInUse => taken(),
+            _ => Error::named(format!("listen on {self}"), cause),
+        };
         match self {
             Listen::Unix(path) => {
                 // Only a dead one's: what a living one has answers.
                 if UnixStream::connect(path).await.is_ok() {
-                    return Err(Error::conflict(format!("listen on {self}: somebody does already")).hint("give --listen another address"));
+                    return Err(taken());
                 }
                 let _ = std::fs::remove_file(path);
                 let listener = UnixListener::bind(path).map_err(failed)?;

@@ -21,7 +21,7 @@ pub fn state_folder(root: &Path) -> PathBuf {
 /// Takes the lock of a root, making the folder for `owner` if it is missing.
 pub fn take(root: &Path, owner: Option<Owner>) -> Result<Lock> {
     let folder = state_folder(root);
-    let failed = |cause| Error::io(format!("lock {}", folder.display()), cause);
+    let failed = |cause| Error::named(format!("lock {}", folder.display()), cause);
     Disk::new(root).make(owner).map_err(failed)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
     let path = folder.join("lock");

@@ -27,7 +27,9 @@ pub struct Blob {
 pub fn read(profile: &dyn Profile, name: &str, text: &str, id: Option<&SessionId>, project: &str, now_ns: i64) -> Result<Blob> {
     let inflated = archive::inflate(name, text.as_bytes(), MOST_RAW)?;
     if !archive::is_archive(&inflated) {
-        let id = id.ok_or_else(|| Error::usage(format!("{name} holds a transcript, and no variable says of which session")))?;
+        let id = id.ok_or_else(|| {
+            Error::usage(format!("{name} holds a transcript, and no variable says of which session")).hint("AGENT_SESSION_ID=ID says it")
+        })?;
         let path = profile
             .transcript(project, id)
             .ok_or_else(|| Error::usage(format!("{name} holds no archive, and {} does not say where a transcript goes", profile.name())))?;

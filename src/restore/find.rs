@@ -15,7 +15,7 @@ pub fn unknown(id: &LogId) -> Error {
 pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(Error::usage("find a session: its id is empty"));
+        return Err(Error::usage("find a session: its id is empty").hint("sessiond ls shows the sessions"));
     }
     // A prefix must itself be a legal id, or nothing can begin with it.
     let name: LogName = text.parse()?;

@@ -61,7 +61,8 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
     let seq = read.seq;
     let mut assembly = read.sound()?;
     if assembly.state.removed.is_some() {
-        return Err(Error::not_found(format!("{id} was removed")).hint(format!("sessiond undelete {} brings it back", id.name)));
+        return Err(Error::not_found("it was removed, or has expired")
+            .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
     }
     let turns = goal.cut.as_ref().map_or((assembly.state.turns.turn, assembly.state.turns.last), |point| (point.turn, Some(point.at)));
     let cut = goal.cut.as_ref().map(|point| point.files.clone());
@@ -73,7 +74,7 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
     assembly.fork(cut.as_ref(), &renaming)?;
     let files: Vec<Part> = assembly.files().map(|(path, at, _)| part(path, at)).collect();
     if files.is_empty() {
-        return Err(Error::not_found(format!("{id} has no files at that point")));
+        return Err(Error::not_found("it has no files at that point"));
     }
     // First what keeps the entries, then what needs them.
     logs.pin_fork(id, seq, &new.name).await?;

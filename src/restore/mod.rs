@@ -170,7 +170,7 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
     {
         let known: Vec<String> = context.logs.branches(id).await?.iter().map(ToString::to_string).collect();
         let known = if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) };
-        return Err(Error::not_found(format!("{id} has no branch {writer}: {known}")));
+        return Err(Error::not_found(format!("it has no branch {writer}: {known}")));
     }
     let mut made = 0;
     let mut at = options.at;
@@ -196,15 +196,16 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
         && branch.is_none()
         && seq > read.head
     {
-        return Err(Error::not_found(format!("{id} has no entry {seq}: its last is {}", read.head)));
+        return Err(Error::not_found(format!("it has no entry {seq}: its last is {}", read.head)));
     }
     if read.seq == 0 {
-        return Err(Error::not_found(format!("{id} has no entry as early as {}", options.at)));
+        return Err(Error::not_found(format!("it has no entry as early as {}", options.at))
+            .hint(format!("sessiond checkpoints {} lists points to go back to", id.name)));
     }
     match read.sink.state.removed {
-        Some(EntryKind::Purge) => return Err(Error::not_found(format!("{id} was deleted for good"))),
+        Some(EntryKind::Purge) => return Err(Error::not_found("it was deleted for good")),
         Some(_) => {
-            return Err(Error::not_found(format!("{id} was removed, or has expired"))
+            return Err(Error::not_found("it was removed, or has expired")
                 .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
         }
         None => {}

@@ -1,6 +1,7 @@
 //! Puts restored files where the agent looks for them, without ever overwriting what is only here.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::Bound;
 
 use serde::Serialize;
@@ -309,7 +310,15 @@ pub fn place_all(
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
         for plan in report.files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
-            let failed = |cause| Error::io(format!("put {} in place", plan.path), cause);
+            let failed = |cause: std::io::Error| {
+                let doing = format!("put {} in place", plan.path);
+                match cause.kind() {
+                    ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+                        Error::conflict(doing).because(cause).hint("move what is in its place away, then restore again")
+                    }
+                    _ => Error::io(doing, cause),
+                }
+            };
             let is_elsewhere = plan.stands_at != plan.path && plan.standing.is_some();
             let to: RelPath = format!("{aside}/{}", plan.stands_at).parse()?;
             if plan.action == Action::Replace || plan.action == Action::Aside || plan.action == Action::Write && is_elsewhere {

@@ -126,7 +126,13 @@ pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At,
         return Err(super::find::unknown(id));
     }
     if read.seq == 0 && read.damage.is_none() {
-        return Err(Error::not_found(format!("{id} has no entry as early as {at}")));
+        return Err(Error::not_found(format!("{id} has no entry as early as {at}"))
+            .hint(format!("sessiond checkpoints {} lists points to go back to", id.name)));
+    }
+    if let At::Seq(seq) = at
+        && seq > read.head
+    {
+        return Err(Error::not_found(format!("{id} has no entry {seq}: its last is {}", read.head)));
     }
     if let Some(point) = cut {
         read.sink.1.cut_to(&point.files);

@@ -75,18 +75,18 @@ impl FileStore {
                 return Err(Error::usage(doing("a part of its path is a file")).hint("name a folder, such as file:///var/lib/sessiond"));
             }
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
-                make_folders(&absolute).map_err(|cause| Error::io(doing("make the folder"), cause))?;
+                make_folders(&absolute).map_err(|cause| Error::named(doing("make the folder"), cause))?;
             }
-            Err(cause) => return Err(Error::io(doing("look at it"), cause)),
+            Err(cause) => return Err(Error::named(doing("look at it"), cause)),
         }
         let temp = absolute.join(TEMP);
         match DirBuilder::new().mode(0o700).create(&temp) {
             Ok(()) => sync_folder(&absolute).map_err(|cause| Error::io(doing("make its folder durable"), cause))?,
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
-            Err(cause) => return Err(Error::io(doing(&format!("make {}", temp.display())), cause)),
+            Err(cause) => return Err(Error::named(doing(&format!("make {}", temp.display())), cause)),
         }
         // A folder that was there before may not be ours to write; better known now than at the first entry.
-        Temp::write(&temp, b"").map_err(|cause| Error::io(doing(&format!("write in {}", temp.display())), cause))?;
+        Temp::write(&temp, b"").map_err(|cause| Error::named(doing(&format!("write in {}", temp.display())), cause))?;
         sweep(&temp);
         let mark = mark_of(&absolute).map_err(|cause| Error::io(doing("read its mark"), cause))?;
         Ok(FileStore { inner: Arc::new(Inner { root: absolute, mark, settled: Mutex::new(HashSet::new()) }) })

@@ -136,7 +136,7 @@ impl S3Store {
         let limit = self.timeout + Duration::from_secs(bytes / SLOWEST);
         tokio::time::timeout(limit, call).await.map_err(|_| {
             Error::unavailable(format!("{doing}: no answer within {limit:?}"))
-                .hint("see whether the server runs and can be reached from here; sessiond tries again")
+                .hint("see whether the server runs and can be reached from here; what streams goes on by itself then")
         })
     }
 
@@ -190,7 +190,7 @@ impl Store for S3Store {
         match self.bounded(&doing, size, self.upload(key, body).if_none_match("*").send()).await? {
             Ok(_) => Ok(Created::New),
             Err(error) if answer(&error).0 == 412 => Ok(Created::Exists),
-            Err(error) => Err(classify(doing, &self.bucket, &error)),
+            Err(error) => Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         }
     }
 
@@ -199,7 +199,7 @@ impl Store for S3Store {
         let size = body.len() as u64;
         match self.bounded(&doing, size, self.upload(key, body).send()).await? {
             Ok(_) => Ok(()),
-            Err(error) => Err(classify(doing, &self.bucket, &error)),
+            Err(error) => Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         }
     }
 
@@ -211,7 +211,7 @@ impl Store for S3Store {
             Err(error) if is_missing(answer(&error)) => return Ok(None),
             // Who may list only some prefixes is told by AWS that a missing key is denied.
             Err(error) if answer(&error).0 == 403 && self.is_not_listed(key).await => return Ok(None),
-            Err(error) => return Err(classify(doing, &self.bucket, &error)),
+            Err(error) => return Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         };
         let size = found.content_length().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
         match self.bounded(&doing, size, found.body.collect()).await? {
@@ -232,7 +232,7 @@ impl Store for S3Store {
         let request = request.set_continuation_token(mark.map(str::to_owned)).set_start_after(after.map(|after| self.key(after)));
         match self.bounded(&doing, 0, request.send()).await? {
             Ok(answer) => self.page(&doing, &answer, after, mark),
-            Err(error) => Err(classify(doing, &self.bucket, &error)),
+            Err(error) => Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         }
     }
 
@@ -242,7 +242,7 @@ impl Store for S3Store {
         match self.bounded(&doing, 0, request).await? {
             Ok(_) => Ok(()),
             Err(error) if is_missing(answer(&error)) => Ok(()),
-            Err(error) => Err(classify(doing, &self.bucket, &error)),
+            Err(error) => Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         }
     }
 

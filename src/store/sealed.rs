@@ -71,7 +71,10 @@ impl Sealed {
             self.sealed_logs.lock().unwrap_or_else(PoisonError::into_inner).insert(keys::log_of(key).to_owned());
         }
         let damaged = |cause: &dyn std::fmt::Display| Error::corrupt(format!("read {key}: its encryption is damaged ({cause})"));
-        let decryptor = Decryptor::new(&stored[..]).map_err(|cause| damaged(&cause))?;
+        let decryptor = Decryptor::new(&stored[..]).map_err(|cause| match cause {
+            DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => damaged(&"it ends too soon"),
+            cause => damaged(&cause),
+        })?;
         let identities = self.keyring.with();
         let count = identities.len();
         let opened = decryptor.decrypt(identities.into_iter().map(|identity| identity as &dyn age::Identity));

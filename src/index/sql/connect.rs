@@ -245,14 +245,5 @@ fn make_file(path: &Path) -> Result<()> {
 }
 
 fn refuse(path: &Path, error: std::io::Error) -> Error {
-    let doing = format!("make {}", path.display());
-    match error.kind() {
-        // A file where a folder should be is AlreadyExists or NotADirectory.
-        ErrorKind::AlreadyExists
-        | ErrorKind::PermissionDenied
-        | ErrorKind::ReadOnlyFilesystem
-        | ErrorKind::NotADirectory
-        | ErrorKind::IsADirectory => Error::usage(doing).because(error).hint(format!("name a file that sessiond may write; {FORMS}")),
-        _ => Error::io(doing, error),
-    }
+    Error::named(format!("make {}", path.display()), error)
 }

@@ -59,8 +59,8 @@ fn ends_transactions(code: &str) -> bool {
     code.len() < 5 && matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(7 | 9 | 10 | 13))
 }
 
-const DOWN: &str = "see that the database runs and can be reached; nothing is lost, sessiond tries again";
-const FULL: &str = "free some space on the database's disk; nothing is lost, sessiond tries again";
+const DOWN: &str = "see that the database runs and can be reached; streaming, and restoring by id, go on without it";
+const FULL: &str = "free some space on the database's disk; streaming, and restoring by id, go on without it";
 const LOGIN: &str = "mend user, password or database name in the index URL: postgres://USER:PASSWORD@HOST/DATABASE";
 const RIGHTS: &str = "give that role the rights, or make it the database's owner: ALTER DATABASE … OWNER TO …";
 const NEWER: &str = "upgrade sessiond: a newer one has changed this index";
@@ -71,9 +71,9 @@ pub(super) fn classify(fault: Fault, address: &str) -> Error {
     let (kind, hint, cause): (Kind, Option<&str>, Option<Box<dyn std::error::Error + Send + Sync>>) = match fault {
         Fault::Ours(error) => return error.doing(format_args!("index {address}")),
         Fault::Slow => return Error::unavailable(format!("index {address}: no answer in time")).hint(DOWN),
-        Fault::Sql(error) => {
+        Fault::Sql(error) | Fault::Migrate(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
             let (kind, hint) = of_sql(&error);
-            (kind, hint, Some(Box::new(error)))
+            (kind, hint, Some(said(error)))
         }
         Fault::Migrate(error) => {
             let (kind, hint) = of_migration(&error);
@@ -87,6 +87,17 @@ pub(super) fn classify(fault: Fault, address: &str) -> Error {
     match hint {
         Some(hint) => error.hint(hint),
         None => error,
+    }
+}
+
+/// What a database said, with its code. The driver adds a line, which is one of the server's own source.
+fn said(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    match error {
+        sqlx::Error::Database(error) => match error.code() {
+            Some(code) => format!("{} (code {code})", error.message()).into(),
+            None => error.message().into(),
+        },
+        error => Box::new(error),
     }
 }
 
@@ -150,9 +161,10 @@ fn of_sqlite(code: &str) -> (Kind, Option<&'static str>) {
         // PERM, READONLY, AUTH
         Ok(3 | 8 | 23) => (Kind::Usage, Some("run sessiond as the user that owns the index file, or mend its permissions")),
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, CANTOPEN, PROTOCOL
-        Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => {
-            (Kind::Unavailable, Some("another process holds the index file, or its disk fails; sessiond tries again"))
-        }
+        Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => (
+            Kind::Unavailable,
+            Some("another process holds the index file, or its disk fails; streaming, and restoring by id, go on without it"),
+        ),
         // FULL
         Ok(13) => (Kind::Unavailable, Some(FULL)),
         // CORRUPT

@@ -17,7 +17,7 @@ const REGION: &str = "name the bucket's own region: region=… in the store's UR
 const CLOCK: &str = "set this machine's clock";
 const TRUST: &str = "if the server's certificate is of a private authority, name its PEM file with ca=… in the store's URL";
 const PLAIN: &str = "the server does not answer in TLS; if it speaks plain HTTP, write endpoint=http://… in the store's URL";
-const SERVER: &str = "see whether the server runs and can be reached from here; sessiond tries again";
+const SERVER: &str = "see whether the server runs and can be reached from here; what streams goes on by itself then";
 
 /// The HTTP status and the error code of an answer; status 0 and no code where there was none.
 pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> (u16, &str) {
@@ -28,8 +28,8 @@ pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>)
     }
 }
 
-/// Turns an error of the SDK into ours; `bucket` is for hints.
-pub(super) fn classify<E>(doing: String, bucket: &str, error: &SdkError<E, HttpResponse>) -> Error
+/// Turns an error of the SDK into ours; `bucket` is for hints, `endpoint` is the server that was named.
+pub(super) fn classify<E>(doing: String, bucket: &str, endpoint: Option<&str>, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
 {
@@ -40,8 +40,8 @@ where
             let (kind, hint) = refusal(status, code, message);
             (kind, said(status, code, message), hint)
         }
-        SdkError::TimeoutError(_) => (Kind::Unavailable, "timed out".to_owned(), Some(SERVER)),
-        _ => unsent(error),
+        SdkError::TimeoutError(_) => (Kind::Unavailable, at(endpoint, "timed out"), Some(SERVER)),
+        _ => unsent(error, endpoint),
     };
     let error = Error::new(kind, format!("{doing}: {what}"));
     match hint {
@@ -97,8 +97,13 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
     }
 }
 
+/// Which server it was that did not answer: one that was named may be misspelt.
+fn at(endpoint: Option<&str>, what: &str) -> String {
+    endpoint.map_or_else(|| what.to_owned(), |endpoint| format!("{endpoint}: {what}"))
+}
+
 /// What a request means that got no answer, or none that could be read.
-fn unsent(error: &(dyn std::error::Error + 'static)) -> (Kind, String, Option<&'static str>) {
+fn unsent(error: &(dyn std::error::Error + 'static), endpoint: Option<&str>) -> (Kind, String, Option<&'static str>) {
     let mut texts = Vec::new();
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -113,7 +118,7 @@ fn unsent(error: &(dyn std::error::Error + 'static)) -> (Kind, String, Option<&'
         return (kind, "no credentials were found".to_owned(), Some(CREDENTIALS));
     }
     // The outer ones only say that a dispatch failed.
-    let root = texts.last().cloned().unwrap_or_default();
+    let root = at(endpoint, texts.last().map(String::as_str).unwrap_or_default());
     if any(&["certificate", "unknownissuer"]) {
         return (Kind::Unavailable, root, Some(TRUST));
     }

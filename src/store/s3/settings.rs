@@ -163,10 +163,11 @@ impl S3Settings {
 
 /// Checks an endpoint, wherever it was named: it becomes part of the store's address, so it holds no secret.
 pub(super) fn endpoint(value: &str) -> Result<String> {
-    let url = Url::parse(value).map_err(|cause| wrong("its endpoint is no URL").because(cause))?;
+    const FORM: &str = "write endpoint=http://host:port, or --endpoint http://host:port";
+    let url = Url::parse(value).map_err(|cause| wrong("its endpoint is no URL").because(cause).hint(FORM))?;
     let clean = url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !clean {
-        return Err(wrong("its endpoint is not of the form http://host:port or https://host").hint("write ?endpoint=http://host:port"));
+        return Err(wrong("its endpoint is not of the form http://host:port or https://host").hint(FORM));
     }
     Ok(value.trim_end_matches('/').to_owned())
 }

@@ -169,9 +169,11 @@ fn read_lines<T: FromStr<Err = &'static str>>(name: &str, setting: &str, path: &
         return Err(Error::usage(format!("read --{setting}: it names nothing")).hint("unset the variable to store without encryption"));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| {
-        Error::usage(format!("read --{setting} {}", path.display()))
-            .because(cause)
-            .hint("a recipient begins with age1; anything else is a file")
+        let error = Error::usage(format!("read --{setting} {}", path.display())).because(cause);
+        match setting {
+            "identity" => error.hint("it names a file with an identity; sessiond keygen makes one"),
+            _ => error.hint("a recipient begins with age1; anything else is a file"),
+        }
     })?;
     for (at, line) in text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
         let wrong = |why| {
