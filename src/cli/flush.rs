@@ -40,7 +40,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         None => None,
         Some(text) => Some(whole_id(&root, text).await?),
     };
-    let request = Request::Flush { session };
+    let request = Request::Flush { session: session.clone() };
     let asking = socket::ask(&root, &request);
     let answer = if args.wait {
         let patience = config::duration("--timeout", args.timeout.as_deref(), Duration::from_secs(365 * 86400))?;
@@ -61,9 +61,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let report = match answer {
         Answer::Flushed(report) => report,
-        Answer::Failed { error, hint } => return Err(status_error(error, hint)),
+        Answer::Failed { error, hint, kind } => return Err(status_error(error, hint, kind)),
         Answer::Status(_) => return Err(Error::new(Kind::Internal, "flush: the daemon answered something else")),
     };
+    if let Some(session) = session.filter(|_| report.logs.is_empty()) {
+        return Err(Error::not_found(format!("flush: session {session} is not in {}", root.display()))
+            .hint("sessiond status lists what is streamed from there"));
+    }
     if args.json {
         print::json(&report)?;
     } else {
@@ -117,9 +121,9 @@ async fn say_what_is_behind(root: &Path) -> Answer {
     }
 }
 
-/// An error that came over the socket; what failed there is the store or the folder.
-pub fn status_error(error: String, hint: Option<String>) -> Error {
-    let failed = Error::new(Kind::Unavailable, error);
+/// An error that came over the socket.
+pub fn status_error(error: String, hint: Option<String>, kind: Kind) -> Error {
+    let failed = Error::new(kind, error);
     match hint {
         Some(hint) => failed.hint(hint),
         None => failed,

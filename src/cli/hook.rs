@@ -241,7 +241,7 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
     let Some(session) = event.session() else { return Err(Error::usage("the event names no session")) };
     let report = match socket::ask(root, &Request::Flush { session: Some(session.clone()) }).await {
         Ok(Answer::Flushed(report)) => report,
-        Ok(Answer::Failed { error, .. }) => return Err(Error::unavailable(format!("session {session} is not durable: {error}"))),
+        Ok(Answer::Failed { error, kind, .. }) => return Err(Error::new(kind, format!("session {session} is not durable: {error}"))),
         Ok(Answer::Status(_)) => return Err(Error::new(Kind::Internal, "flush: the daemon answered something else")),
         Err(error) => return Err(error.doing(format_args!("session {session} is not durable"))),
     };
@@ -300,7 +300,7 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
     };
     // A link to the file stays one.
     let path = path.canonicalize().unwrap_or(path);
-    let failed = |cause| Error::io(format!("read {}", path.display()), cause);
+    let failed = |cause| Error::named(format!("read {}", path.display()), cause);
     let old = match std::fs::read_to_string(&path) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => None,
         read => Some(read.map_err(failed)?),
@@ -316,7 +316,7 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
     };
     let (put_in, took_out) = if args.dry_run { ("would put", "would take") } else { ("put", "took") };
     if !args.dry_run {
-        replace(&path, old.as_deref(), &new).map_err(|cause| Error::io(format!("write {shown}"), cause))?;
+        replace(&path, old.as_deref(), &new).map_err(|cause| Error::named(format!("write {shown}"), cause))?;
     }
     if args.install {
         print::line(format_args!("{put_in} hooks into {shown}: {}", hook.events().join(", ")))?;

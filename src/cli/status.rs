@@ -20,7 +20,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let root = root_of(settings)?;
     let status = match socket::ask(&root, &Request::Status).await? {
         Answer::Status(status) => status,
-        Answer::Failed { error, hint } => return Err(flush::status_error(error, hint)),
+        Answer::Failed { error, hint, kind } => return Err(flush::status_error(error, hint, kind)),
         Answer::Flushed(_) => return Err(Error::new(Kind::Internal, "status: the daemon answered something else")),
     };
     if args.json {

@@ -114,7 +114,7 @@ impl Service {
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
             std::fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(|cause| Error::io(format!("write {}", path.display()), cause))?;
+                .map_err(|cause| Error::named(format!("write {}", path.display()), cause))?;
         }
         vitals.streaming(running);
         tasks.extend(options.heartbeat.map(|heartbeat| tokio::spawn(heartbeat.run(vitals.clone()))));
@@ -205,7 +205,7 @@ impl Answers for Control {
             Request::Flush { session } => self.flush(session).await.map(Answer::Flushed),
             Request::Status => self.status().await.map(|status| Answer::Status(Box::new(status))),
         };
-        answer.unwrap_or_else(|error| Answer::Failed { error: error.to_string(), hint: error.hint_text().map(str::to_owned) })
+        answer.unwrap_or_else(|error| Answer::failed(&error))
     }
 }
 

@@ -77,7 +77,22 @@ pub enum Answer {
         error: String,
         /// What to try.
         hint: Option<String>,
+        /// What to do about it.
+        #[serde(default = "unavailable")]
+        kind: Kind,
     },
+}
+
+impl Answer {
+    /// It could not be done.
+    pub fn failed(error: &Error) -> Answer {
+        Answer::Failed { error: error.to_string(), hint: error.hint_text().map(str::to_owned), kind: error.kind() }
+    }
+}
+
+/// What a sessiond that does not say it most likely means.
+fn unavailable() -> Kind {
+    Kind::Unavailable
 }
 
 /// Answers requests.
@@ -139,13 +154,13 @@ async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()>
     let peer = stream.peer_cred()?;
     let (read, mut write) = stream.into_split();
     let answer = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
-        Answer::Failed { error: "only the user that runs this sessiond may ask it".to_owned(), hint: None }
+        Answer::failed(&Error::usage("only the user that runs this sessiond may ask it").hint("run this as that user, or as root"))
     } else {
         let mut line = String::new();
         BufReader::new(read.take(LONGEST_REQUEST)).read_line(&mut line).await?;
         match serde_json::from_str(&line) {
             Ok(request) => answers.answer(request).await,
-            Err(error) => Answer::Failed { error: format!("read a request: {error}"), hint: None },
+            Err(error) => Answer::failed(&Error::usage("read a request").because(error)),
         }
     };
     let mut text = serde_json::to_vec(&answer)?;
@@ -157,9 +172,14 @@ async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()>
 /// Asks the sessiond of a root.
 pub async fn ask(root: &Path, request: &Request) -> Result<Answer> {
     let absent = |cause: std::io::Error| {
-        Error::new(Kind::Unavailable, format!("ask the sessiond that keeps {}", root.display()))
-            .because(cause)
-            .hint("is it running? sessiond daemon starts it; --root says which folder is meant")
+        use std::io::ErrorKind as E;
+        let doing = format!("ask the sessiond that keeps {}", root.display());
+        let error = match cause.kind() {
+            // No socket, or one that its sessiond has left behind.
+            E::NotFound | E::NotADirectory | E::ConnectionRefused => Error::unavailable(format!("{doing}: there is none")),
+            _ => Error::unavailable(doing).because(cause),
+        };
+        error.hint("is it running? sessiond daemon starts it; --root says which folder is meant")
     };
     let address = address(root).map_err(absent)?;
     let mut stream = UnixStream::connect(&address.path).await.map_err(absent)?;

@@ -409,7 +409,7 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(3));
-    backend.run(&home, &["flush", "--wait"]).fails(5, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
+    backend.run(&home, &["flush", "--wait"]).fails(11, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
     assert!(backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["lag_bytes"].as_u64() > Some(0));
     daemon.kill();
     assert_eq!(files_below(&bucket(&backend)), before, "nothing was written in plain");
