@@ -2,7 +2,7 @@
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::upkeep::reindex::rebuild;
 use crate::wire::Parts;
 
@@ -30,8 +30,26 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         print::line(format_args!(
             "{} logs, {} entries indexed; {} forgotten, {} could not be read",
-            rebuilt.logs, rebuilt.entries, rebuilt.forgotten, rebuilt.failed
+            rebuilt.logs,
+            rebuilt.entries,
+            rebuilt.forgotten,
+            rebuilt.failed + rebuilt.sealed
         ))?;
     }
-    Ok(if rebuilt.failed > 0 { exit::CORRUPT } else { exit::OK })
+    if rebuilt.failed > 0 {
+        print::error(
+            &Error::corrupt(format!("{} of {} logs are not in the index", rebuilt.failed, rebuilt.logs))
+                .hint("sessiond verify --all --deep says what is wrong with them"),
+        );
+        return Ok(exit::CORRUPT);
+    }
+    if rebuilt.sealed > 0 {
+        let error = format!(
+            "{} of {} logs are not in the index: they are encrypted, and not to any identity at hand",
+            rebuilt.sealed, rebuilt.logs
+        );
+        print::error(&Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"));
+        return Ok(exit::SEALED);
+    }
+    Ok(exit::OK)
 }

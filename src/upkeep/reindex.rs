@@ -173,6 +173,8 @@ pub struct Rebuilt {
     pub forgotten: usize,
     /// Logs that could not be read.
     pub failed: usize,
+    /// Logs that are encrypted, and not to any identity at hand.
+    pub sealed: usize,
 }
 
 /// Rebuilds the index of an agent from the bucket alone. A log that cannot be read is told and passed over.
@@ -200,6 +202,7 @@ pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut 
             Ok(entries) => rebuilt.entries += entries,
             // Without the database there is no point in going on.
             Err(error) if error.is_retryable() => return done.map(|_| rebuilt).doing_with(|| format!("index {id}")),
+            Err(error) if error.kind() == Kind::Sealed => rebuilt.sealed += 1,
             Err(_) => rebuilt.failed += 1,
         }
         tell(&id, &done);
