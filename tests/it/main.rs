@@ -19,6 +19,7 @@ mod corpus;
 mod cutter_model;
 mod deploy;
 mod doctor;
+mod errors;
 mod examples;
 mod exchange;
 mod fallback;

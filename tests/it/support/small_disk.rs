@@ -26,7 +26,11 @@ pub fn alone_with_its_mounts(test: &str) -> bool {
     let mut again = alone();
     again.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
     again.env("SESSIOND_TEST_ALONE", "1").env("TMPDIR", place.path().join("tmp"));
-    again.envs(["SESSIOND_TEST_SEED", "CI", "RUST_BACKTRACE"].iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    again.envs(
+        ["SESSIOND_TEST_SEED", "SESSIOND_TEST_REGENERATE", "CI", "RUST_BACKTRACE"]
+            .iter()
+            .filter_map(|name| Some((name, std::env::var_os(name)?))),
+    );
     let output = again.output().unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{said}");
