@@ -42,7 +42,7 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
             format!("claude-code: version 2.1.325, in {}; this is the one that is kept", here(".claude")),
             format!("codex: not on the PATH, in {}", here(".codex")),
             "sessiond daemon --agent codex keeps it".to_owned(),
-            format!("gemini: version 0.61, nothing in {} yet", here(".gemini")),
+            format!("gemini: version 0.61.0, nothing in {} yet", here(".gemini")),
             "1 sessions in 1 files (1 transcripts)".to_owned(),
             "sessions in projects; left alone: .credentials.json".to_owned(),
             "by the store".to_owned(),

@@ -156,7 +156,7 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
     let left = std::fs::read_dir(home.path().join("tmp")).unwrap().count();
     assert_eq!(left, 0, "the scratch folders are gone");
     backend.run(&home, &["export", "nobody"]).fails(3, "there is no", "sessiond ls");
-    backend.run(&home, &["export", "s1", "-o", "missing/x"]).fails(5, "write missing/x", "");
+    backend.run(&home, &["export", "s1", "-o", "missing/x"]).fails(2, "write missing/x", "a folder to write into");
 }
 
 /// What a store does in the middle of an import: the same again goes on behind it.
