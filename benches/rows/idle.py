@@ -53,7 +53,7 @@ def measure(bench) -> Measured:
             f"{its['moments'] * per:.0f} ({its['wakeups'] * per:.0f}): litestream",
             6,
             "no timer more than once in 10 s",
-            noise=6,
+            noise=10,
         ),
         Figure(
             "idle",

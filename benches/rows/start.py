@@ -28,6 +28,7 @@ def measure(bench) -> Measured:
             f"{lab.median(asked):.0f} requests to the store",
             limit,
             f"{plain(limit)} s",
+            noise=limit,
         ),
         Figure(
             "start",

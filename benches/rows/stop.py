@@ -71,7 +71,7 @@ def measure(bench) -> Measured:
             against,
             5,
             "p99 within 5 × one PUT",
-            noise=5,
+            noise=10,
         ),
         Figure("stop", "until it has exited", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel, noise=20),
     ]
