@@ -185,6 +185,11 @@ pub fn default_config_file() -> Option<PathBuf> {
 
 async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn Store>> {
     let timeout = config::duration("--request-timeout", settings.request_timeout.as_deref(), Duration::ZERO)?;
+    if settings.request_timeout.is_some() && timeout.is_zero() {
+        return Err(
+            Error::usage("--request-timeout: no request is answered in no time").hint("leave it out, or give some seconds, such as 30s")
+        );
+    }
     let Some(url) = &settings.store else {
         return Ok(Arc::new(FileStore::open(environment.data()?.join("store"))?));
     };

@@ -84,6 +84,7 @@ struct Grown {
 pub struct Feed {
     waiting: Mutex<Waiting>,
     arrived: Notify,
+    emptied: Notify,
     grown: Mutex<Grown>,
     ripe: Notify,
     to_say: Notify,
@@ -245,7 +246,19 @@ impl Feed {
             if let Some(news) = self.lock().take_in_hand() {
                 return news;
             }
+            self.emptied.notify_waiters();
             arrived.await;
+        }
+    }
+
+    /// Waits until nothing waits any more.
+    pub async fn emptied(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.is_empty() {
+                return;
+            }
+            emptied.await;
         }
     }
 

@@ -27,7 +27,7 @@ use crate::sys::{Backoff, Folder};
 /// A full scan happens this often at least; what an event failed to tell waits no longer.
 const RECONCILE: Duration = Duration::from_secs(15);
 /// The same where nothing has changed for a while: an agent that is away is no reason to wake a machine.
-const RECONCILE_IDLE: Duration = Duration::from_secs(30);
+const RECONCILE_IDLE: Duration = Duration::from_secs(60);
 /// A new folder is looked into when it is heard of and once more after this long: its watch comes a little later than its
 /// event, and what is made in between has none.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -131,14 +131,8 @@ impl Fallback {
         }
         let (error, why) = match refused {
             Some(error) => (error, "a newer version of the agent wrote it"),
-            None => match restore::alone(
-                parts,
-                id,
-                &Options { at: goal.at, cut: goal.cut.clone(), last_turn: *point == Point::Turn(None), ..options.clone() },
-            )
-            .await
-            {
-                Ok(report) => return restore::with_project(parts, report, options).await.map(Outcome::Restored),
+            None => match restore::one(parts, id, point, &goal, options).await {
+                Ok(report) => return restore::all(parts, report, options).map(Outcome::Restored),
                 Err(error) if error.kind() == Kind::Corrupt => (error, "what is stored of it is damaged"),
                 Err(error) => return Err(error),
             },

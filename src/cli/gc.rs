@@ -48,6 +48,8 @@ struct Done {
     scratch: usize,
     failed: usize,
     sealed: usize,
+    #[serde(skip)]
+    unopened: Option<Error>,
     outcomes: Vec<Outcome>,
 }
 
@@ -81,10 +83,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         );
         return Ok(exit::CORRUPT);
     }
-    if done.sealed > 0 {
-        let error =
-            format!("{} of {} logs were left as they are: they are encrypted, and not to any identity at hand", done.sealed, done.logs);
-        print::error(&Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"));
+    if let Some(first) = done.unopened {
+        print::error(&first.doing(format_args!("{} of {} logs were left as they are", done.sealed, done.logs)));
         return Ok(exit::SEALED);
     }
     Ok(exit::OK)
@@ -117,6 +117,7 @@ async fn all(parts: &Parts, rules: &Rules, now: jiff::Timestamp, scratch: &Disk,
             Err(error) if error.kind() == Kind::Sealed => {
                 tracing::debug!(%error, "left as it is");
                 done.sealed += 1;
+                done.unopened.get_or_insert(error);
             }
             Err(error) => {
                 print::error(&error);

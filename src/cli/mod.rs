@@ -45,9 +45,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::config::{self, LogFormat, Settings, Stream};
 use crate::daemon::traces::{self, Exporter, Telling, Traces};
@@ -219,8 +220,9 @@ fn start_logging(settings: &Settings, beside_an_agent: bool, traces: Option<&Arc
     let quiet = beside_an_agent && std::io::stderr().is_terminal();
     let level = settings.log.as_deref().unwrap_or(if quiet || settings.quiet { "warn" } else { "info" });
     // The libraries below us are only heard when they are in trouble; what keeps AWS's from credentials or a region is in our error.
+    let level = if level.trim().is_empty() { "info" } else { level };
     let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,aws_config=error,sessiond={level}") };
-    let filter = EnvFilter::try_new(&directives).map_err(|cause| {
+    let filter: Targets = directives.parse().map_err(|cause: ParseError| {
         Error::usage(format!("read --log {level:?}")).because(cause).hint("use error, warn, info, debug, or sessiond=debug")
     })?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -45,7 +45,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if rebuilt.sealed > 0 {
         let error = format!(
-            "{} of {} logs are not in the index: they are encrypted, and not to any identity at hand",
+            "{} of {} logs were not indexed anew: they are encrypted, and not to any identity at hand",
             rebuilt.sealed, rebuilt.logs
         );
         print::error(&Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"));

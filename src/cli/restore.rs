@@ -187,21 +187,22 @@ fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Restores a session and what belongs to its project.
+/// Restores a session and what belongs to its projects.
 pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
-    let Goal { at, cut } = point::find_in(&parts.logs, id, point, options.salvage).await?;
-    let report = alone(parts, id, &Options { at, cut, last_turn: *point == Point::Turn(None), ..options.clone() }).await?;
-    with_project(parts, report, options).await
+    let goal = point::find_in(&parts.logs, id, point, options.salvage).await?;
+    all(parts, one(parts, id, point, &goal, options).await?, options)
 }
 
-/// Restores a session.
-pub async fn alone(parts: &Parts, id: &LogId, options: &Options) -> Result<Report> {
+/// Restores a session, and notes in its report what became of its projects.
+pub async fn one(parts: &Parts, id: &LogId, point: &Point, goal: &Goal, options: &Options) -> Result<Report> {
+    let options = Options { at: goal.at, cut: goal.cut.clone(), last_turn: *point == Point::Turn(None), along: true, ..options.clone() };
     if let (Some(mirror), false) = (&parts.mirror, options.dry_run) {
         // What is only in the agent's database is only here: nothing of it may be overwritten.
         mirror.pull(Depth::Now).await?;
     }
-    let report = restore::restore(&context(parts)?, id, options).await?;
-    settle(parts, &report, options).await?;
+    let context = Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let report = restore::restore(&context, id, &options).await?;
+    settle(parts, &report, &options).await?;
     Ok(report)
 }
 
@@ -214,27 +215,12 @@ pub async fn settle(parts: &Parts, report: &Report, options: &Options) -> Result
     Ok(())
 }
 
-fn context(parts: &Parts) -> Result<Context> {
-    Ok(Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() })
-}
-
-/// Restores what belongs to the project of a session that was restored.
-pub async fn with_project(parts: &Parts, report: Report, options: &Options) -> Result<Vec<Report>> {
-    let disk = parts.folder()?;
-    let context = context(parts)?;
-    let placed = report.files.iter().filter(|file| file.action != Action::Aside);
-    let projects: std::collections::BTreeSet<_> = placed.filter_map(|file| parts.profile.project_log(&file.path)).collect();
-    let mut reports = vec![report];
-    // What belongs to a project stays with it.
-    let options = &Options { project: None, ..options.clone() };
-    for name in projects {
-        match restore::restore(&context, &parts.logs.id(name), options).await {
-            Ok(report) => reports.push(report),
-            Err(error) if error.kind() == crate::error::Kind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
+/// A session's report and those of its projects.
+pub fn all(parts: &Parts, mut report: Report, options: &Options) -> Result<Vec<Report>> {
+    let along: Result<Vec<Report>> = std::mem::take(&mut report.along).into_iter().collect();
+    let reports = std::iter::once(report).chain(along?).collect();
     if let (Some(owner), false) = (options.owner, options.dry_run) {
+        let disk = parts.folder()?;
         disk.give_state(owner).map_err(|cause| crate::error::Error::io("hand sessiond's own folder over", cause)).doing("restore")?;
     }
     Ok(reports)

@@ -68,8 +68,7 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
 /// Whether `error` came because there is no session of that id, which `session` did not look for.
 pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Result<bool> {
     let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && is_uuid(id)) else { return Ok(false) };
-    let name = id.parse()?;
-    Ok(!parts.logs.names(id).await?.contains(&name))
+    Ok(parts.logs.pieces(&parts.logs.id(id.parse()?)).await?.is_empty())
 }
 
 /// The point that is meant; none is the end.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::agent::Profile;
 use crate::capture::Feed;
@@ -124,15 +123,4 @@ pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dy
         }
     }
     Ok(())
-}
-
-/// Waits until the index knows all there is, or until `deadline`.
-pub async fn drained(feed: &Feed, deadline: tokio::time::Instant) -> bool {
-    while !feed.is_empty() {
-        if tokio::time::Instant::now() >= deadline {
-            return false;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    true
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const DEFAULT: &str = "127.0.0.1:9464";
 
 /// A few probes and a scrape or two at a time.
-const LIMITS: Limits = Limits { connections: 32, patience: Duration::from_secs(5), one_call: Some(Duration::from_secs(15)) };
+const LIMITS: Limits = Limits { connections: 256, patience: Duration::from_secs(2), one_call: Some(Duration::from_secs(15)) };
 
 const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{DiskWatch, Hints};
@@ -135,21 +135,24 @@ impl Service {
 
     /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
+        let began = Instant::now();
         crate::sys::notify_ready::tell("STOPPING=1");
         self.vitals.stopping();
         if let Some(mirror) = &self.mirror {
-            match tokio::time::timeout_at(deadline, mirror.pull(Depth::Now)).await {
+            match timeout_at(deadline, mirror.pull(Depth::Now)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::error!(%error, "the agent's database was not read to its end"),
                 Err(_) => tracing::error!("out of time: the agent's database was not read to its end"),
             }
         }
         let report = self.handle.finish(deadline).await;
+        // Before the index, which can learn it again.
+        report.iter().for_each(|report| say(report, began));
         if !sayer::finished(&self.feed, deadline).await {
             tracing::error!("out of time: labels and the like were not said of every session; sessiond label does it");
         }
-        let drained = indexer::drained(&self.feed, deadline.min(Instant::now() + INDEX_SHARE)).await;
-        if !drained {
+        let drained = timeout_at(deadline.min(Instant::now() + INDEX_SHARE), self.feed.emptied()).await;
+        if drained.is_err() {
             tracing::warn!("the index is behind; it catches up with the next run, or by sessiond reindex");
         }
         self.tasks.iter().for_each(JoinHandle::abort);
@@ -158,6 +161,16 @@ impl Service {
             let _ = std::fs::remove_file(path);
         }
         report
+    }
+}
+
+fn say(report: &FinishReport, began: Instant) {
+    for left in &report.left {
+        let error = left.last_error.as_deref().unwrap_or("out of time");
+        tracing::error!(session = left.session, bytes = left.lag_bytes, error, "not durable");
+    }
+    if report.left.is_empty() {
+        tracing::info!(took = ?began.elapsed(), "everything is durable");
     }
 }
 

@@ -157,7 +157,7 @@ impl Logs {
 
     /// Reads a piece that a listing has shown, of a log or of a writer's branch; none if it was collected meanwhile.
     pub async fn read_piece(&self, id: &LogId, piece: &Piece, branch: Option<&WriterId>) -> Result<Option<Entry>> {
-        let key = branch.map_or_else(|| piece.key(id), |writer| keys::branch_entry(id, writer, piece.to));
+        let key = piece.key_in(id, branch);
         let Some(stored) = self.store.get(&key).await? else { return Ok(None) };
         decode(id, piece, &key, &stored).map(Some)
     }

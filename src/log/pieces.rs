@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use crate::model::{LogId, Seq, keys};
+use crate::model::{LogId, Seq, WriterId, keys};
 
 /// What a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +54,11 @@ impl Piece {
             PieceKind::Merge => keys::merge(id, self.from, self.to),
             PieceKind::Snapshot => keys::snapshot(id, self.to),
         }
+    }
+
+    /// Its key in the log, or in a writer's branch.
+    pub fn key_in(&self, id: &LogId, branch: Option<&WriterId>) -> String {
+        branch.map_or_else(|| self.key(id), |writer| keys::branch_entry(id, writer, self.to))
     }
 
     /// Whether it stands for all that `other` stands for, and is not it.

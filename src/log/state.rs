@@ -23,6 +23,8 @@ pub struct State {
     pub raw: u64,
     /// How the log ends, if it ends with a tombstone or a purge.
     pub removed: Option<EntryKind>,
+    /// Somebody went back to this entry and has not written since: until then the end of the log is what it was.
+    going_back: Option<Seq>,
 }
 
 impl State {
@@ -40,7 +42,9 @@ impl State {
                 self.put(part, header.seq);
             }
         }
-        if let Some(seq) = header.back_to {
+        if header.kind == EntryKind::Claim {
+            self.going_back = header.back_to;
+        } else if let Some(seq) = self.going_back.take() {
             self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
         }
         for point in header.points() {

@@ -6,23 +6,27 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use futures_util::future::BoxFuture;
+use tokio::task::{JoinError, JoinHandle};
 use tracing::Instrument;
 
-use super::Logs;
 use super::chain::Chain;
 use super::fork::Renaming;
 use super::pieces::{self, Name, Piece, PieceKind, Prefer, cover};
 use super::state::State;
+use super::{Logs, decode};
 use crate::codec::entry::Entry;
 use crate::error::{Doing, Error, Kind, Result};
 use crate::model::{At, Digest, Fork, Header, LogId, Seq, WriterId};
 use crate::sys::TRACED;
 
-/// So many objects are on their way or being inflated at a time: all that a restore reads of a log that is merged.
+/// So many objects are on their way at a time: all that a restore reads of a log that is merged.
 const AT_ONCE: usize = 32;
 
-/// So many stored bytes of them: with what they inflate to it bounds the memory of a reader.
-const AT_ONCE_BYTES: u64 = 6 << 20;
+/// So many stored bytes of them. What has arrived waits as it is stored, for it takes several times as much once it is inflated.
+const AT_ONCE_BYTES: u64 = 20 << 20;
+
+/// So many stored bytes are inflated ahead of what takes them in.
+const INFLATED_BYTES: u64 = 2 << 20;
 
 /// So often a log is listed again because something of it was collected in between.
 const MOST_RELISTED: u32 = 5;
@@ -239,6 +243,7 @@ impl Logs {
         let begins = |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
         let mut doubts = Doubts::new(reading.without);
         doubts.now.entries_only = reading.prefer == Prefer::Short && listed.iter().any(begins);
+        let mut unopened = None;
         loop {
             let (sink, seq) = (fresh(), reading.after);
             let mut walk =
@@ -254,7 +259,16 @@ impl Logs {
                     listed = self.list(id, all).await?;
                     continue;
                 }
-                Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(stop.error),
+                // Who sealed it was not told of us; what it stands for may be sealed to us.
+                Err(stop) if stop.error.kind() == Kind::Sealed && stop.piece.is_some_and(|piece| doubts.now.without.insert(piece)) => {
+                    unopened.get_or_insert(stop.error);
+                    if !all {
+                        all = true;
+                        listed = self.list(id, all).await?;
+                    }
+                    continue;
+                }
+                Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(unopened.unwrap_or(stop.error)),
                 Err(stop) => {
                     if doubts.learn(&stop, walk.seq, &walk.composites, &listed, id) {
                         if !all {
@@ -262,6 +276,9 @@ impl Logs {
                             listed = self.list(id, all).await?;
                         }
                         continue;
+                    }
+                    if let Some(error) = unopened {
+                        return Err(error);
                     }
                     Some(stop.error)
                 }
@@ -310,6 +327,36 @@ struct Walk<'a, S> {
     objects: usize,
     /// The merges and snapshots that were taken in.
     composites: Vec<Piece>,
+}
+
+/// Pieces in their order, each with the task that works on it.
+struct Queue<T> {
+    held: VecDeque<(Piece, JoinHandle<T>)>,
+    /// As stored.
+    bytes: u64,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Queue { held: VecDeque::new(), bytes: 0 }
+    }
+}
+
+impl<T> Queue<T> {
+    fn push(&mut self, piece: Piece, task: JoinHandle<T>) {
+        self.bytes += piece.size;
+        self.held.push_back((piece, task));
+    }
+
+    fn pop_if(&mut self, wanted: impl FnOnce(&Piece) -> bool) -> Option<(Piece, JoinHandle<T>)> {
+        let (piece, task) = self.held.pop_front_if(|(piece, _)| wanted(piece))?;
+        self.bytes -= piece.size;
+        Some((piece, task))
+    }
+}
+
+fn broke(cause: JoinError) -> Error {
+    Error::new(Kind::Internal, "read an entry").because(cause)
 }
 
 /// What became of a piece.
@@ -373,24 +420,35 @@ impl<S: Sink + Send> Walk<'_, S> {
         doubts: &Beliefs,
     ) -> std::result::Result<Option<Piece>, Stop> {
         let by_number: BTreeMap<Seq, Piece> = picked.iter().map(|piece| (piece.to, *piece)).collect();
-        let (logs, id) = (self.logs.clone(), self.id.clone());
+        let id = self.id.clone();
         let mut waiting = picked.iter().copied().peekable();
         self.logs.progress.expect(picked.iter().map(|piece| piece.size).sum());
-        let (mut reads, mut bytes) = (VecDeque::new(), 0);
+        let (mut fetched, mut inflated) = (Queue::default(), Queue::default());
         loop {
-            while let Some(piece) =
-                waiting.next_if(|piece| reads.is_empty() || reads.len() < self.reading.parallel && bytes + piece.size <= AT_ONCE_BYTES)
-            {
-                let (logs, id, branch) = (logs.clone(), id.clone(), branch.cloned());
-                bytes += piece.size;
-                // A task of its own, so that inflating uses every core.
-                reads.push_back((piece, tokio::spawn(async move { logs.read_piece(&id, &piece, branch.as_ref()).await })));
+            let parallel = self.reading.parallel;
+            while let Some(piece) = waiting.next_if(|piece| {
+                let held = fetched.held.len() + inflated.held.len();
+                held == 0 || held < parallel && fetched.bytes + inflated.bytes + piece.size <= AT_ONCE_BYTES
+            }) {
+                let (store, key) = (self.logs.store.clone(), piece.key_in(&id, branch));
+                let fetch = async move { Ok(store.get(&key).await?.map(|stored| (key, stored))) };
+                fetched.push(piece, tokio::spawn(fetch));
             }
-            let Some((piece, read)) = reads.pop_front() else { break };
+            while let Some((piece, fetch)) =
+                fetched.pop_if(|piece| inflated.held.is_empty() || inflated.bytes + piece.size <= INFLATED_BYTES)
+            {
+                let id = id.clone();
+                let inflate = async move {
+                    let fetched: Result<_> = fetch.await.map_err(broke)?;
+                    fetched?.map(|(key, stored)| decode(&id, &piece, &key, &stored)).transpose()
+                };
+                // A task of its own, so that inflating uses every core.
+                inflated.push(piece, tokio::spawn(inflate));
+            }
+            let Some((piece, read)) = inflated.pop_if(|_| true) else { break };
             let read = read.await;
-            bytes -= piece.size;
             self.logs.progress.did(piece.size);
-            let mut read = read.map_err(|cause| Error::new(Kind::Internal, "read an entry").because(cause))?;
+            let mut read = read.map_err(broke)?;
             self.objects += 1;
             if let Some(doubt) = doubts.bad.get(&piece.to).filter(|_| piece.kind == PieceKind::Entry && branch.is_none()) {
                 read = Err(Error::corrupt(doubt));
@@ -409,7 +467,7 @@ impl<S: Sink + Send> Walk<'_, S> {
                 Err(error) => Err(error),
             };
             match read {
-                Err(error) if piece.kind != PieceKind::Entry && error.kind() == Kind::Corrupt => {
+                Err(error) if piece.kind != PieceKind::Entry && matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
                     return Err(Stop { piece: Some(piece.name()), ..Stop::from(error) });
                 }
                 read => {

@@ -161,6 +161,16 @@ pub fn holds_content(key: &str) -> bool {
     }
 }
 
+/// Whether an entry is stored there, of a log or of a branch.
+pub fn is_entry(key: &str) -> bool {
+    matches!(key.split('/').nth(4), Some("log" | "branch"))
+}
+
+/// Whether a merge or a snapshot is stored there, which stands for what others wrote.
+pub fn is_composite(key: &str) -> bool {
+    matches!(key.split('/').nth(4), Some("merge" | "snap"))
+}
+
 /// The folder of the log that a key is in; the key itself where that is none.
 pub fn log_of(key: &str) -> &str {
     key.match_indices('/').nth(3).map_or(key, |(at, _)| &key[..=at])

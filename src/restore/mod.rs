@@ -14,9 +14,10 @@ pub mod repair;
 pub mod talk;
 pub mod verify;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures_util::future::{BoxFuture, join};
 use serde::Serialize;
 use tracing::Instrument;
 use tracing::field::{Empty, display};
@@ -30,7 +31,7 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
-use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, Move, RelPath, Seq, Turns, WriterId};
+use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, LogName, Move, RelPath, Seq, Turns, WriterId};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER, TRACED};
 
@@ -77,12 +78,14 @@ pub struct Options {
     pub dry_run: bool,
     /// Take the session over. Never for a copy.
     pub claim: bool,
+    /// Bring what belongs to its projects along.
+    pub along: bool,
     /// Whose the files shall be.
     pub owner: Option<Owner>,
 }
 
 /// What a restore did, or would do.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Report {
     /// The session; the id to resume.
     pub session: String,
@@ -109,6 +112,9 @@ pub struct Report {
     /// The claim, for the index.
     #[serde(skip)]
     pub claim: Option<Encoded>,
+    /// What became of the projects' files, if they were to be brought along.
+    #[serde(skip)]
+    pub along: Vec<Result<Report>>,
 }
 
 /// Brings a log's files back.
@@ -127,6 +133,25 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
         Err(error) => span.record("error", display(error)),
     };
     result
+}
+
+/// Brings back what belongs to the projects that these files are in.
+fn along<'a>(context: &'a Context, id: &LogId, files: &[FilePlan], options: &Options) -> BoxFuture<'a, Vec<Result<Report>>> {
+    let placed = files.iter().filter(|file| options.along && !id.name.is_project() && file.action != Action::Aside);
+    let projects: BTreeSet<LogName> = placed.filter_map(|file| context.profile.project_log(&file.path)).collect();
+    let Options { force, salvage, repair, dry_run, claim, owner, .. } = *options;
+    Box::pin(async move {
+        let mut reports = Vec::new();
+        for name in projects {
+            // A project stays where it is, and as it is now.
+            let options = Options { force, salvage, repair, dry_run, claim, owner, ..Options::default() };
+            match restore(context, &context.logs.id(name), &options).await {
+                Err(error) if error.kind() == Kind::NotFound => {}
+                done => reports.push(done),
+            }
+        }
+        reports
+    })
 }
 
 async fn until_nobody_writes(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
@@ -155,7 +180,7 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
             let _ = context.logs.fence.choose(&*context.logs.store, &context.logs.chance).await;
         }
     };
-    let (result, ()) = futures_util::future::join(assemble_and_finish(context, id, options, &stage), asked).await;
+    let (result, ()) = join(assemble_and_finish(context, id, options, &stage), asked).await;
     // A restore that failed leaves nothing behind.
     if let Err(cause) = context.folder.remove(&stage) {
         tracing::warn!(%cause, %stage, "the temporary folder was not removed");
@@ -278,21 +303,26 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
     let newest = pieces::head(&newest);
     let known = || ledger.files.keys().map(|path| (path, 0));
     let stays = options.project.as_ref().is_none_or(|project| relocate::into(&*context.profile, project, known()).is_empty());
-    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays;
+    // One of two places of it is to go, or to be told of.
+    let mut transcripts = ledger.files.keys().filter(|path| context.profile.is_transcript(path));
+    let alone = transcripts.try_fold(true, |alone, path| Ok::<_, Error>(alone && relocate::elsewhere(context, id, path)?.is_empty()))?;
+    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays && alone;
     let whole = |(path, cursor): (&RelPath, &FileCursor)| holds(&*context.folder, path, cursor).unwrap_or(false);
     if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
     }
     let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
     let mut report = Report { seq: newest, head: newest, ..Report::new(id, files, options) };
+    let along = along(context, id, &report.files, options);
     if options.dry_run {
+        report.along = along.await;
         return Ok(Some(Some(report)));
     }
     let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq, points: ledger.turns.number };
-    let taken =
-        take_over(context, id, head, Going { files: ledger.files, turns: ledger.turns, moves: Vec::new(), back_to: None }, &mut report)
-            .await?;
-    Ok(Some(taken.then_some(report)))
+    let going = Going { files: ledger.files, turns: ledger.turns, moves: Vec::new(), back_to: None };
+    let (taken, along) = join(take_over(context, id, head, going, &mut report), along).await;
+    report.along = along;
+    Ok(Some(taken?.then_some(report)))
 }
 
 /// Whether what was shipped of a file is still there: a machine that lost its power may have lost the end of it.
@@ -382,8 +412,10 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     let files = place::decide_all(context, id, assembly, &moves, (ledger.as_ref(), goes_on), options)?;
     let mut report = Report { seq: read.seq, head: head.end, objects: read.objects, cut_off, dropped, ..Report::new(id, files, options) };
     place::check(id, &report.files, options)?;
+    let along = along(context, id, &report.files, options);
     if options.dry_run {
         repair::foresee(context, assembly, &mut report, options)?;
+        report.along = along.await;
         return Ok(Some(report));
     }
     let mut cursors = tracing::info_span!(target: TRACED, "place")
@@ -401,8 +433,10 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     // What the log holds at its end may be elsewhere by now; behind an earlier point all is written anew in any case.
     let moves = if back { Vec::new() } else { moves };
     let going = Going { files: cursors, turns, moves, back_to: back.then_some(read.seq) };
-    let taken = take_over(context, id, head, going, &mut report).await?;
-    Ok(taken.then_some(report))
+    // One trip to the store less than one behind the other.
+    let (taken, along) = join(take_over(context, id, head, going, &mut report), along).await;
+    report.along = along;
+    Ok(taken?.then_some(report))
 }
 
 impl Report {
@@ -421,6 +455,7 @@ impl Report {
             repaired: Vec::new(),
             dry_run: options.dry_run,
             claim: None,
+            along: Vec::new(),
         }
     }
 

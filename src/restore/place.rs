@@ -124,7 +124,15 @@ pub fn decide_all(
     let latest = options.at == At::Latest || goes_on;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
-        let failed = |cause| Error::io(format!("compare {path}"), cause);
+        let failed = |cause: std::io::Error| {
+            let in_the_way =
+                cause.kind() == ErrorKind::AlreadyExists || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+            match in_the_way {
+                true => Error::conflict(format!("{path} is a link or a folder here"))
+                    .hint("move it away: a restore writes files and follows no link"),
+                false => Error::io(format!("compare {path}"), cause),
+            }
+        };
         let stands_at = stands_at(context, path, moves).map_err(failed)?;
         plans.push((examine(context, options, (path, &stands_at), at, staged, ledger).map_err(failed)?, at));
     }

@@ -21,10 +21,10 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::config::RequestChecksumCalculation;
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::operation::put_object::builders::PutObjectFluentBuilder;
-use aws_sdk_s3::primitives::ByteStream;
+use aws_sdk_s3::primitives::{ByteStream, ByteStreamError};
 use aws_sdk_s3::types::ServerSideEncryption;
 use aws_smithy_http_client::tls::{self, TrustStore, rustls_provider::CryptoMode};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
 
 use self::failure::{answer, classify};
@@ -44,6 +44,9 @@ const SLOWEST: u64 = 32 * 1024;
 
 /// Enough for the requests that are in flight at once; more would only keep memory.
 const IDLE_CONNECTIONS: usize = 32;
+
+/// Room that is made for a body because its server says that it is so long.
+const MOST_FORESEEN: u64 = 16 << 20;
 
 /// Begins an `after` that carries the server's own mark of a page. No key holds this character.
 const MARK: char = '\0';
@@ -214,8 +217,8 @@ impl Store for S3Store {
             Err(error) => return Err(classify(doing, &self.bucket, self.endpoint.as_deref(), &error)),
         };
         let size = found.content_length().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
-        match self.bounded(&doing, size, found.body.collect()).await? {
-            Ok(body) => Ok(Some(body.into_bytes())),
+        match self.bounded(&doing, size, gather(found.body, size)).await? {
+            Ok(body) => Ok(Some(body)),
             Err(cause) => {
                 let error = Error::unavailable(doing).because(cause);
                 // TCP and TLS check the way here, so a wrong checksum is the stored object's.
@@ -256,6 +259,15 @@ impl Store for S3Store {
             None => self.place(),
         }
     }
+}
+
+/// Takes a body in, piece by piece: it is in memory once.
+async fn gather(mut body: ByteStream, size: u64) -> std::result::Result<Bytes, ByteStreamError> {
+    let mut held = BytesMut::with_capacity(size.min(MOST_FORESEEN) as usize);
+    while let Some(piece) = body.try_next().await? {
+        held.extend_from_slice(&piece);
+    }
+    Ok(held.freeze())
 }
 
 /// Whether an answer says that there is no such object, in a bucket that is there.

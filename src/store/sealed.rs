@@ -7,10 +7,11 @@
 
 pub mod keyring;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use age::x25519::Identity;
 use age::{DecryptError, Decryptor, Encryptor};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,6 +24,9 @@ use crate::model::keys;
 /// What a sealed object begins with; what is stored plain begins with gzip's two bytes or a brace.
 const MAGIC: &[u8] = b"age-encryption.org/v1";
 
+/// What each recipient adds to the header begins with.
+const STANZA: &[u8] = b"-> X25519 ";
+
 /// What the header, one recipient and the last tag take; only to ask for memory once.
 const OVERHEAD: usize = 512;
 
@@ -30,28 +34,35 @@ const OVERHEAD: usize = 512;
 pub struct Sealed {
     inner: Arc<dyn Store>,
     keyring: Keyring,
-    /// Logs in which something sealed was met that nothing can be written behind in plain.
-    sealed_logs: Mutex<BTreeSet<String>>,
+    /// What was read of which log, where nobody says to whom to seal what is written to it.
+    met: Mutex<BTreeMap<String, Met>>,
+}
+
+/// What a log was found to be.
+#[derive(Debug, Clone, Copy, Default)]
+struct Met {
+    /// Something in it is plain.
+    plain: bool,
+    /// Something is sealed.
+    sealed: bool,
+    /// Something that was read since the last merge is sealed to others than us too.
+    to_others: bool,
+    /// That was said.
+    said: bool,
 }
 
 impl Sealed {
     /// Seals what goes to `inner`, if the keyring has anybody to seal it to, and opens what comes from there.
     pub fn new(inner: Arc<dyn Store>, keyring: Keyring) -> Self {
-        Sealed { inner, keyring, sealed_logs: Mutex::default() }
+        Sealed { inner, keyring, met: Mutex::default() }
     }
 
     fn seal(&self, key: &str, body: Bytes) -> Result<Bytes> {
         if !keys::holds_content(key) {
             return Ok(body);
         }
-        if !self.keyring.is_on() {
-            return match self.is_sealed_log(key) {
-                true => {
-                    Err(Error::new(Kind::Sealed, format!("write {key}: the session is encrypted, and nobody is named to encrypt this to"))
-                        .hint("--encrypt-to RECIPIENT or --identity FILE, as when the session was written"))
-                }
-                false => Ok(body),
-            };
+        if !self.keyring.is_named() && self.stays_plain(key)? {
+            return Ok(body);
         }
         let failed = |cause: &dyn std::fmt::Display| Error::new(Kind::Internal, format!("encrypt {key}: {cause}"));
         let recipients = self.keyring.to();
@@ -64,11 +75,20 @@ impl Sealed {
     }
 
     fn open(&self, key: &str, stored: Bytes) -> Result<Bytes> {
-        if !keys::holds_content(key) || !stored.starts_with(MAGIC) {
+        if !keys::holds_content(key) {
             return Ok(stored);
         }
-        if !self.keyring.is_on() {
-            self.sealed_logs.lock().unwrap_or_else(PoisonError::into_inner).insert(keys::log_of(key).to_owned());
+        let sealed = stored.starts_with(MAGIC);
+        if !self.keyring.is_named() {
+            let to_others = sealed && self.keyring.is_on() && self.is_for_others(&stored);
+            self.with_met(key, |met| {
+                met.plain |= !sealed;
+                met.sealed |= sealed;
+                met.to_others |= to_others;
+            });
+        }
+        if !sealed {
+            return Ok(stored);
         }
         let damaged = |cause: &dyn std::fmt::Display| Error::corrupt(format!("read {key}: its encryption is damaged ({cause})"));
         let decryptor = Decryptor::new(&stored[..]).map_err(|cause| match cause {
@@ -88,8 +108,61 @@ impl Sealed {
         Ok(Bytes::from(body))
     }
 
-    fn is_sealed_log(&self, key: &str) -> bool {
-        self.sealed_logs.lock().unwrap_or_else(PoisonError::into_inner).contains(keys::log_of(key))
+    /// Nobody says to whom to seal: whether this stays plain. What is there is never made unreadable for those who can read it
+    /// now.
+    fn stays_plain(&self, key: &str) -> Result<bool> {
+        let refuse = |why, hint: &str| Err(Error::new(Kind::Sealed, format!("write {key}: {why}")).hint(hint));
+        let composite = keys::is_composite(key);
+        let met = self.with_met(key, |met| {
+            let before = *met;
+            met.said |= met.to_others;
+            // What the next one is made of is read before it.
+            met.to_others &= !composite;
+            before
+        });
+        if !self.keyring.is_on() {
+            return match met.sealed {
+                true => refuse(
+                    "the session is encrypted, and nobody is named to encrypt this to",
+                    "--encrypt-to RECIPIENT or --identity FILE, as when the session was written",
+                ),
+                false => Ok(true),
+            };
+        }
+        if met.to_others && composite {
+            return refuse(
+                "what it is made of is encrypted to others too, and they are not named",
+                "--encrypt-to RECIPIENT for everybody who shall read it, as when the session was written",
+            );
+        }
+        if met.to_others && !met.said {
+            let log = keys::log_of(key);
+            tracing::warn!(
+                log,
+                "it was encrypted to others too; what is written now opens with the identity that is given alone. --encrypt-to names them"
+            );
+        }
+        // What is new is sealed also where a session began plain; what stands for what is there, or points at it, stays as that is.
+        let plain = met.plain && !met.sealed && !keys::is_entry(key);
+        if !plain {
+            self.with_met(key, |met| met.sealed = true);
+        }
+        Ok(plain)
+    }
+
+    fn with_met<T>(&self, key: &str, look: impl FnOnce(&mut Met) -> T) -> T {
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        look(met.entry(keys::log_of(key).to_owned()).or_default())
+    }
+
+    /// Whether what is sealed opens with keys that are not at hand. Who they are is not in it, only how many.
+    fn is_for_others(&self, stored: &[u8]) -> bool {
+        let header = stored.split(|byte| *byte == b'\n').take_while(|line| !line.starts_with(b"---"));
+        let keys = header.filter(|line| line.starts_with(STANZA)).count();
+        let opens = |identity: &Identity| {
+            Decryptor::new(stored).is_ok_and(|sealed| sealed.decrypt(std::iter::once(identity as &dyn age::Identity)).is_ok())
+        };
+        self.keyring.with().into_iter().filter(|identity| opens(identity)).count() < keys
     }
 }
 

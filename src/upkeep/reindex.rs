@@ -16,23 +16,26 @@ use crate::model::{At, FileKind, Fork, LogId, RelPath, Told, WriterId};
 /// Records what the index does not know of a log yet; answers how many entries that were.
 pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId) -> Result<u64> {
     let have = index.session(id).await?.map_or(0, |row| row.head);
-    match follow(logs, index, profile, id, have).await {
+    match follow(logs, index, profile, id, Some(have)).await {
         // The index holds something else than the bucket (or what it holds was passed over): begin anew.
         Err(error) if error.kind() == Kind::Conflict || error.kind() == Kind::Corrupt && have > 0 => {
-            index.forget(id).await?;
-            follow(logs, index, profile, id, 0).await
+            follow(logs, index, profile, id, None).await
         }
         done => done,
     }
     .doing_with(|| format!("index {id}"))
 }
 
-async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId, have: u64) -> Result<u64> {
+/// From where the index stopped, or anew: it forgets a log when that has been read, not before.
+async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId, have: Option<u64>) -> Result<u64> {
     let mut recorded = 0;
     // What the index knows is not read again; the first link is then not checked, all others are.
-    let reading = Reading { prefer: Prefer::Short, after: have, ..Reading::default() };
+    let reading = Reading { prefer: Prefer::Short, after: have.unwrap_or(0), ..Reading::default() };
     let read = logs.read_log(id, reading, || Records { id, profile, reader: Reader::default(), records: Vec::new() }).await?;
     let damage = read.damage;
+    if have.is_none() {
+        index.forget(id).await?;
+    }
     for mut record in read.sink.records {
         if let Some(fork) = record.header.fork.clone() {
             record.told = begins_with(logs, profile, id, &fork).await?;
@@ -191,8 +194,7 @@ pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut 
     for name in names {
         let id = logs.id(name);
         logs.progress.next_log();
-        index.forget(&id).await?;
-        let mut done = follow(logs, index, profile, &id, 0).await;
+        let mut done = follow(logs, index, profile, &id, None).await;
         if done.is_ok()
             && let Err(error) = tell_names(logs, index, &id).await
         {

@@ -112,6 +112,16 @@ fn a_second_place_is_moved_aside_if_the_log_has_it_and_is_never_lost_if_not() {
     assert!(!here.transcript("-work-app").exists(), "{:?}", files.keys());
     assert_eq!(std::fs::read_to_string(here.transcript("-else")).unwrap(), LINE.repeat(5) + MORE);
 
+    // Also where nobody wrote since and nothing needs to be read.
+    std::fs::create_dir_all(here.transcript("-copy").parent().unwrap()).unwrap();
+    std::fs::copy(here.transcript("-else"), here.transcript("-copy")).unwrap();
+    backend.run(&here.0, &["restore", "s1"]).ok();
+    assert!(!here.transcript("-copy").exists() && here.transcript("-else").exists());
+    std::fs::create_dir_all(here.transcript("-copy").parent().unwrap()).unwrap();
+    std::fs::copy(here.transcript("-else"), here.transcript("-copy")).unwrap();
+    append(&here.transcript("-copy"), "{\"something\":\"else\"}\n");
+    backend.run(&here.0, &["restore", "s1"]).fails(7, "projects/-copy/s1.jsonl", "--force");
+
     // One that says something else stays, and is named.
     let third = Here::new();
     append(&third.transcript("-third"), "{\"something\":\"else\"}\n");

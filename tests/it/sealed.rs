@@ -96,6 +96,14 @@ fn assert_restored(backend: &Backend, home: &TempHome) {
     assert_eq!(files_below(&other.home().join(".claude")), files_below(&home.home().join(".claude")));
 }
 
+/// The same for a copy, which takes nothing over.
+#[track_caller]
+fn assert_pulled(backend: &Backend, home: &TempHome) {
+    let other = TempHome::new();
+    backend.run(&other, &["pull", "s1", "--to", "copy"]).ok();
+    assert_eq!(files_below(&other.home().join("copy")), files_below(&home.home().join(".claude")));
+}
+
 fn bucket(backend: &Backend) -> PathBuf {
     backend.path().join("bucket")
 }
@@ -401,9 +409,7 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     for (at, entry) in all.iter().enumerate() {
         assert_eq!(is_sealed(entry), at >= plain, "{}", entry.display());
     }
-    let copy = TempHome::new();
-    backend.run(&copy, &["pull", "s1", "--to", "copy"]).ok();
-    assert_eq!(files_below(&copy.home().join("copy")), files_below(&home.home().join(".claude")));
+    assert_pulled(&backend, &home);
     backend.with(None, &[]);
     backend.run(&TempHome::new(), &["pull", "s1", "--to", "copy"]).fails(11, "no identity is given", "--identity");
     let before = files_below(&bucket(&backend));
@@ -418,6 +424,79 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     stream(&backend, &home, &conversation(4));
     assert_restored(&backend, &home);
     assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
+}
+
+#[test]
+fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
+    let mut backend = Backend::file();
+    let (user, ops) = (keygen(&backend, "user.txt"), keygen(&backend, "ops.txt"));
+    let both = Key { file: user.file.clone(), recipient: format!("{},{}", user.recipient, ops.recipient) };
+    let home = TempHome::new();
+    backend.with(Some(&both), &[]);
+    (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
+    let before = entries(&backend);
+    backend.with(None, &[&ops]);
+    let elsewhere = TempHome::new();
+    backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(11, "encrypted to others too", "--encrypt-to");
+    assert_eq!(entries(&backend), before);
+    // Who names everybody may.
+    for all in [None, Some(&both)] {
+        if all.is_some() {
+            backend.with(all, &[&ops]);
+            backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
+        }
+        assert_eq!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists(), all.is_some());
+        for key in [&ops, &user] {
+            backend.with(None, &[key]);
+            assert_pulled(&backend, &home);
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_sealed_to_somebody_else_is_read_around_while_its_entries_are_there() {
+    let mut backend = Backend::file();
+    let (user, ops) = (keygen(&backend, "user.txt"), keygen(&backend, "ops.txt"));
+    let home = TempHome::new();
+    backend.with(Some(&Key { file: user.file.clone(), recipient: format!("{},{}", user.recipient, ops.recipient) }), &[]);
+    (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
+    backend.with(Some(&ops), &[&ops]);
+    backend.run(&TempHome::new(), &["gc", "--history", "0s"]).ok();
+    assert!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists());
+    backend.with(None, &[&user]);
+    assert_pulled(&backend, &home);
+}
+
+#[test]
+fn a_collector_with_a_key_leaves_a_plain_session_plain() {
+    let mut backend = Backend::file();
+    let ops = keygen(&backend, "ops.txt");
+    let home = TempHome::new();
+    (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
+    backend.with(None, &[&ops]);
+    let elsewhere = TempHome::new();
+    backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
+    backend.run(&elsewhere, &["checkpoint", "s1", "--name", "here"]).ok();
+    assert!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists());
+    backend.with(None, &[]);
+    backend.run(&elsewhere, &["checkpoints", "s1"]).ok();
+    backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
+    backend.run(&elsewhere, &["reindex"]).ok();
+    assert_restored(&backend, &home);
+}
+
+#[test]
+fn what_the_index_knows_of_a_sealed_session_stays_when_it_is_rebuilt_without_the_key() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(1));
+    backend.with(None, &[]);
+    let known = backend.run(&home, &["ls", "--json"]).ok().json();
+    assert_eq!(known["sessions"].as_array().map(Vec::len), Some(1), "{known}");
+    backend.run(&home, &["reindex"]).fails(11, "encrypted", "--identity");
+    assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), known);
 }
 
 #[test]

@@ -71,6 +71,24 @@ fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
 }
 
 #[test]
+fn going_back_and_writing_nothing_leaves_every_turn_where_it_is() {
+    for backend in Backend::all() {
+        let home = TempHome::new();
+        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=4)]);
+        backend.run(&TempHome::new(), &["restore", "s1", "--at", "turn:2"]).ok();
+        for point in ["latest", "turn", "turn:4"] {
+            assert_eq!(pulled(&backend, "s1", point), whole_turns("s1", 1..=4), "{point}");
+        }
+        let third = TempHome::new();
+        backend.run(&third, &["restore", "s1"]).ok();
+        stream(&backend, &third, "s1", &[whole_turns("s1", 5..=5)]);
+        let points = backend.run(&third, &["checkpoints", "s1", "--json"]).ok().json();
+        assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4), Some(5)]);
+        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2), Some(3), Some(4)]);
+    }
+}
+
+#[test]
 fn going_back_to_a_turn_keeps_what_came_after() {
     for backend in Backend::all() {
         let home = TempHome::new();

@@ -27,6 +27,8 @@ const SECRET: &str = "AGE-SECRET-KEY-";
 #[derive(Clone, Default)]
 pub struct Keyring {
     recipients: Vec<Recipient>,
+    /// Somebody said who they are.
+    named: bool,
     identities: Vec<Identity>,
     own: Option<Arc<Own>>,
 }
@@ -38,8 +40,8 @@ struct Own {
 }
 
 impl Keyring {
-    /// What the settings name. Without recipients, it is sealed to the identities themselves: a session that was encrypted
-    /// does not go on in plain because a setting is missing.
+    /// What the settings name. Without recipients, what is new is sealed to the identities themselves: a session that was
+    /// encrypted does not go on in plain because a setting is missing.
     pub fn read(settings: &Settings) -> Result<Keyring> {
         let mut keyring = Keyring::default();
         for path in &settings.identity {
@@ -67,7 +69,8 @@ impl Keyring {
                 );
             }
         }
-        if keyring.recipients.is_empty() {
+        keyring.named = !keyring.recipients.is_empty();
+        if !keyring.named {
             keyring.recipients = keyring.identities.iter().map(Identity::to_public).collect();
         }
         Ok(keyring)
@@ -82,6 +85,11 @@ impl Keyring {
     /// Whether what is written is sealed.
     pub fn is_on(&self) -> bool {
         !self.recipients.is_empty()
+    }
+
+    /// Whether somebody said to whom it is sealed.
+    pub(super) fn is_named(&self) -> bool {
+        self.named
     }
 
     /// How many recipients are named, and how many identities are given.
