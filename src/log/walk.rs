@@ -23,7 +23,7 @@ use crate::sys::TRACED;
 const AT_ONCE: usize = 32;
 
 /// So many stored bytes of them. What has arrived waits as it is stored, for it takes several times as much once it is inflated.
-const AT_ONCE_BYTES: u64 = 20 << 20;
+const AT_ONCE_BYTES: u64 = 16 << 20;
 
 /// So many stored bytes are inflated ahead of what takes them in.
 const INFLATED_BYTES: u64 = 2 << 20;
