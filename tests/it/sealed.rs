@@ -426,14 +426,20 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
 }
 
-#[test]
-fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
-    let mut backend = Backend::file();
-    let (user, ops) = (keygen(&backend, "user.txt"), keygen(&backend, "ops.txt"));
+/// A session that two keys open, both of them as recipients, and where it was written.
+fn written_for_two(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
+    let (user, ops) = (keygen(backend, "user.txt"), keygen(backend, "ops.txt"));
     let both = Key { file: user.file.clone(), recipient: format!("{},{}", user.recipient, ops.recipient) };
     let home = TempHome::new();
     backend.with(Some(&both), &[]);
-    (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
+    (1..=8).for_each(|number| stream(backend, &home, &conversation(number)));
+    (user, ops, both, home)
+}
+
+#[test]
+fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
+    let mut backend = Backend::file();
+    let (user, ops, both, home) = written_for_two(&mut backend);
     let before = entries(&backend);
     backend.with(None, &[&ops]);
     let elsewhere = TempHome::new();
@@ -456,10 +462,7 @@ fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
 #[test]
 fn a_snapshot_that_is_sealed_to_somebody_else_is_read_around_while_its_entries_are_there() {
     let mut backend = Backend::file();
-    let (user, ops) = (keygen(&backend, "user.txt"), keygen(&backend, "ops.txt"));
-    let home = TempHome::new();
-    backend.with(Some(&Key { file: user.file.clone(), recipient: format!("{},{}", user.recipient, ops.recipient) }), &[]);
-    (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
+    let (user, ops, _, home) = written_for_two(&mut backend);
     backend.with(Some(&ops), &[&ops]);
     backend.run(&TempHome::new(), &["gc", "--history", "0s"]).ok();
     assert!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists());
@@ -492,6 +495,8 @@ fn what_the_index_knows_of_a_sealed_session_stays_when_it_is_rebuilt_without_the
     let home = TempHome::new();
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(1));
+    // The daemon may have died before the index was told.
+    backend.run(&home, &["reindex"]).ok();
     backend.with(None, &[]);
     let known = backend.run(&home, &["ls", "--json"]).ok().json();
     assert_eq!(known["sessions"].as_array().map(Vec::len), Some(1), "{known}");
