@@ -52,7 +52,12 @@ async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
         parallel: 8,
     };
     let hints = Arc::new(Hints::default());
-    let watch = DiskWatch::new(here.clone(), parts.folder()?, parts.profile.clone(), hints.clone());
+    let watch = DiskWatch::new(
+        here.clone(),
+        parts.folder()?,
+        parts.profile.clone(),
+        hints.clone(),
+    );
     let streamer = Streamer::start(context, here.clone(), hints, Box::new(watch))?;
 
     // The agent writes.
@@ -64,18 +69,34 @@ async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
     let flushed = streamer.flush(Some(SESSION.parse()?)).await?;
     println!("durable: {} log", flushed.logs.len());
     std::fs::write(here.join(&transcript), LINE.repeat(2))?;
-    let left = streamer.finish(Instant::now() + Duration::from_secs(8)).await?.left;
+    let left = streamer
+        .finish(Instant::now() + Duration::from_secs(8))
+        .await?
+        .left;
     if !left.is_empty() {
         return Err(format!("not durable: {left:?}").into());
     }
 
     // Put it back in another folder, and take the session over: the writer above could write no more.
     let parts = parts.rooted_at(there.clone());
-    let context = restore::Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() };
-    let options = restore::Options { claim: true, ..restore::Options::default() };
+    let context = restore::Context {
+        folder: parts.folder()?,
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    };
+    let options = restore::Options {
+        claim: true,
+        ..restore::Options::default()
+    };
     let report = restore::restore(&context, &parts.logs.id(SESSION.parse()?), &options).await?;
-    println!("restored: {} bytes from {} objects", report.bytes, report.objects);
-    let (before, after) = (std::fs::read(here.join(&transcript))?, std::fs::read(there.join(&transcript))?);
+    println!(
+        "restored: {} bytes from {} objects",
+        report.bytes, report.objects
+    );
+    let (before, after) = (
+        std::fs::read(here.join(&transcript))?,
+        std::fs::read(there.join(&transcript))?,
+    );
     if before != after || after.is_empty() {
         return Err("the bytes differ".into());
     }

@@ -31,7 +31,13 @@ pub struct Settings {
     pub store: Option<String>,
 
     /// Index: sqlite:///PATH or postgres://USER@HOST/DB [default: a file in the XDG data directory]
-    #[arg(long, global = true, env = "SESSIOND_INDEX", value_name = "URL", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_INDEX",
+        value_name = "URL",
+        hide_env_values = true
+    )]
     pub index: Option<String>,
 
     /// The agent's folder [default: the agent's own, such as ~/.claude]
@@ -67,11 +73,23 @@ pub struct Settings {
     pub sse: Option<String>,
 
     /// Encrypt what is stored to this age recipient, or to those in a file; several times, or with commas, for several [default: to the identities, if any]
-    #[arg(long, global = true, env = "SESSIOND_ENCRYPT_TO", value_name = "RECIPIENT|FILE", value_delimiter = ',')]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_ENCRYPT_TO",
+        value_name = "RECIPIENT|FILE",
+        value_delimiter = ','
+    )]
     pub encrypt_to: Vec<String>,
 
     /// Open what is encrypted with the age identities in this file; several times, or with commas, for several files
-    #[arg(long, global = true, env = "SESSIOND_IDENTITY", value_name = "FILE", value_delimiter = ',')]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_IDENTITY",
+        value_name = "FILE",
+        value_delimiter = ','
+    )]
     pub identity: Vec<PathBuf>,
 
     /// Trust this certificate authority too (a PEM file) when speaking to S3, a heartbeat's server or a collector
@@ -79,7 +97,12 @@ pub struct Settings {
     pub ca_file: Option<PathBuf>,
 
     /// Give up on one request to the store after this long [default: 30s]
-    #[arg(long, global = true, env = "SESSIOND_REQUEST_TIMEOUT", value_name = "TIME")]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_REQUEST_TIMEOUT",
+        value_name = "TIME"
+    )]
     pub request_timeout: Option<String>,
 
     /// Keep what people and agents said in the index too, for sessiond search
@@ -88,7 +111,12 @@ pub struct Settings {
     pub index_text: bool,
 
     /// Log lines as text or json [default: text]
-    #[arg(long, global = true, env = "SESSIOND_LOG_FORMAT", value_name = "FORMAT")]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_LOG_FORMAT",
+        value_name = "FORMAT"
+    )]
     pub log_format: Option<LogFormat>,
 
     /// What to log: error, warn, info, debug, or a filter such as sessiond=debug [default: info]
@@ -97,7 +125,13 @@ pub struct Settings {
 
     /// Tell this OpenTelemetry collector what flushes and restores took (OTLP over HTTP, to URL/v1/traces), or off
     /// [default: OTEL_EXPORTER_OTLP_ENDPOINT, if that is set]
-    #[arg(long, global = true, env = "SESSIOND_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_OTLP_ENDPOINT",
+        value_name = "URL",
+        hide_env_values = true
+    )]
     pub otlp_endpoint: Option<String>,
 
     /// Only say what was asked for and what is wrong: no progress, no log below warn
@@ -147,7 +181,12 @@ pub struct Stream {
     pub request_id: Option<String>,
 
     /// Give every session that is written to this label; several times, or with commas, for several labels
-    #[arg(long, env = "SESSIOND_LABELS", value_name = "NAME=VALUE", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "SESSIOND_LABELS",
+        value_name = "NAME=VALUE",
+        value_delimiter = ','
+    )]
     pub label: Vec<String>,
 
     /// Say of every session that is written to how long to keep it after its last change: a length of time, or never
@@ -159,7 +198,12 @@ pub struct Stream {
     pub http: Option<String>,
 
     /// Call this URL in an interval, only while everything is durable; use the variable if it holds a secret
-    #[arg(long, env = "SESSIOND_HEARTBEAT_URL", value_name = "URL", hide_env_values = true)]
+    #[arg(
+        long,
+        env = "SESSIOND_HEARTBEAT_URL",
+        value_name = "URL",
+        hide_env_values = true
+    )]
     pub heartbeat_url: Option<String>,
 
     /// From one such call to the next [default: 60s]
@@ -171,10 +215,24 @@ impl Stream {
     /// What is said of every session that is written to. A variable that is set to nothing says nothing.
     pub fn wishes(&self) -> Result<Wishes> {
         let said = |text: &&str| !text.trim().is_empty();
-        let labels = self.label.iter().map(String::as_str).filter(said).map(str::parse).collect::<Result<Vec<Label>>>()?;
+        let labels = self
+            .label
+            .iter()
+            .map(String::as_str)
+            .filter(said)
+            .map(str::parse)
+            .collect::<Result<Vec<Label>>>()?;
         let wishes = Wishes {
-            ttl: self.ttl.as_deref().filter(said).map(|text| ttl("--ttl", text)).transpose()?,
-            labels: labels.into_iter().map(|label| (label.name, label.value)).collect(),
+            ttl: self
+                .ttl
+                .as_deref()
+                .filter(said)
+                .map(|text| ttl("--ttl", text))
+                .transpose()?,
+            labels: labels
+                .into_iter()
+                .map(|label| (label.name, label.value))
+                .collect(),
             request_id: self.request_id.as_deref().filter(said).map(str::to_owned),
             status: None,
         };
@@ -228,7 +286,12 @@ impl Prices {
     /// What an answer cost, in millionths of a dollar; none if nothing is said of the model. The longest name counts that the
     /// model's begins with.
     pub fn cost(&self, model: &str, tokens: Tokens) -> Option<u64> {
-        let price = self.0.iter().filter(|(name, _)| model.starts_with(name.as_str())).max_by_key(|(name, _)| name.len())?.1;
+        let price = self
+            .0
+            .iter()
+            .filter(|(name, _)| model.starts_with(name.as_str()))
+            .max_by_key(|(name, _)| name.len())?
+            .1;
         let of = |count: u64, price: f64| count as f64 * price;
         let cost = of(tokens.input, price.input)
             + of(tokens.output, price.output)
@@ -257,10 +320,20 @@ macro_rules! fill {
 }
 
 /// Fills what flags and variables left open from the configuration file, if there is one.
-pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, default_file: Option<PathBuf>) -> Result<()> {
+pub fn fill_from_file(
+    settings: &mut Settings,
+    stream: Option<&mut Stream>,
+    default_file: Option<PathBuf>,
+) -> Result<()> {
     let named = settings.config.clone();
-    let Some(path) = named.clone().or_else(|| default_file.filter(|path| path.exists())) else { return Ok(()) };
-    let text = std::fs::read_to_string(&path).map_err(|cause| Error::named(format!("read configuration {}", path.display()), cause))?;
+    let Some(path) = named
+        .clone()
+        .or_else(|| default_file.filter(|path| path.exists()))
+    else {
+        return Ok(());
+    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|cause| Error::named(format!("read configuration {}", path.display()), cause))?;
     let file = parse(&path, &text)?;
     fill!(
         settings,
@@ -315,18 +388,37 @@ pub fn fill_from_file(settings: &mut Settings, stream: Option<&mut Stream>, defa
 fn parse(path: &Path, text: &str) -> Result<File> {
     let wrong = |cause: toml::de::Error| {
         // Not the line itself: it may hold a password.
-        let line = cause.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        let line = line.map(|line| format!("line {line}: ")).unwrap_or_default();
-        Error::usage(format!("read configuration {}: {line}{}", path.display(), cause.message()))
-            .hint("it is TOML: NAME = VALUE, texts in quotes")
+        let line = cause
+            .span()
+            .map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let line = line
+            .map(|line| format!("line {line}: "))
+            .unwrap_or_default();
+        Error::usage(format!(
+            "read configuration {}: {line}{}",
+            path.display(),
+            cause.message()
+        ))
+        .hint("it is TOML: NAME = VALUE, texts in quotes")
     };
     let table: toml::Table = toml::from_str(text).map_err(wrong)?;
     let file: File = table.clone().try_into().map_err(|cause: toml::de::Error| {
-        let alone = |(key, value): (&String, &toml::Value)| toml::Table::from_iter([(key.clone(), value.clone())]);
+        let alone = |(key, value): (&String, &toml::Value)| {
+            toml::Table::from_iter([(key.clone(), value.clone())])
+        };
         let wrong = |table: &toml::Table| table.clone().try_into::<File>().is_err();
-        let setting = table.iter().map(alone).find(wrong).and_then(|table| table.keys().next().cloned()).unwrap_or_default();
-        Error::usage(format!("read configuration {}: {setting}: {}", path.display(), cause.message()))
-            .hint("docs/OPERATIONS.md lists the settings and what each of them takes")
+        let setting = table
+            .iter()
+            .map(alone)
+            .find(wrong)
+            .and_then(|table| table.keys().next().cloned())
+            .unwrap_or_default();
+        Error::usage(format!(
+            "read configuration {}: {setting}: {}",
+            path.display(),
+            cause.message()
+        ))
+        .hint("docs/OPERATIONS.md lists the settings and what each of them takes")
     })?;
     if let Some(key) = file.unknown.keys().next() {
         return Err(Error::usage(format!("read configuration {}: it has no setting {key:?}", path.display()))
@@ -337,15 +429,33 @@ fn parse(path: &Path, text: &str) -> Result<File> {
 
 /// Reads a length of time: `500ms`, `8s`, `1m 30s`, or a number of seconds.
 pub fn duration(what: &str, text: Option<&str>, default: Duration) -> Result<Duration> {
-    let Some(text) = text.map(str::trim) else { return Ok(default) };
-    let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let Some(text) = text.map(str::trim) else {
+        return Ok(default);
+    };
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     // Days and weeks of 24 hours; the library knows only calendar days.
     let long = |letter: char, seconds: u64| {
-        text.strip_suffix(letter)?.trim().parse::<u32>().ok().map(|count| Duration::from_secs(u64::from(count) * seconds))
+        text.strip_suffix(letter)?
+            .trim()
+            .parse::<u32>()
+            .ok()
+            .map(|count| Duration::from_secs(u64::from(count) * seconds))
     };
-    let seconds = seconds.or_else(|| long('d', 86_400)).or_else(|| long('w', 604_800));
-    let read = seconds.or_else(|| text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok()));
-    read.ok_or_else(|| Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 500ms, 8s, 1m30s or 7d"))
+    let seconds = seconds
+        .or_else(|| long('d', 86_400))
+        .or_else(|| long('w', 604_800));
+    let read = seconds.or_else(|| {
+        text.parse::<jiff::SignedDuration>()
+            .ok()
+            .and_then(|time| Duration::try_from(time).ok())
+    });
+    read.ok_or_else(|| {
+        Error::usage(format!("read {what} {text:?}"))
+            .hint("a length of time, such as 500ms, 8s, 1m30s or 7d")
+    })
 }
 
 /// Reads how long to keep a session: a length of time, or `never`.
@@ -354,7 +464,8 @@ pub fn ttl(what: &str, text: &str) -> Result<Ttl> {
         "never" => Ok(Ttl::Never),
         text => match duration(what, Some(text), Duration::ZERO) {
             Ok(time) => Ok(Ttl::Seconds(time.as_secs())),
-            Err(_) => Err(Error::usage(format!("read {what} {text:?}")).hint("a length of time, such as 12h or 7d, or never")),
+            Err(_) => Err(Error::usage(format!("read {what} {text:?}"))
+                .hint("a length of time, such as 12h or 7d, or never")),
         },
     }
 }
@@ -386,15 +497,25 @@ mod tests {
             "store = \"file:///a\"\nnamespace = \"team\"\nflush-interval = \"2s\"\n[profile]\nsessions = [\"{session}.json\"]\n",
         )
         .unwrap();
-        let mut settings = Settings { config: Some(path.clone()), store: Some("file:///flag".into()), ..Settings::default() };
+        let mut settings = Settings {
+            config: Some(path.clone()),
+            store: Some("file:///flag".into()),
+            ..Settings::default()
+        };
         let mut stream = Stream::default();
         fill_from_file(&mut settings, Some(&mut stream), None).unwrap();
-        assert_eq!((settings.store.as_deref(), settings.namespace.as_deref()), (Some("file:///flag"), Some("team")));
+        assert_eq!(
+            (settings.store.as_deref(), settings.namespace.as_deref()),
+            (Some("file:///flag"), Some("team"))
+        );
         assert_eq!(stream.flush_interval.as_deref(), Some("2s"));
         assert_eq!(settings.profile.unwrap().sessions, ["{session}.json"]);
 
         std::fs::write(&path, "sotre = \"x\"\n").unwrap();
-        let mut settings = Settings { config: Some(path), ..Settings::default() };
+        let mut settings = Settings {
+            config: Some(path),
+            ..Settings::default()
+        };
         let error = fill_from_file(&mut settings, None, None).unwrap_err();
         assert!(error.to_string().contains("sotre"), "{error}");
     }

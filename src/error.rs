@@ -29,8 +29,16 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 8] =
-        [Kind::Usage, Kind::NotFound, Kind::Fenced, Kind::Unavailable, Kind::Corrupt, Kind::Conflict, Kind::Sealed, Kind::Internal];
+    pub const ALL: [Kind; 8] = [
+        Kind::Usage,
+        Kind::NotFound,
+        Kind::Fenced,
+        Kind::Unavailable,
+        Kind::Corrupt,
+        Kind::Conflict,
+        Kind::Sealed,
+        Kind::Internal,
+    ];
 
     /// As metrics have it.
     pub fn word(self) -> &'static str {
@@ -62,7 +70,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind`; `doing` names the object and what happened to it.
     pub fn new(kind: Kind, doing: impl Into<String>) -> Self {
-        Error { kind, doing: doing.into(), hint: None, source: None }
+        Error {
+            kind,
+            doing: doing.into(),
+            hint: None,
+            source: None,
+        }
     }
 
     /// The request is wrong.
@@ -94,10 +107,12 @@ impl Error {
     pub fn io(doing: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
-            E::StorageFull | E::QuotaExceeded => {
-                Some("free some space on that disk; what streams goes on by itself, any other command is to be run again")
+            E::StorageFull | E::QuotaExceeded => Some(
+                "free some space on that disk; what streams goes on by itself, any other command is to be run again",
+            ),
+            E::PermissionDenied => {
+                Some("run sessiond as the user that owns the folder, or mend its permissions")
             }
-            E::PermissionDenied => Some("run sessiond as the user that owns the folder, or mend its permissions"),
             _ => None,
         };
         let error = Error::new(Kind::Unavailable, doing).because(cause);
@@ -111,11 +126,15 @@ impl Error {
     pub fn named(doing: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
-            E::NotFound => "see that it is spelt right; a folder to write into must be there already",
+            E::NotFound => {
+                "see that it is spelt right; a folder to write into must be there already"
+            }
             // Where a folder is to be made, a file is AlreadyExists.
             E::NotADirectory | E::AlreadyExists => "a part of that path is a file: name another",
             E::IsADirectory => "name a file, not a folder",
-            E::PermissionDenied => "name one that sessiond may use, run it as the user that may, or mend the permissions",
+            E::PermissionDenied => {
+                "name one that sessiond may use, run it as the user that may, or mend the permissions"
+            }
             E::ReadOnlyFilesystem => "name one on a disk that can be written",
             _ => return Error::io(doing, cause),
         };
@@ -214,15 +233,24 @@ mod tests {
 
     #[test]
     fn a_chain_reads_as_one_line() {
-        let cause = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
-        let error = Error::unavailable("get log/000000000017").because(cause).doing("restore session 3f2a");
-        assert_eq!(error.to_string(), "restore session 3f2a: get log/000000000017: connection refused");
+        let cause =
+            std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
+        let error = Error::unavailable("get log/000000000017")
+            .because(cause)
+            .doing("restore session 3f2a");
+        assert_eq!(
+            error.to_string(),
+            "restore session 3f2a: get log/000000000017: connection refused"
+        );
         assert!(error.is_retryable());
     }
 
     #[test]
     fn a_url_is_shown_without_its_password() {
-        assert_eq!(without_secret("https://u:secret@host/x"), "https://…@host/x");
+        assert_eq!(
+            without_secret("https://u:secret@host/x"),
+            "https://…@host/x"
+        );
         assert_eq!(without_secret("ftp:/u:se@cret@host"), "ftp://…@host");
         assert_eq!(without_secret("file:///a/b"), "file:///a/b");
     }

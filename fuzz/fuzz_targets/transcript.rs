@@ -8,5 +8,6 @@ use sessiond_fuzz::{change_in_place, checks, memory};
 fuzz_target!(|input: &[u8]| memory::bounded(checks::transcript, input));
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    change_in_place(&mut data[..max_size], size, usize::MAX, seed).unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
+    change_in_place(&mut data[..max_size], size, usize::MAX, seed)
+        .unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
 });

@@ -22,7 +22,8 @@ pub mod seeds;
 /// Every other time, changes one value of one of the first `lines` lines in place, if the result fits into the room; answers
 /// its length.
 pub fn change_in_place(room: &mut [u8], size: usize, lines: usize, seed: u32) -> Option<usize> {
-    let new = mutate::change_a_value(&room[..size], lines, seed).filter(|new| seed % 2 == 0 && new.len() <= room.len())?;
+    let new = mutate::change_a_value(&room[..size], lines, seed)
+        .filter(|new| seed % 2 == 0 && new.len() <= room.len())?;
     room[..new.len()].copy_from_slice(&new);
     Some(new.len())
 }

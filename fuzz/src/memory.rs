@@ -55,5 +55,9 @@ pub fn bounded(check: fn(&[u8]) -> bool, input: &[u8]) {
     check(input);
     let took = PEAK.load(Relaxed).saturating_sub(before);
     let most = ALWAYS + PER_BYTE * input.len();
-    assert!(took <= most, "an input of {} bytes took {took} bytes of memory, more than {most}", input.len());
+    assert!(
+        took <= most,
+        "an input of {} bytes took {took} bytes of memory, more than {most}",
+        input.len()
+    );
 }

@@ -4,16 +4,47 @@
 use serde_json::Value;
 
 /// Numbers at which something ends: of a block, a tick, an entry, a type.
-const NUMBERS: [u64; 14] = [0, 1, 2, 255, 511, 512, 4096, 65_536, 1 << 22, 1 << 24, (64 << 20) + 1, 1 << 40, i64::MAX as u64, u64::MAX];
+const NUMBERS: [u64; 14] = [
+    0,
+    1,
+    2,
+    255,
+    511,
+    512,
+    4096,
+    65_536,
+    1 << 22,
+    1 << 24,
+    (64 << 20) + 1,
+    1 << 40,
+    i64::MAX as u64,
+    u64::MAX,
+];
 
-const TEXTS: [&str; 12] = ["", ".", "..", "../x", "/x", "a/b", "@", "@p", "a\0b", "\u{fffd}", "claim", "9999-12-31T23:59:59.999999999Z"];
+const TEXTS: [&str; 12] = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "/x",
+    "a/b",
+    "@",
+    "@p",
+    "a\0b",
+    "\u{fffd}",
+    "claim",
+    "9999-12-31T23:59:59.999999999Z",
+];
 
 /// A sequence of numbers that follows from a seed.
 struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % below.max(1)
     }
 }
@@ -69,7 +100,9 @@ fn change(value: &mut Value, nth: &mut usize, other: &Value, dice: &mut Dice) ->
     *nth -= 1;
     match value {
         Value::Array(items) => items.iter_mut().any(|item| change(item, nth, other, dice)),
-        Value::Object(fields) => fields.values_mut().any(|field| change(field, nth, other, dice)),
+        Value::Object(fields) => fields
+            .values_mut()
+            .any(|field| change(field, nth, other, dice)),
         _ => false,
     }
 }
@@ -82,7 +115,11 @@ fn changed(value: &Value, other: &Value, dice: &mut Dice) -> Value {
         (3, Value::Array(items)) => items.iter().skip(1).cloned().collect(),
         (4.., Value::Number(number)) if dice.roll(2) == 0 => {
             let near = number.as_u64().unwrap_or(0);
-            Value::from(if dice.roll(2) == 0 { near.wrapping_add(1) } else { near.wrapping_sub(1) })
+            Value::from(if dice.roll(2) == 0 {
+                near.wrapping_add(1)
+            } else {
+                near.wrapping_sub(1)
+            })
         }
         (2.., Value::Number(_)) => Value::from(NUMBERS[dice.roll(NUMBERS.len())]),
         (2, Value::String(text)) => Value::from(text.repeat(2)),

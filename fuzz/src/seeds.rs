@@ -21,8 +21,19 @@ pub struct Seed {
 
 /// All of them.
 pub fn all() -> Vec<Seed> {
-    let targets = [("entry", entries()), ("snapshot", snapshots()), ("transcript", transcripts()), ("path", paths())];
-    let seeds = targets.into_iter().flat_map(|(target, seeds)| seeds.into_iter().map(move |(name, bytes)| Seed { target, name, bytes }));
+    let targets = [
+        ("entry", entries()),
+        ("snapshot", snapshots()),
+        ("transcript", transcripts()),
+        ("path", paths()),
+    ];
+    let seeds = targets.into_iter().flat_map(|(target, seeds)| {
+        seeds.into_iter().map(move |(name, bytes)| Seed {
+            target,
+            name,
+            bytes,
+        })
+    });
     seeds.collect()
 }
 
@@ -38,7 +49,11 @@ fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
 fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
     let part = |(path, body): &(&str, &[u8])| Part {
         path: must(path.parse()),
-        kind: if path.ends_with(".jsonl") { FileKind::Append } else { FileKind::Whole },
+        kind: if path.ends_with(".jsonl") {
+            FileKind::Append
+        } else {
+            FileKind::Whole
+        },
         start: 0,
         len: body.len() as u64,
         file_sha256: Digest::of(body),
@@ -56,9 +71,21 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
         "from": 1, "digest": Digest::of(b"entry 2"), "began": "2026-05-01T11:00:00Z", "entries": 2, "raw": 10, "stored": 20,
         "writers": { "9c41": 2 },
     });
-    let covers = kind.is_composite().then(|| must(serde_json::from_value(covers)));
-    let (prev, after) = if kind.is_composite() { (None, Some(0)) } else { (header.prev, None) };
-    Header { parts: bodies.iter().map(part).collect(), covers, prev, after, ..header }
+    let covers = kind
+        .is_composite()
+        .then(|| must(serde_json::from_value(covers)));
+    let (prev, after) = if kind.is_composite() {
+        (None, Some(0))
+    } else {
+        (header.prev, None)
+    };
+    Header {
+        parts: bodies.iter().map(part).collect(),
+        covers,
+        prev,
+        after,
+        ..header
+    }
 }
 
 /// A header as its text, to be changed by replacing.
@@ -98,7 +125,10 @@ fn entries() -> Named {
     let stored = must(entry::encode(one.clone(), &[LINES])).bytes.to_vec();
     let claim = header(EntryKind::Claim, &[]);
     let mut moved = several.clone();
-    moved.moves = vec![Move { from: must("projects/-work-old/3f2a.jsonl".parse()), to: must(TRANSCRIPT.parse()) }];
+    moved.moves = vec![Move {
+        from: must("projects/-work-old/3f2a.jsonl".parse()),
+        to: must(TRANSCRIPT.parse()),
+    }];
     moved.after = Some(0);
     let half = LINES.len() / 2;
     let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
@@ -106,54 +136,119 @@ fn entries() -> Named {
     let length = format!("\"len\":{}", LINES.len());
     let mut zeroes = header(EntryKind::Delta, &[(TRANSCRIPT, LINES)]);
     zeroes.parts[0].len = 20_000;
-    let zeroes = must(entry::encode(zeroes, &[vec![0; 20_000]])).bytes.to_vec();
+    let zeroes = must(entry::encode(zeroes, &[vec![0; 20_000]]))
+        .bytes
+        .to_vec();
     vec![
         ("good-delta.gz", stored.clone()),
         ("good-delta", plain(&line, LINES)),
-        ("good-many-parts.gz", must(entry::encode(several.clone(), &bodies)).bytes.to_vec()),
+        (
+            "good-many-parts.gz",
+            must(entry::encode(several.clone(), &bodies)).bytes.to_vec(),
+        ),
         ("good-many-parts", plain(&text(&several), &bodies.concat())),
-        ("good-moves-and-a-gap", plain(&text(&moved), &bodies.concat())),
-        ("good-merge", plain(&text(&header(EntryKind::Merge, &many)), &bodies.concat())),
-        ("good-tombstone", plain(&text(&header(EntryKind::Tombstone, &[])), b"")),
-        ("good-purge", plain(&text(&header(EntryKind::Purge, &[])), b"")),
-        ("bad-snapshot", plain(&text(&header(EntryKind::Snapshot, &many)), &bodies.concat())),
-        ("bad-tombstone-with-parts", with("\"kind\":\"delta\"", "\"kind\":\"tombstone\"")),
+        (
+            "good-moves-and-a-gap",
+            plain(&text(&moved), &bodies.concat()),
+        ),
+        (
+            "good-merge",
+            plain(&text(&header(EntryKind::Merge, &many)), &bodies.concat()),
+        ),
+        (
+            "good-tombstone",
+            plain(&text(&header(EntryKind::Tombstone, &[])), b""),
+        ),
+        (
+            "good-purge",
+            plain(&text(&header(EntryKind::Purge, &[])), b""),
+        ),
+        (
+            "bad-snapshot",
+            plain(&text(&header(EntryKind::Snapshot, &many)), &bodies.concat()),
+        ),
+        (
+            "bad-tombstone-with-parts",
+            with("\"kind\":\"delta\"", "\"kind\":\"tombstone\""),
+        ),
         ("bad-number-nought", with("\"seq\":2", "\"seq\":0")),
         ("bad-follows-itself", with("\"v\":1", "\"v\":1,\"after\":2")),
         ("good-claim", plain(&text(&claim), b"")),
-        ("good-first-of-a-project", plain(&text(&claim).replace("3f2a", "@-work-app"), b"")),
-        ("good-two-members.gz", [gzip(&plain(&line, &LINES[..half])), gzip(&LINES[half..])].concat()),
+        (
+            "good-first-of-a-project",
+            plain(&text(&claim).replace("3f2a", "@-work-app"), b""),
+        ),
+        (
+            "good-two-members.gz",
+            [gzip(&plain(&line, &LINES[..half])), gzip(&LINES[half..])].concat(),
+        ),
         ("good-zeroes.gz", zeroes),
-        ("good-unknown-field", with("\"v\":1", "\"v\":1,\"colour\":\"blue\"")),
-        ("good-spaces-before-the-end", plain(&format!("{line}  \t\r"), LINES)),
-        ("good-offset-at-the-end-of-numbers", with("\"start\":0", "\"start\":18446744073709551615")),
+        (
+            "good-unknown-field",
+            with("\"v\":1", "\"v\":1,\"colour\":\"blue\""),
+        ),
+        (
+            "good-spaces-before-the-end",
+            plain(&format!("{line}  \t\r"), LINES),
+        ),
+        (
+            "good-offset-at-the-end-of-numbers",
+            with("\"start\":0", "\"start\":18446744073709551615"),
+        ),
         ("bad-empty", vec![]),
         ("bad-only-the-magic.gz", vec![0x1f, 0x8b]),
         ("bad-truncated.gz", stored[..stored.len() / 2].to_vec()),
-        ("bad-without-its-trailer.gz", stored[..stored.len() - 8].to_vec()),
+        (
+            "bad-without-its-trailer.gz",
+            stored[..stored.len() - 8].to_vec(),
+        ),
         ("bad-checksum.gz", crc),
-        ("bad-something-behind.gz", [stored.as_slice(), b"more"].concat()),
+        (
+            "bad-something-behind.gz",
+            [stored.as_slice(), b"more"].concat(),
+        ),
         ("bad-second-member.gz", [stored, gzip(b"more")].concat()),
         ("bad-no-line", line.clone().into_bytes()),
         ("bad-future-version", with("\"v\":1", "\"v\":9")),
         ("bad-version-is-text", with("\"v\":1", "\"v\":\"1\"")),
         ("bad-two-versions", with("\"v\":1", "\"v\":1,\"v\":1")),
         ("bad-bomb", with(&length, "\"len\":1099511627776")),
-        ("bad-lengths-that-overflow", with(&length, "\"len\":18446744073709551615")),
+        (
+            "bad-lengths-that-overflow",
+            with(&length, "\"len\":18446744073709551615"),
+        ),
         ("bad-negative-length", with(&length, "\"len\":-1")),
         ("bad-length-with-a-fraction", with(&length, "\"len\":1e2")),
         ("bad-too-few-bytes", plain(&line, &LINES[..half])),
         ("bad-too-many-bytes", plain(&line, &[LINES, b"\n"].concat())),
-        ("bad-claim-with-parts", with("\"kind\":\"delta\"", "\"kind\":\"claim\"")),
-        ("bad-kind", with("\"kind\":\"delta\"", "\"kind\":\"rumour\"")),
+        (
+            "bad-claim-with-parts",
+            with("\"kind\":\"delta\"", "\"kind\":\"claim\""),
+        ),
+        (
+            "bad-kind",
+            with("\"kind\":\"delta\"", "\"kind\":\"rumour\""),
+        ),
         ("bad-path-above", with(TRANSCRIPT, "../../etc/passwd")),
         ("bad-path-absolute", with(TRANSCRIPT, "/etc/passwd")),
         ("bad-path-with-nul", with(TRANSCRIPT, "a\\u0000b")),
-        ("bad-digest", with("\"file_sha256\":\"", "\"file_sha256\":\"zz")),
-        ("bad-time", with("2026-05-01T12:00:00Z", "2026-13-01T12:00:00Z")),
-        ("bad-session-that-is-a-path", with("\"session\":\"3f2a\"", "\"session\":\"../3f2a\"")),
+        (
+            "bad-digest",
+            with("\"file_sha256\":\"", "\"file_sha256\":\"zz"),
+        ),
+        (
+            "bad-time",
+            with("2026-05-01T12:00:00Z", "2026-13-01T12:00:00Z"),
+        ),
+        (
+            "bad-session-that-is-a-path",
+            with("\"session\":\"3f2a\"", "\"session\":\"../3f2a\""),
+        ),
         ("bad-deep-nesting", plain(&"[".repeat(400), b"")),
-        ("bad-utf8", plain("{\"v\":1,\"kind\":\"\u{fffd}", b"\xff\xfe")),
+        (
+            "bad-utf8",
+            plain("{\"v\":1,\"kind\":\"\u{fffd}", b"\xff\xfe"),
+        ),
         ("bad-braces", b"}{\n".to_vec()),
     ]
 }
@@ -172,18 +267,33 @@ fn member(name: &str, kind: u8, size: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn snapshots() -> Named {
-    let long = format!("projects/-work-app/3f2a/tool-results/{}/{}.txt", "d".repeat(90), "n".repeat(200));
-    let files: [(&str, &[u8]); 4] = [(TRANSCRIPT, LINES), ("tasks/3f2a/empty", b""), (&long, b"x"), ("tasks/3f2a/1.json", b"{}")];
+    let long = format!(
+        "projects/-work-app/3f2a/tool-results/{}/{}.txt",
+        "d".repeat(90),
+        "n".repeat(200)
+    );
+    let files: [(&str, &[u8]); 4] = [
+        (TRANSCRIPT, LINES),
+        ("tasks/3f2a/empty", b""),
+        (&long, b"x"),
+        ("tasks/3f2a/1.json", b"{}"),
+    ];
     let header_of = |files: &[(&str, &[u8])]| header(EntryKind::Snapshot, files);
     let bodies: Vec<&[u8]> = files.iter().map(|(_, bytes)| *bytes).collect();
-    let stored = must(snapshot::encode(header_of(&files), &bodies)).bytes.to_vec();
-    let none = must(snapshot::encode::<&[u8]>(header_of(&[]), &[])).bytes.to_vec();
+    let stored = must(snapshot::encode(header_of(&files), &bodies))
+        .bytes
+        .to_vec();
+    let none = must(snapshot::encode::<&[u8]>(header_of(&[]), &[]))
+        .bytes
+        .to_vec();
     let line = text(&header_of(&[(TRANSCRIPT, LINES)]));
     let body: Vec<u8> = files.iter().flat_map(|(_, bytes)| bytes.to_vec()).collect();
     let octal = |bytes: &[u8]| format!("{:011o}", bytes.len());
     let first = member(HEADER, b'0', &octal(line.as_bytes()), line.as_bytes());
     let end = [0; 1024];
-    let file = |name: &str, kind: u8, size: &str| with_checksums([&first, &member(name, kind, size, LINES), &end[..]].concat());
+    let file = |name: &str, kind: u8, size: &str| {
+        with_checksums([&first, &member(name, kind, size, LINES), &end[..]].concat())
+    };
     let pax = b"25 path=../../etc/passwd\n";
     let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
     let crc = with_another_checksum(&stored);
@@ -196,32 +306,70 @@ fn snapshots() -> Named {
             "good-two-members.gz",
             [
                 gzip(&with_checksums(first.clone())),
-                gzip(&with_checksums([member(TRANSCRIPT, b'0', &octal(LINES), LINES), end.to_vec()].concat())),
+                gzip(&with_checksums(
+                    [member(TRANSCRIPT, b'0', &octal(LINES), LINES), end.to_vec()].concat(),
+                )),
             ]
             .concat(),
         ),
         ("bad-empty", vec![]),
         ("bad-truncated.gz", stored[..stored.len() / 2].to_vec()),
-        ("bad-without-its-trailer.gz", stored[..stored.len() - 8].to_vec()),
+        (
+            "bad-without-its-trailer.gz",
+            stored[..stored.len() - 8].to_vec(),
+        ),
         ("bad-checksum.gz", crc),
-        ("bad-something-behind.gz", [none.as_slice(), b"more"].concat()),
+        (
+            "bad-something-behind.gz",
+            [none.as_slice(), b"more"].concat(),
+        ),
         ("bad-future-version", with("\"v\":1", "\"v\":9")),
-        ("bad-digest-of-another", with(&Digest::of(LINES).to_string(), &Digest::of(b"").to_string())),
-        ("bad-length-of-another", with(&format!("\"len\":{}", LINES.len()), "\"len\":3")),
-        ("bad-bomb", with(&format!("\"len\":{}", LINES.len()), "\"len\":18446744073709551615")),
-        ("bad-kind", with("\"kind\":\"snapshot\"", "\"kind\":\"merge\"")),
+        (
+            "bad-digest-of-another",
+            with(&Digest::of(LINES).to_string(), &Digest::of(b"").to_string()),
+        ),
+        (
+            "bad-length-of-another",
+            with(&format!("\"len\":{}", LINES.len()), "\"len\":3"),
+        ),
+        (
+            "bad-bomb",
+            with(
+                &format!("\"len\":{}", LINES.len()),
+                "\"len\":18446744073709551615",
+            ),
+        ),
+        (
+            "bad-kind",
+            with("\"kind\":\"snapshot\"", "\"kind\":\"merge\""),
+        ),
         ("bad-part-of-a-file", with("\"start\":0", "\"start\":1")),
-        ("bad-covers-what-comes-later", with("\"from\":1", "\"from\":3")),
+        (
+            "bad-covers-what-comes-later",
+            with("\"from\":1", "\"from\":3"),
+        ),
         ("bad-covers-nothing", with("\"covers\":{", "\"covered\":{")),
         ("bad-path-above", with(TRANSCRIPT, "../../etc/passwd")),
         ("bad-header", b"{\n".to_vec()),
-        ("bad-no-header", with_checksums([member(TRANSCRIPT, b'0', &octal(LINES), LINES), end.to_vec()].concat())),
-        ("bad-missing-file", with_checksums([first.clone(), end.to_vec()].concat())),
-        ("bad-other-name", file("projects/-work-app/other.jsonl", b'0', &octal(LINES))),
+        (
+            "bad-no-header",
+            with_checksums([member(TRANSCRIPT, b'0', &octal(LINES), LINES), end.to_vec()].concat()),
+        ),
+        (
+            "bad-missing-file",
+            with_checksums([first.clone(), end.to_vec()].concat()),
+        ),
+        (
+            "bad-other-name",
+            file("projects/-work-app/other.jsonl", b'0', &octal(LINES)),
+        ),
         ("bad-symbolic-link", file(TRANSCRIPT, b'2', &octal(LINES))),
         ("bad-sparse", file(TRANSCRIPT, b'S', &octal(LINES))),
         ("bad-device", file(TRANSCRIPT, b'3', &octal(LINES))),
-        ("bad-size-beyond-the-end", file(TRANSCRIPT, b'0', "77777777777")),
+        (
+            "bad-size-beyond-the-end",
+            file(TRANSCRIPT, b'0', "77777777777"),
+        ),
         (
             "bad-size-in-binary",
             with_checksums({
@@ -231,14 +379,26 @@ fn snapshots() -> Named {
                 bytes
             }),
         ),
-        ("bad-size-is-no-number", file(TRANSCRIPT, b'0', "0000000009z")),
+        (
+            "bad-size-is-no-number",
+            file(TRANSCRIPT, b'0', "0000000009z"),
+        ),
         (
             "bad-name-by-extension",
             with_checksums(
-                [&first, &member("pax", b'x', &octal(pax), pax), &member(TRANSCRIPT, b'0', &octal(LINES), LINES), &end[..]].concat(),
+                [
+                    &first,
+                    &member("pax", b'x', &octal(pax), pax),
+                    &member(TRANSCRIPT, b'0', &octal(LINES), LINES),
+                    &end[..],
+                ]
+                .concat(),
             ),
         ),
-        ("bad-long-name-without-end", with_checksums(member("././@LongLink", b'L', "77777777777", b"name"))),
+        (
+            "bad-long-name-without-end",
+            with_checksums(member("././@LongLink", b'L', "77777777777", b"name")),
+        ),
         (
             "bad-file-too-many",
             with_checksums(
@@ -258,17 +418,48 @@ fn transcripts() -> Named {
     let text = |text: &str| text.as_bytes().to_vec();
     vec![
         ("good-lines", LINES.to_vec()),
-        ("good-crlf", text("{\"cwd\":\"/work/app\"}\r\n{\"version\":\"2\"}\r\n")),
-        ("good-titles", text("{\"type\":\"summary\",\"summary\":\"first\"}\n{\"customTitle\":\"mine\"}\n{\"summary\":\"last\"}\n")),
-        ("good-made-up-answer", text("{\"message\":{\"model\":\"m\"}}\n{\"message\":{\"model\":\"<synthetic>\"}}\n")),
-        ("good-side-chain", text("{\"isSidechain\":true,\"cwd\":\"/other\"}\n{\"isSidechain\":false,\"cwd\":\"/work\"}\n")),
-        ("good-between-broken-lines", text("}{\n{\"cwd\":\"/work/app\"}\n{\"cwd\":\"/torn")),
-        ("good-escapes", text("{\"cwd\":\"\\ud83d\\ude00 \\u0000 \\\"\\\\\"}\n")),
-        ("good-huge-line", format!("{{\"cwd\":\"/w\",\"message\":{{\"content\":\"{}\"}}}}\n", "x".repeat(20_000)).into_bytes()),
+        (
+            "good-crlf",
+            text("{\"cwd\":\"/work/app\"}\r\n{\"version\":\"2\"}\r\n"),
+        ),
+        (
+            "good-titles",
+            text(
+                "{\"type\":\"summary\",\"summary\":\"first\"}\n{\"customTitle\":\"mine\"}\n{\"summary\":\"last\"}\n",
+            ),
+        ),
+        (
+            "good-made-up-answer",
+            text("{\"message\":{\"model\":\"m\"}}\n{\"message\":{\"model\":\"<synthetic>\"}}\n"),
+        ),
+        (
+            "good-side-chain",
+            text(
+                "{\"isSidechain\":true,\"cwd\":\"/other\"}\n{\"isSidechain\":false,\"cwd\":\"/work\"}\n",
+            ),
+        ),
+        (
+            "good-between-broken-lines",
+            text("}{\n{\"cwd\":\"/work/app\"}\n{\"cwd\":\"/torn"),
+        ),
+        (
+            "good-escapes",
+            text("{\"cwd\":\"\\ud83d\\ude00 \\u0000 \\\"\\\\\"}\n"),
+        ),
+        (
+            "good-huge-line",
+            format!(
+                "{{\"cwd\":\"/w\",\"message\":{{\"content\":\"{}\"}}}}\n",
+                "x".repeat(20_000)
+            )
+            .into_bytes(),
+        ),
         ("bad-no-end-of-line", text("{\"cwd\":\"/work/app\"}")),
         (
             "good-known-and-unknown",
-            text("{\"uuid\":\"u\",\"parentUuid\":null,\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":1}}}\n"),
+            text(
+                "{\"uuid\":\"u\",\"parentUuid\":null,\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":1}}}\n",
+            ),
         ),
         ("bad-empty", vec![]),
         ("bad-only-line-ends", text("\n\n\r\n\n")),
@@ -276,11 +467,26 @@ fn transcripts() -> Named {
         ("bad-nul", vec![0; 64]),
         ("bad-utf8", b"{\"cwd\":\"\xff\xfe\"}\n\xc3\x28\n".to_vec()),
         ("bad-half-a-surrogate", text("{\"cwd\":\"\\ud83d\"}\n")),
-        ("bad-types", text("{\"cwd\":1}\n{\"message\":\"text\"}\n{\"version\":[]}\n[]\nnull\n7\n\"cwd\"\n")),
-        ("bad-twice-the-same-key", text("{\"cwd\":\"/a\",\"cwd\":\"/b\"}\n")),
-        ("bad-deep-nesting", format!("{{\"x\":{}\n", "[".repeat(5000)).into_bytes()),
-        ("good-huge-number", text("{\"x\":1e999999,\"cwd\":\"/w\"}\n")),
-        ("bad-byte-order-mark", text("\u{feff}{\"cwd\":\"/work/app\"}\n")),
+        (
+            "bad-types",
+            text("{\"cwd\":1}\n{\"message\":\"text\"}\n{\"version\":[]}\n[]\nnull\n7\n\"cwd\"\n"),
+        ),
+        (
+            "bad-twice-the-same-key",
+            text("{\"cwd\":\"/a\",\"cwd\":\"/b\"}\n"),
+        ),
+        (
+            "bad-deep-nesting",
+            format!("{{\"x\":{}\n", "[".repeat(5000)).into_bytes(),
+        ),
+        (
+            "good-huge-number",
+            text("{\"x\":1e999999,\"cwd\":\"/w\"}\n"),
+        ),
+        (
+            "bad-byte-order-mark",
+            text("\u{feff}{\"cwd\":\"/work/app\"}\n"),
+        ),
     ]
 }
 
@@ -288,16 +494,31 @@ fn paths() -> Named {
     let text = |text: &str| text.as_bytes().to_vec();
     vec![
         ("good-transcript", text(TRANSCRIPT)),
-        ("good-sub-agent", text("projects/-work-app/3f2a/subagents/agent-1.jsonl")),
-        ("good-old-sub-agent", text("projects/-work-app/agent-9c.jsonl")),
+        (
+            "good-sub-agent",
+            text("projects/-work-app/3f2a/subagents/agent-1.jsonl"),
+        ),
+        (
+            "good-old-sub-agent",
+            text("projects/-work-app/agent-9c.jsonl"),
+        ),
         ("good-memory", text("projects/-work-app/memory/MEMORY.md")),
         ("good-task", text("tasks/3f2a/1.json")),
         ("good-history", text("file-history/3f2a/abc@v1")),
-        ("good-passing-folder", text("projects/-work-app/3f2a/x.tmp/file")),
+        (
+            "good-passing-folder",
+            text("projects/-work-app/3f2a/x.tmp/file"),
+        ),
         ("good-our-own", text(".sessiond/ledger/n/a/3f2a.json")),
         ("good-odd-letters", text("projects/ä =@/.😀.jsonl")),
-        ("good-long", format!("projects/{}/{}.jsonl", "p".repeat(255), "é".repeat(124)).into_bytes()),
-        ("good-entry-key", text("v1/team/claude-code/3f2a/log/000000000002.gz")),
+        (
+            "good-long",
+            format!("projects/{}/{}.jsonl", "p".repeat(255), "é".repeat(124)).into_bytes(),
+        ),
+        (
+            "good-entry-key",
+            text("v1/team/claude-code/3f2a/log/000000000002.gz"),
+        ),
         ("good-huge-number", text("snap/99999999999999999999.tar.gz")),
         ("good-utf8-replaced", b"projects/\xff/3f2a.jsonl".to_vec()),
         ("bad-folder-key", text("v1/team/claude-code/@-work-app/")),
@@ -307,7 +528,10 @@ fn paths() -> Named {
         ("bad-dot", text("projects/./x")),
         ("bad-nul", text("projects/-w/a\0.jsonl")),
         ("bad-line-end", text("projects/-w/a\n.jsonl")),
-        ("bad-too-long-a-name", format!("projects/{}", "n".repeat(256)).into_bytes()),
+        (
+            "bad-too-long-a-name",
+            format!("projects/{}", "n".repeat(256)).into_bytes(),
+        ),
         ("bad-too-long", "projects/".repeat(400).into_bytes()),
     ]
 }

@@ -32,7 +32,10 @@ impl ClaudeCode {
 
     /// The profile, under its name.
     pub fn new(name: AgentName) -> Self {
-        ClaudeCode { name, project: None }
+        ClaudeCode {
+            name,
+            project: None,
+        }
     }
 
     /// The same, where the client was told by its environment what the folder of a project is called. It takes that only where
@@ -40,8 +43,15 @@ impl ClaudeCode {
     #[must_use]
     pub fn told(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
         let said = env("CLAUDE_CONFIG_DIR").and_then(|_| env("CLAUDE_CODE_PROJECT_DIR_NAME"));
-        let plain = |name: &String| name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-        let project = said.map(|said| said.to_string_lossy().into_owned()).filter(plain);
+        let plain = |name: &String| {
+            name.len() <= 64
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        let project = said
+            .map(|said| said.to_string_lossy().into_owned())
+            .filter(plain);
         ClaudeCode { project, ..self }
     }
 }
@@ -60,16 +70,27 @@ impl Profile for ClaudeCode {
     }
 
     fn enter(&self, folder: &RelPath) -> bool {
-        matches!(folder.parts().next(), Some("projects" | "tasks" | "file-history")) && !is_passing(folder.name())
+        matches!(
+            folder.parts().next(),
+            Some("projects" | "tasks" | "file-history")
+        ) && !is_passing(folder.name())
     }
 
     fn place(&self, path: &RelPath) -> Place {
         let name = path.name();
         // A key, a lock, a half-written file, or a cache that the client makes anew.
-        if path.parts().any(is_passing) || name.ends_with(".key") || name == "resume-head.jsonl" || name.starts_with(".credentials") {
+        if path.parts().any(is_passing)
+            || name.ends_with(".key")
+            || name == "resume-head.jsonl"
+            || name.starts_with(".credentials")
+        {
             return Place::Ignore;
         }
-        let kind = if name.ends_with(".jsonl") { FileKind::Append } else { FileKind::Whole };
+        let kind = if name.ends_with(".jsonl") {
+            FileKind::Append
+        } else {
+            FileKind::Whole
+        };
         let parts: Vec<&str> = path.parts().collect();
         match parts.as_slice() {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
@@ -78,7 +99,10 @@ impl Profile for ClaudeCode {
                 Some(stem) => of_session(stem, kind),
                 None => Place::Ignore,
             },
-            ["projects", project, "memory", ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
+            ["projects", project, "memory", ..] => Place::Keep(
+                LogName::Project(SessionId::escape(project)),
+                FileKind::Whole,
+            ),
             ["projects", _, id, _, ..] => of_session(id, kind),
             ["tasks" | "file-history", id, _, ..] => of_session(id, FileKind::Whole),
             _ => Place::Ignore,
@@ -94,8 +118,15 @@ impl Profile for ClaudeCode {
                     folders.insert(format!("projects/{project}/memory"));
                 }
                 (LogName::Session(_), ["projects", project, file]) => {
-                    if let Some(id) = file.strip_suffix(".jsonl").filter(|stem| !stem.starts_with("agent-")) {
-                        folders.extend([format!("projects/{project}/{id}"), format!("tasks/{id}"), format!("file-history/{id}")]);
+                    if let Some(id) = file
+                        .strip_suffix(".jsonl")
+                        .filter(|stem| !stem.starts_with("agent-"))
+                    {
+                        folders.extend([
+                            format!("projects/{project}/{id}"),
+                            format!("tasks/{id}"),
+                            format!("file-history/{id}"),
+                        ]);
                     }
                 }
                 (LogName::Session(_), ["projects", project, id, _, ..]) => {
@@ -107,7 +138,10 @@ impl Profile for ClaudeCode {
                 _ => {}
             }
         }
-        folders.iter().filter_map(|folder| folder.parse().ok()).collect()
+        folders
+            .iter()
+            .filter_map(|folder| folder.parse().ok())
+            .collect()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
@@ -130,7 +164,9 @@ impl Profile for ClaudeCode {
     }
 
     fn project_of(&self, cwd: &Path) -> String {
-        self.project.clone().unwrap_or_else(|| encode(&cwd.to_string_lossy()))
+        self.project
+            .clone()
+            .unwrap_or_else(|| encode(&cwd.to_string_lossy()))
     }
 
     fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath> {
@@ -148,23 +184,33 @@ impl Profile for ClaudeCode {
     }
 
     fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
-        let days = settings.get("cleanupPeriodDays").and_then(Value::as_u64).unwrap_or(SWEEP_DAYS);
+        let days = settings
+            .get("cleanupPeriodDays")
+            .and_then(Value::as_u64)
+            .unwrap_or(SWEEP_DAYS);
         Some(DAY * u32::try_from(days).unwrap_or(u32::MAX / 2))
     }
 
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
-        self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
+        self.is_transcript(path)
+            .then(|| LogName::Project(SessionId::escape(project)))
     }
 }
 
 /// The folder name that Claude Code makes of a working directory. Lossy: never decode it.
 fn encode(cwd: &str) -> String {
     let units: Vec<u16> = cwd.encode_utf16().collect();
-    let plain = |unit: &u16| char::from_u32(u32::from(*unit)).filter(char::is_ascii_alphanumeric).unwrap_or('-');
+    let plain = |unit: &u16| {
+        char::from_u32(u32::from(*unit))
+            .filter(char::is_ascii_alphanumeric)
+            .unwrap_or('-')
+    };
     let mut encoded: String = units.iter().map(plain).collect();
     if encoded.len() > LONGEST_ENCODED {
-        let hash = units.iter().fold(0i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(*unit)));
+        let hash = units.iter().fold(0i32, |hash, unit| {
+            hash.wrapping_mul(31).wrapping_add(i32::from(*unit))
+        });
         encoded.truncate(LONGEST_ENCODED);
         encoded.push('-');
         encoded.push_str(&base36(u64::from(hash.unsigned_abs())));
@@ -200,12 +246,30 @@ mod tests {
         let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
         use FileKind::{Append, Whole};
         assert_eq!(place("projects/-work-app/3f2a.jsonl"), of("3f2a", Append));
-        assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.jsonl"), of("3f2a", Append));
-        assert_eq!(place("projects/-work-app/3f2a/subagents/agent-1.meta.json"), of("3f2a", Whole));
-        assert_eq!(place("projects/-work-app/3f2a/tool-results/t1.txt"), of("3f2a", Whole));
-        assert_eq!(place("projects/-work-app/3f2a/custom-title.json"), of("3f2a", Whole));
-        assert_eq!(place("projects/-work-app/agent-9c.jsonl"), Place::Ask("sessionId", Append, None));
-        assert_eq!(place("projects/-work-app/memory/MEMORY.md"), of("@-work-app", Whole));
+        assert_eq!(
+            place("projects/-work-app/3f2a/subagents/agent-1.jsonl"),
+            of("3f2a", Append)
+        );
+        assert_eq!(
+            place("projects/-work-app/3f2a/subagents/agent-1.meta.json"),
+            of("3f2a", Whole)
+        );
+        assert_eq!(
+            place("projects/-work-app/3f2a/tool-results/t1.txt"),
+            of("3f2a", Whole)
+        );
+        assert_eq!(
+            place("projects/-work-app/3f2a/custom-title.json"),
+            of("3f2a", Whole)
+        );
+        assert_eq!(
+            place("projects/-work-app/agent-9c.jsonl"),
+            Place::Ask("sessionId", Append, None)
+        );
+        assert_eq!(
+            place("projects/-work-app/memory/MEMORY.md"),
+            of("@-work-app", Whole)
+        );
         assert_eq!(place("tasks/3f2a/1.json"), of("3f2a", Whole));
         assert_eq!(place("file-history/3f2a/abc@v1"), of("3f2a", Whole));
     }
@@ -239,12 +303,28 @@ mod tests {
 
     #[test]
     fn files_lie_in_their_projects_folder() {
-        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "-x-y").map(String::from);
-        assert_eq!(relocated("projects/-w/s1.jsonl").as_deref(), Some("projects/-x-y/s1.jsonl"));
-        assert_eq!(relocated("projects/-w/s1/tool-results/a.txt").as_deref(), Some("projects/-x-y/s1/tool-results/a.txt"));
+        let relocated = |path: &str| {
+            profile()
+                .relocated(&path.parse().unwrap(), "-x-y")
+                .map(String::from)
+        };
+        assert_eq!(
+            relocated("projects/-w/s1.jsonl").as_deref(),
+            Some("projects/-x-y/s1.jsonl")
+        );
+        assert_eq!(
+            relocated("projects/-w/s1/tool-results/a.txt").as_deref(),
+            Some("projects/-x-y/s1/tool-results/a.txt")
+        );
         assert_eq!(relocated("tasks/s1/1.json"), None);
-        let transcript = profile().transcript(&profile().project_of(Path::new("/work/app")), &"s1".parse().unwrap());
-        assert_eq!(transcript.map(String::from).as_deref(), Some("projects/-work-app/s1.jsonl"));
+        let transcript = profile().transcript(
+            &profile().project_of(Path::new("/work/app")),
+            &"s1".parse().unwrap(),
+        );
+        assert_eq!(
+            transcript.map(String::from).as_deref(),
+            Some("projects/-work-app/s1.jsonl")
+        );
     }
 
     #[test]
@@ -264,9 +344,16 @@ mod tests {
 
     #[test]
     fn the_client_deletes_what_is_old() {
-        let days = |settings: Value| profile().sweeps_after(&settings).map(|after| after.as_secs() / 86_400);
+        let days = |settings: Value| {
+            profile()
+                .sweeps_after(&settings)
+                .map(|after| after.as_secs() / 86_400)
+        };
         assert_eq!(days(Value::Null), Some(30));
-        assert_eq!(days(serde_json::json!({"cleanupPeriodDays": 365})), Some(365));
+        assert_eq!(
+            days(serde_json::json!({"cleanupPeriodDays": 365})),
+            Some(365)
+        );
     }
 
     #[test]

@@ -27,7 +27,9 @@ impl Codex {
 /// The id in `sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`: a session's, or a sub-agent's; none for any other file.
 fn thread(path: &RelPath) -> Option<&str> {
     let parts: Vec<&str> = path.parts().collect();
-    let ["sessions", _, _, _, file] = parts.as_slice() else { return None };
+    let ["sessions", _, _, _, file] = parts.as_slice() else {
+        return None;
+    };
     let stem = file.strip_prefix("rollout-")?.strip_suffix(".jsonl")?;
     let (time, id) = stem.split_at_checked(stem.len().checked_sub(UUID)?)?;
     (time.ends_with('-') && is_uuid(id)).then_some(id)
@@ -52,7 +54,9 @@ impl Profile for Codex {
 
     fn place(&self, path: &RelPath) -> Place {
         // The rollout of a sub-agent says in its first line which session started it.
-        thread(path).map_or(Place::Ignore, |id| Place::Ask("session_id", FileKind::Append, Some(log_of(id))))
+        thread(path).map_or(Place::Ignore, |id| {
+            Place::Ask("session_id", FileKind::Append, Some(log_of(id)))
+        })
     }
 
     fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
@@ -101,7 +105,11 @@ mod tests {
 
     #[test]
     fn a_rollout_is_kept_and_nothing_else_is() {
-        let kept = Place::Ask("session_id", FileKind::Append, "01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().ok());
+        let kept = Place::Ask(
+            "session_id",
+            FileKind::Append,
+            "01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().ok(),
+        );
         assert_eq!(place(ROLLOUT), kept);
         for path in [
             "auth.json",

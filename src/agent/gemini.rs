@@ -39,14 +39,20 @@ impl Profile for Gemini {
     }
 
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        home_or(env("GEMINI_CLI_HOME").map(|home| home.join(".gemini")), home, ".gemini")
+        home_or(
+            env("GEMINI_CLI_HOME").map(|home| home.join(".gemini")),
+            home,
+            ".gemini",
+        )
     }
 
     fn enter(&self, folder: &RelPath) -> bool {
         let parts: Vec<&str> = folder.parts().collect();
         let known = match parts.as_slice() {
             ["tmp"] | ["tmp", _] => true,
-            ["tmp", _, top, ..] => matches!(*top, "chats" | "tool-outputs" | "memory") || is_uuid(top),
+            ["tmp", _, top, ..] => {
+                matches!(*top, "chats" | "tool-outputs" | "memory") || is_uuid(top)
+            }
             _ => false,
         };
         known && !is_passing(folder.name())
@@ -59,27 +65,47 @@ impl Profile for Gemini {
         let parts: Vec<&str> = path.parts().collect();
         match parts.as_slice() {
             // Its name holds the first eight digits of the id; all of it stands in the first line.
-            ["tmp", _, "chats", file] if is_chat(file) => Place::Ask("sessionId", FileKind::Append, None),
-            ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => of_session(id, FileKind::Append),
+            ["tmp", _, "chats", file] if is_chat(file) => {
+                Place::Ask("sessionId", FileKind::Append, None)
+            }
+            ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => {
+                of_session(id, FileKind::Append)
+            }
             ["tmp", _, "tool-outputs", folder, _, ..] => match folder.strip_prefix("session-") {
                 Some(id) => of_session(id, FileKind::Whole),
                 None => Place::Ignore,
             },
-            ["tmp", project, "memory", _, ..] => Place::Keep(LogName::Project(SessionId::escape(project)), FileKind::Whole),
-            ["tmp", _, id, own, _, ..] if is_uuid(id) && OWN.contains(own) => of_session(id, FileKind::Whole),
+            ["tmp", project, "memory", _, ..] => Place::Keep(
+                LogName::Project(SessionId::escape(project)),
+                FileKind::Whole,
+            ),
+            ["tmp", _, id, own, _, ..] if is_uuid(id) && OWN.contains(own) => {
+                of_session(id, FileKind::Whole)
+            }
             _ => Place::Ignore,
         }
     }
 
     fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        let projects: BTreeSet<&str> = known.iter().filter_map(|path| path.parts().nth(1)).collect();
+        let projects: BTreeSet<&str> = known
+            .iter()
+            .filter_map(|path| path.parts().nth(1))
+            .collect();
         let below = |project: &str| match name {
             LogName::Project(_) => vec![format!("tmp/{project}/memory")],
             LogName::Session(id) => {
-                vec![format!("tmp/{project}/chats/{id}"), format!("tmp/{project}/tool-outputs/session-{id}"), format!("tmp/{project}/{id}")]
+                vec![
+                    format!("tmp/{project}/chats/{id}"),
+                    format!("tmp/{project}/tool-outputs/session-{id}"),
+                    format!("tmp/{project}/{id}"),
+                ]
             }
         };
-        projects.into_iter().flat_map(below).filter_map(|folder| folder.parse().ok()).collect()
+        projects
+            .into_iter()
+            .flat_map(below)
+            .filter_map(|folder| folder.parse().ok())
+            .collect()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
@@ -105,10 +131,26 @@ impl Profile for Gemini {
     }
 
     fn project_of(&self, cwd: &Path) -> String {
-        let name = cwd.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        let plain: String = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
+        let name = cwd
+            .file_name()
+            .map(|name| name.to_string_lossy().to_lowercase())
+            .unwrap_or_default();
+        let plain: String = name
+            .chars()
+            .map(|letter| {
+                if letter.is_ascii_alphanumeric() {
+                    letter
+                } else {
+                    '-'
+                }
+            })
+            .collect();
         let words: Vec<&str> = plain.split('-').filter(|word| !word.is_empty()).collect();
-        if words.is_empty() { "project".to_owned() } else { words.join("-") }
+        if words.is_empty() {
+            "project".to_owned()
+        } else {
+            words.join("-")
+        }
     }
 
     fn follows(&self) -> bool {
@@ -121,7 +163,9 @@ impl Profile for Gemini {
     }
 
     fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
-        let retention = settings.get("general").and_then(|general| general.get("sessionRetention"));
+        let retention = settings
+            .get("general")
+            .and_then(|general| general.get("sessionRetention"));
         let said = |key: &str| retention.and_then(|retention| retention.get(key));
         if said("enabled").and_then(Value::as_bool) == Some(false) {
             return None;
@@ -140,7 +184,8 @@ impl Profile for Gemini {
 
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
         let project = path.parts().nth(1)?;
-        self.is_transcript(path).then(|| LogName::Project(SessionId::escape(project)))
+        self.is_transcript(path)
+            .then(|| LogName::Project(SessionId::escape(project)))
     }
 }
 
@@ -163,9 +208,15 @@ mod tests {
         use FileKind::{Append, Whole};
         let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
         let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
-        assert_eq!(place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"), Place::Ask("sessionId", Append, None));
+        assert_eq!(
+            place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"),
+            Place::Ask("sessionId", Append, None)
+        );
         assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
-        assert_eq!(place("tmp/work/tool-outputs/session-ID/shell_1.txt"), of(ID, Whole));
+        assert_eq!(
+            place("tmp/work/tool-outputs/session-ID/shell_1.txt"),
+            of(ID, Whole)
+        );
         assert_eq!(place("tmp/work/ID/plans/plan.md"), of(ID, Whole));
         assert_eq!(place("tmp/work/memory/notes.md"), of("@work", Whole));
         for path in [
@@ -184,23 +235,48 @@ mod tests {
             assert_eq!(place(path), Place::Ignore, "{path}");
         }
         let enters = |folder: &str| profile().enter(&folder.parse().unwrap());
-        assert!(enters("tmp/work/chats") && !enters("history") && !enters("tmp/work/logs") && !enters("tmp/work/checkpoints"));
+        assert!(
+            enters("tmp/work/chats")
+                && !enters("history")
+                && !enters("tmp/work/logs")
+                && !enters("tmp/work/checkpoints")
+        );
     }
 
     #[test]
     fn the_client_deletes_what_is_old() {
         let of = |settings: Value| profile().sweeps_after(&settings);
-        let age = |age: &str| of(serde_json::json!({"general": {"sessionRetention": {"maxAge": age}}}));
-        assert_eq!((of(Value::Null), age("1w"), age("x")), (Some(DAY * 30), Some(DAY * 7), None));
-        assert_eq!(of(serde_json::json!({"general": {"sessionRetention": {"enabled": false}}})), None);
+        let age =
+            |age: &str| of(serde_json::json!({"general": {"sessionRetention": {"maxAge": age}}}));
+        assert_eq!(
+            (of(Value::Null), age("1w"), age("x")),
+            (Some(DAY * 30), Some(DAY * 7), None)
+        );
+        assert_eq!(
+            of(serde_json::json!({"general": {"sessionRetention": {"enabled": false}}})),
+            None
+        );
     }
 
     #[test]
     fn a_folder_is_named_as_the_client_does() {
-        assert_eq!(profile().project_of(Path::new("/work/My App.v2-")), "my-app-v2");
+        assert_eq!(
+            profile().project_of(Path::new("/work/My App.v2-")),
+            "my-app-v2"
+        );
         assert_eq!(profile().project_of(Path::new("/")), "project");
-        let relocated = |path: &str| profile().relocated(&path.parse().unwrap(), "other").map(String::from);
-        assert_eq!(relocated("tmp/work/chats/session-x.jsonl").as_deref(), Some("tmp/other/chats/session-x.jsonl"));
-        assert_eq!(relocated("tmp/work/tool-outputs/session-x/1.txt").as_deref(), Some("tmp/other/tool-outputs/session-x/1.txt"));
+        let relocated = |path: &str| {
+            profile()
+                .relocated(&path.parse().unwrap(), "other")
+                .map(String::from)
+        };
+        assert_eq!(
+            relocated("tmp/work/chats/session-x.jsonl").as_deref(),
+            Some("tmp/other/chats/session-x.jsonl")
+        );
+        assert_eq!(
+            relocated("tmp/work/tool-outputs/session-x/1.txt").as_deref(),
+            Some("tmp/other/tool-outputs/session-x/1.txt")
+        );
     }
 }

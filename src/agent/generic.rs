@@ -24,12 +24,27 @@ impl Generic {
 
     /// The profile, under `name`.
     pub fn new(name: AgentName, patterns: &Patterns) -> Result<Self> {
-        let compile = |list: &[String]| list.iter().map(|text| pattern(text)).collect::<Result<Vec<_>>>();
-        if let Some(bad) = patterns.sessions.iter().find(|text| text.matches("{session}").count() != 1) {
-            return Err(Error::usage(format!("read pattern {bad:?}: it must hold {{session}} once"))
-                .hint("for instance sessions = [\"chats/{session}.jsonl\"]"));
+        let compile = |list: &[String]| {
+            list.iter()
+                .map(|text| pattern(text))
+                .collect::<Result<Vec<_>>>()
+        };
+        if let Some(bad) = patterns
+            .sessions
+            .iter()
+            .find(|text| text.matches("{session}").count() != 1)
+        {
+            return Err(Error::usage(format!(
+                "read pattern {bad:?}: it must hold {{session}} once"
+            ))
+            .hint("for instance sessions = [\"chats/{session}.jsonl\"]"));
         }
-        Ok(Generic { name, sessions: compile(&patterns.sessions)?, append: compile(&patterns.append)?, never: compile(&patterns.never)? })
+        Ok(Generic {
+            name,
+            sessions: compile(&patterns.sessions)?,
+            append: compile(&patterns.append)?,
+            never: compile(&patterns.never)?,
+        })
     }
 }
 
@@ -63,7 +78,11 @@ impl Profile for Generic {
         &self.name
     }
 
-    fn root(&self, _home: Option<&Path>, _env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    fn root(
+        &self,
+        _home: Option<&Path>,
+        _env: &dyn Fn(&str) -> Option<PathBuf>,
+    ) -> Option<PathBuf> {
         None
     }
 
@@ -76,9 +95,18 @@ impl Profile for Generic {
         if path.parts().any(is_passing) || self.never.iter().any(|never| never.is_match(text)) {
             return Place::Ignore;
         }
-        let kind = if self.append.iter().any(|append| append.is_match(text)) { FileKind::Append } else { FileKind::Whole };
-        let found = self.sessions.iter().find_map(|pattern| pattern.captures(text)?.name("session"));
-        found.map_or(Place::Ignore, |id| Place::Keep(LogName::Session(SessionId::escape(id.as_str())), kind))
+        let kind = if self.append.iter().any(|append| append.is_match(text)) {
+            FileKind::Append
+        } else {
+            FileKind::Whole
+        };
+        let found = self
+            .sessions
+            .iter()
+            .find_map(|pattern| pattern.captures(text)?.name("session"));
+        found.map_or(Place::Ignore, |id| {
+            Place::Keep(LogName::Session(SessionId::escape(id.as_str())), kind)
+        })
     }
 
     fn folders(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
@@ -108,7 +136,10 @@ mod tests {
     use super::*;
 
     fn keep(patterns: &Patterns, path: &str) -> Option<(String, FileKind)> {
-        match Generic::new("generic".parse().unwrap(), patterns).unwrap().place(&path.parse().unwrap()) {
+        match Generic::new("generic".parse().unwrap(), patterns)
+            .unwrap()
+            .place(&path.parse().unwrap())
+        {
             Place::Keep(name, kind) => Some((name.to_string(), kind)),
             _ => None,
         }
@@ -117,20 +148,39 @@ mod tests {
     #[test]
     fn by_default_each_top_folder_and_file_is_a_session() {
         let patterns = Patterns::default();
-        assert_eq!(keep(&patterns, "a/b/c.jsonl"), Some(("a".into(), FileKind::Append)));
-        assert_eq!(keep(&patterns, "chat.jsonl"), Some(("chat".into(), FileKind::Append)));
-        assert_eq!(keep(&patterns, "my notes.txt"), Some(("my=20notes.txt".into(), FileKind::Whole)));
+        assert_eq!(
+            keep(&patterns, "a/b/c.jsonl"),
+            Some(("a".into(), FileKind::Append))
+        );
+        assert_eq!(
+            keep(&patterns, "chat.jsonl"),
+            Some(("chat".into(), FileKind::Append))
+        );
+        assert_eq!(
+            keep(&patterns, "my notes.txt"),
+            Some(("my=20notes.txt".into(), FileKind::Whole))
+        );
         assert_eq!(keep(&patterns, "a/x.lock"), None);
         assert_eq!(keep(&patterns, ".sessiond/ledger/a.json"), None);
     }
 
     #[test]
     fn patterns_of_the_user() {
-        let patterns = Patterns { sessions: vec!["chats/{session}-*.json".into()], append: vec![], never: vec!["**/secret*".into()] };
-        assert_eq!(keep(&patterns, "chats/ab-1.json"), Some(("ab".into(), FileKind::Whole)));
+        let patterns = Patterns {
+            sessions: vec!["chats/{session}-*.json".into()],
+            append: vec![],
+            never: vec!["**/secret*".into()],
+        };
+        assert_eq!(
+            keep(&patterns, "chats/ab-1.json"),
+            Some(("ab".into(), FileKind::Whole))
+        );
         assert_eq!(keep(&patterns, "chats/x/ab-1.json"), None);
         assert_eq!(keep(&patterns, "chats/secret-1.json"), None);
-        let bad = Patterns { sessions: vec!["*.json".into()], ..patterns };
+        let bad = Patterns {
+            sessions: vec!["*.json".into()],
+            ..patterns
+        };
         assert!(Generic::new("generic".parse().unwrap(), &bad).is_err());
     }
 }

@@ -27,9 +27,11 @@ pub fn time(value: &Value, key: &str) -> Option<Timestamp> {
 pub fn plain(value: &Value) -> String {
     match value {
         Value::String(said) => said.clone(),
-        Value::Array(items) if items.iter().any(|item| text(item, "text").is_some()) => {
-            items.iter().filter_map(|item| text(item, "text")).collect::<Vec<_>>().join("\n")
-        }
+        Value::Array(items) if items.iter().any(|item| text(item, "text").is_some()) => items
+            .iter()
+            .filter_map(|item| text(item, "text"))
+            .collect::<Vec<_>>()
+            .join("\n"),
         other => other.to_string(),
     }
 }

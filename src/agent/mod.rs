@@ -89,7 +89,14 @@ pub trait Profile: Send + Sync + 'static {
     fn fresh_id(&self, random: u128) -> String {
         let versioned = (random & !(0xf << 76) & !(0xc << 60)) | 0x4 << 76 | 0x8 << 60;
         let text = format!("{versioned:032x}");
-        format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+        format!(
+            "{}-{}-{}-{}-{}",
+            &text[..8],
+            &text[8..12],
+            &text[12..16],
+            &text[16..20],
+            &text[20..]
+        )
     }
 
     /// The path that a file of a session has if the agent runs in that project, whose name is the second part of it; none if
@@ -116,7 +123,13 @@ fn home_or(said: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<Pat
 
 /// Whether this is an id as most agents make them.
 pub fn is_uuid(text: &str) -> bool {
-    let digit = |(at, byte): (usize, u8)| if matches!(at, 8 | 13 | 18 | 23) { byte == b'-' } else { byte.is_ascii_hexdigit() };
+    let digit = |(at, byte): (usize, u8)| {
+        if matches!(at, 8 | 13 | 18 | 23) {
+            byte == b'-'
+        } else {
+            byte.is_ascii_hexdigit()
+        }
+    };
     text.len() == UUID && text.bytes().enumerate().all(digit)
 }
 
@@ -132,5 +145,9 @@ fn of_session(id: &str, kind: FileKind) -> Place {
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.
 fn is_passing(name: &str) -> bool {
-    name == ".sessiond" || name.ends_with(".lock") || name == ".lock" || name.ends_with(".tmp") || name.contains(".tmp.")
+    name == ".sessiond"
+        || name.ends_with(".lock")
+        || name == ".lock"
+        || name.ends_with(".tmp")
+        || name.contains(".tmp.")
 }

@@ -29,7 +29,8 @@ impl OpenCode {
 /// The session of `sessions/<id>.jsonl`; none for any other file.
 fn session(path: &RelPath) -> Option<&str> {
     let file = path.as_str().strip_prefix("sessions/")?;
-    file.strip_suffix(".jsonl").filter(|id| SessionId::is_name(id))
+    file.strip_suffix(".jsonl")
+        .filter(|id| SessionId::is_name(id))
 }
 
 impl Profile for OpenCode {
@@ -42,7 +43,11 @@ impl Profile for OpenCode {
     }
 
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        home_or(env("XDG_DATA_HOME").map(|data| data.join("opencode")), home, ".local/share/opencode")
+        home_or(
+            env("XDG_DATA_HOME").map(|data| data.join("opencode")),
+            home,
+            ".local/share/opencode",
+        )
     }
 
     fn enter(&self, folder: &RelPath) -> bool {
@@ -89,7 +94,10 @@ impl Profile for OpenCode {
     }
 
     fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
-        format!("sessions/{id}.jsonl").parse().ok().filter(|path| self.is_transcript(path))
+        format!("sessions/{id}.jsonl")
+            .parse()
+            .ok()
+            .filter(|path| self.is_transcript(path))
     }
 }
 
@@ -99,11 +107,25 @@ mod tests {
 
     #[test]
     fn only_what_was_made_of_the_database_is_kept() {
-        let place = |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
-        assert_eq!(place("sessions/ses_e1b6.jsonl"), Place::Keep("ses_e1b6".parse().unwrap(), FileKind::Append));
+        let place =
+            |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
+        assert_eq!(
+            place("sessions/ses_e1b6.jsonl"),
+            Place::Keep("ses_e1b6".parse().unwrap(), FileKind::Append)
+        );
         let id = OpenCode::new("opencode".parse().unwrap()).fresh_id(u128::MAX);
-        assert_eq!((id.len(), place(&format!("sessions/{id}.jsonl"))), (30, Place::Keep(id.parse().unwrap(), FileKind::Append)));
-        for path in ["opencode.db", "opencode.db-wal", "auth.json", "sessions/x.tmp", "sessions/a/b.jsonl", "sessions/.jsonl"] {
+        assert_eq!(
+            (id.len(), place(&format!("sessions/{id}.jsonl"))),
+            (30, Place::Keep(id.parse().unwrap(), FileKind::Append))
+        );
+        for path in [
+            "opencode.db",
+            "opencode.db-wal",
+            "auth.json",
+            "sessions/x.tmp",
+            "sessions/a/b.jsonl",
+            "sessions/.jsonl",
+        ] {
             assert_eq!(place(path), Place::Ignore, "{path}");
         }
     }

@@ -42,7 +42,11 @@ impl Reader {
     }
 
     /// Reads the parts of one entry, which follow those that were read before.
-    pub fn read<'a>(&mut self, profile: &dyn Profile, parts: impl Iterator<Item = (&'a Part, &'a [u8])>) -> Told {
+    pub fn read<'a>(
+        &mut self,
+        profile: &dyn Profile,
+        parts: impl Iterator<Item = (&'a Part, &'a [u8])>,
+    ) -> Told {
         let mut told = Told::default();
         for (part, bytes) in parts {
             if part.kind == FileKind::Append && profile.is_conversation(&part.path) {
@@ -53,8 +57,19 @@ impl Reader {
     }
 
     fn read_part(&mut self, profile: &dyn Profile, part: &Part, bytes: &[u8], told: &mut Told) {
-        let tail = self.tails.remove(&part.path).filter(|tail| tail.from + tail.len == part.start);
-        let Tail { from, len, bytes: mut open } = tail.unwrap_or(Tail { from: part.start, len: 0, bytes: Vec::new() });
+        let tail = self
+            .tails
+            .remove(&part.path)
+            .filter(|tail| tail.from + tail.len == part.start);
+        let Tail {
+            from,
+            len,
+            bytes: mut open,
+        } = tail.unwrap_or(Tail {
+            from: part.start,
+            len: 0,
+            bytes: Vec::new(),
+        });
         let (mut at, mut before) = (from, len);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             let len = before + line.len() as u64;
@@ -76,9 +91,17 @@ impl Reader {
                 before = len;
             }
         }
-        told.read.insert(part.path.clone(), Span { from, open: before });
+        told.read
+            .insert(part.path.clone(), Span { from, open: before });
         if before > 0 {
-            self.tails.insert(part.path.clone(), Tail { from: at, len: before, bytes: open });
+            self.tails.insert(
+                part.path.clone(),
+                Tail {
+                    from: at,
+                    len: before,
+                    bytes: open,
+                },
+            );
         }
     }
 }
@@ -87,7 +110,14 @@ impl Reader {
 fn read_line(profile: &dyn Profile, path: &RelPath, at: u64, line: &[u8], told: &mut Told) {
     let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0;
     let skipped = line.iter().take_while(|byte| blank(byte)).count();
-    let text = &line[skipped..line.len() - line.iter().rev().take_while(|byte| blank(byte)).count().min(line.len() - skipped)];
+    let text = &line[skipped
+        ..line.len()
+            - line
+                .iter()
+                .rev()
+                .take_while(|byte| blank(byte))
+                .count()
+                .min(line.len() - skipped)];
     if text.is_empty() {
         return;
     }
@@ -101,7 +131,13 @@ fn read_line(profile: &dyn Profile, path: &RelPath, at: u64, line: &[u8], told: 
         let to = values.byte_offset();
         let value = text[from..to].trim_ascii_start();
         match profile.line(path, value) {
-            Some(read) => take(profile, path, (at + (to - value.len()) as u64, value.len(), at + to as u64), read, told),
+            Some(read) => take(
+                profile,
+                path,
+                (at + (to - value.len()) as u64, value.len(), at + to as u64),
+                read,
+                told,
+            ),
             None => unread(path, told),
         }
         from = to;
@@ -115,22 +151,41 @@ fn unread(path: &RelPath, told: &mut Told) {
     *told.unread.entry(path.clone()).or_default() += 1;
 }
 
-fn take(profile: &dyn Profile, path: &RelPath, (start, len, end): (u64, usize, u64), line: Line, told: &mut Told) {
+fn take(
+    profile: &dyn Profile,
+    path: &RelPath,
+    (start, len, end): (u64, usize, u64),
+    line: Line,
+    told: &mut Told,
+) {
     told.facts = std::mem::take(&mut told.facts).then(line.facts);
-    let Line { mut message, mark, .. } = line;
+    let Line {
+        mut message, mark, ..
+    } = line;
     if let Some(message) = &mut message {
         message.tokens = message.tokens.filter(Tokens::is_plausible);
         message.cost = message.cost.filter(|cost| *cost < MOST_COST);
     }
     if profile.is_transcript(path) {
-        let mut marked =
-            Marked { path: path.clone(), end, at: None, uuid: None, answer: None, mark, calls: Vec::new(), answers: Vec::new() };
+        let mut marked = Marked {
+            path: path.clone(),
+            end,
+            at: None,
+            uuid: None,
+            answer: None,
+            mark,
+            calls: Vec::new(),
+            answers: Vec::new(),
+        };
         if let Some(message) = &message {
-            (marked.at, marked.uuid, marked.answer) = (message.at, message.uuid.clone(), message.answer.clone());
+            (marked.at, marked.uuid, marked.answer) =
+                (message.at, message.uuid.clone(), message.answer.clone());
             for block in &message.blocks {
                 match block {
                     Block::Call(call) => marked.calls.push(call.clone()),
-                    Block::Answer { id, text, .. } => marked.answers.push((id.clone(), text.clone())),
+                    Block::Answer { id, text, .. } => {
+                        marked.answers.push((id.clone(), text.clone()))
+                    }
                     _ => {}
                 }
             }
@@ -139,7 +194,12 @@ fn take(profile: &dyn Profile, path: &RelPath, (start, len, end): (u64, usize, u
             told.marks.push(marked);
         }
     }
-    told.said.extend(message.map(|message| Said { path: path.clone(), start, len: len as u64, message }));
+    told.said.extend(message.map(|message| Said {
+        path: path.clone(),
+        start,
+        len: len as u64,
+        message,
+    }));
 }
 
 #[cfg(test)]
@@ -152,7 +212,16 @@ mod tests {
 
     fn part(start: u64, len: usize) -> Part {
         let path = PATH.parse().unwrap();
-        Part { path, kind: FileKind::Append, start, len: len as u64, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None }
+        Part {
+            path,
+            kind: FileKind::Append,
+            start,
+            len: len as u64,
+            file_sha256: Digest::of(b""),
+            mode: 0,
+            mtime_ns: 0,
+            seq: None,
+        }
     }
 
     fn read(reader: &mut Reader, start: u64, bytes: &[u8]) -> Told {
@@ -174,11 +243,22 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_unknown() {
         let told = |count: &str| {
-            read(&mut Reader::default(), 0, TURN.replace("\"input_tokens\":3", &format!("\"input_tokens\":{count}")).as_bytes())
+            read(
+                &mut Reader::default(),
+                0,
+                TURN.replace("\"input_tokens\":3", &format!("\"input_tokens\":{count}"))
+                    .as_bytes(),
+            )
         };
         assert!(told("3").said[1].message.tokens.is_some());
         for count in ["9223372036854775808", "9223372036854775807", "1e30"] {
-            assert!(told(count).said.iter().all(|said| said.message.tokens.is_none_or(|tokens| tokens.input < 10)), "{count}");
+            assert!(
+                told(count)
+                    .said
+                    .iter()
+                    .all(|said| said.message.tokens.is_none_or(|tokens| tokens.input < 10)),
+                "{count}"
+            );
         }
     }
 
@@ -186,17 +266,28 @@ mod tests {
     fn the_same_is_said_however_it_is_cut() {
         let whole = read(&mut Reader::default(), 0, TURN.as_bytes());
         assert_eq!(
-            whole.said.iter().map(|said| said.message.role).collect::<Vec<_>>(),
+            whole
+                .said
+                .iter()
+                .map(|said| said.message.role)
+                .collect::<Vec<_>>(),
             [Role::User, Role::Assistant, Role::Tool, Role::Assistant]
         );
         let said = &whole.said[2];
-        assert_eq!(&TURN[said.start as usize..][..said.len as usize], TURN.lines().nth(2).unwrap());
+        assert_eq!(
+            &TURN[said.start as usize..][..said.len as usize],
+            TURN.lines().nth(2).unwrap()
+        );
         for cut in 0..TURN.len() {
             let mut reader = Reader::default();
             let first = read(&mut reader, 0, &TURN.as_bytes()[..cut]);
             let second = read(&mut reader, cut as u64, &TURN.as_bytes()[cut..]);
             let span = second.read[&PATH.parse().unwrap()];
-            assert_eq!(span.from + first.read.values().next().unwrap().open, cut as u64, "cut at {cut}");
+            assert_eq!(
+                span.from + first.read.values().next().unwrap().open,
+                cut as u64,
+                "cut at {cut}"
+            );
             let both: Vec<Said> = first.said.into_iter().chain(second.said).collect();
             assert_eq!(both, whole.said, "cut at {cut}");
         }
@@ -206,7 +297,10 @@ mod tests {
     fn what_cannot_be_read_is_counted_and_what_is_beside_it_is_read() {
         let piece = b"\xff\xfe\n\0\0{\"type\":\"user\",\"cwd\":\"/w\"}\n}{\n\n{\"type\":\"user\"}{\"type\":\"user\",\"cwd\":7}\n[1]\n";
         let told = read(&mut Reader::default(), 0, piece);
-        assert_eq!((told.said.len(), told.unread[&PATH.parse().unwrap()]), (3, 3));
+        assert_eq!(
+            (told.said.len(), told.unread[&PATH.parse().unwrap()]),
+            (3, 3)
+        );
         assert_eq!(told.facts.cwd.as_deref(), Some("/w"));
         assert_eq!(told.facts.project.as_deref(), Some("-w"));
     }
@@ -218,7 +312,12 @@ mod tests {
         for _ in 0..3 {
             read(&mut reader, at, &huge);
             at += huge.len() as u64;
-            assert!(reader.tails.values().all(|tail| tail.bytes.len() as u64 <= LONGEST_LINE));
+            assert!(
+                reader
+                    .tails
+                    .values()
+                    .all(|tail| tail.bytes.len() as u64 <= LONGEST_LINE)
+            );
         }
         let told = read(&mut reader, at, format!("\n{TURN}").as_bytes());
         assert_eq!((told.said.len(), told.unread.values().sum::<u64>()), (4, 1));
@@ -233,7 +332,15 @@ mod tests {
         let made = turns.take(&told.marks, &lengths);
         assert_eq!(made.len(), 1);
         let point = &made[0];
-        assert_eq!((point.number, point.turn, point.parent, point.stop.as_deref()), (1, 1, None, Some("end_turn")));
+        assert_eq!(
+            (
+                point.number,
+                point.turn,
+                point.parent,
+                point.stop.as_deref()
+            ),
+            (1, 1, None, Some("end_turn"))
+        );
         assert_eq!(point.files[&PATH.parse().unwrap()], TURN.len() as u64);
         assert!(point.pending.is_empty());
         // The file was written anew.
@@ -241,6 +348,13 @@ mod tests {
         // Killed while the tool ran.
         let mut turns = Turns::default();
         turns.take(&told.marks[..2], &lengths);
-        assert_eq!(turns.pending.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), ["Bash"]);
+        assert_eq!(
+            turns
+                .pending
+                .iter()
+                .map(|call| call.name.as_str())
+                .collect::<Vec<_>>(),
+            ["Bash"]
+        );
     }
 }

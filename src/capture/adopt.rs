@@ -21,16 +21,25 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
             tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
             context.feed.counts().failed(During::Flush, error.kind());
-            let pen = Pen { ground: Ground::Branch, ..Pen::unclaimed(writer, 0, None, now) };
+            let pen = Pen {
+                ground: Ground::Branch,
+                ..Pen::unclaimed(writer, 0, None, now)
+            };
             return Ok(Ledger::new(context.logs.store.address(), id.clone(), pen));
         }
         state => state.doing("find out where the log stands")?,
     };
     // What was purged is gone for good; all that is here goes out anew.
-    let digest = state.digest.filter(|_| state.removed != Some(EntryKind::Purge));
-    let pen = Pen { seen: Some(Instant::now()), ..Pen::unclaimed(writer, state.seq, digest, now) };
+    let digest = state
+        .digest
+        .filter(|_| state.removed != Some(EntryKind::Purge));
+    let pen = Pen {
+        seen: Some(Instant::now()),
+        ..Pen::unclaimed(writer, state.seq, digest, now)
+    };
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
-    let files = compare(&*context.folder, &state.files).map_err(|cause| Error::io("compare the local files with the log", cause))?;
+    let files = compare(&*context.folder, &state.files)
+        .map_err(|cause| Error::io("compare the local files with the log", cause))?;
     match files {
         Some(files) => {
             ledger.files = files;
@@ -43,22 +52,35 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         None => {
             context.feed.counts().failed(During::Flush, Kind::Conflict);
             tracing::warn!(%id, head = state.seq, writer = %ledger.pen.writer, "the local files do not go on from the log; they go to a branch");
-            ledger.pen = Pen { ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen };
+            ledger.pen = Pen {
+                ground: Ground::Branch,
+                seq: 0,
+                digest: None,
+                ..ledger.pen
+            };
         }
     }
     Ok(ledger)
 }
 
 /// The cursors of the local files, if they equal or extend the log; none if they are behind it or differ from it.
-fn compare(folder: &dyn Folder, files: &BTreeMap<RelPath, FileAt>) -> std::io::Result<Option<BTreeMap<RelPath, FileCursor>>> {
+fn compare(
+    folder: &dyn Folder,
+    files: &BTreeMap<RelPath, FileAt>,
+) -> std::io::Result<Option<BTreeMap<RelPath, FileCursor>>> {
     let mut cursors = BTreeMap::new();
-    let appends = files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+    let appends = files
+        .iter()
+        .filter(|(_, file)| file.kind == FileKind::Append);
     // The file that was written last must be here; an older one may have been cleaned up by the agent.
     let newest = appends.clone().map(|(_, file)| file.seq).max();
     let mut newest_is_here = newest.is_none();
     for (path, at) in files {
-        let Some(file) = folder.open(path)? else { continue };
-        let cursor = FileCursor::over(&*file, at.kind, at.len)?.filter(|cursor| cursor.hash.digest() == at.sha256);
+        let Some(file) = folder.open(path)? else {
+            continue;
+        };
+        let cursor = FileCursor::over(&*file, at.kind, at.len)?
+            .filter(|cursor| cursor.hash.digest() == at.sha256);
         match cursor {
             Some(mut cursor) => {
                 newest_is_here |= Some(at.seq) == newest && at.kind == FileKind::Append;

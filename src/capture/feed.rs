@@ -94,7 +94,10 @@ pub struct Feed {
 impl Feed {
     /// One that counts here what happens.
     pub fn counting(counts: Arc<Counts>) -> Feed {
-        Feed { counts, ..Feed::default() }
+        Feed {
+            counts,
+            ..Feed::default()
+        }
     }
 
     /// What has happened so far.
@@ -113,7 +116,10 @@ impl Feed {
                 self.grew(&record.log.name, record.header.seq);
                 false
             }
-            Some(writer) => self.grown().branches.insert((record.log.name.clone(), writer.clone())),
+            Some(writer) => self
+                .grown()
+                .branches
+                .insert((record.log.name.clone(), writer.clone())),
         };
         self.counts.note(|tally| {
             tally.entries += 1;
@@ -265,7 +271,10 @@ impl Feed {
     /// Logs and failures that wait.
     pub fn len(&self) -> usize {
         let waiting = self.lock();
-        waiting.records.len() + waiting.stale.len() + waiting.failures.len() + usize::from(waiting.in_hand)
+        waiting.records.len()
+            + waiting.stale.len()
+            + waiting.failures.len()
+            + usize::from(waiting.in_hand)
     }
 
     /// What the index is behind by: entries, and logs of which it missed more than that.

@@ -57,8 +57,12 @@ impl Cut {
 
     /// How long each transcript is once this is durable.
     pub fn lengths(&self) -> BTreeMap<RelPath, u64> {
-        let here = self.cursors.iter().filter(|(_, cursor)| cursor.kind == FileKind::Append);
-        here.map(|(path, cursor)| (path.clone(), cursor.len)).collect()
+        let here = self
+            .cursors
+            .iter()
+            .filter(|(_, cursor)| cursor.kind == FileKind::Append);
+        here.map(|(path, cursor)| (path.clone(), cursor.len))
+            .collect()
     }
 }
 
@@ -79,7 +83,10 @@ pub struct Look<'a> {
 impl Look<'_> {
     /// Looks at the files named in `hints` and those that have a cursor, and at what is new in their folders.
     pub fn take(&self, cursors: &BTreeMap<RelPath, FileCursor>, hints: &BTreeSet<RelPath>) -> Cut {
-        let mut cut = Cut { cursors: cursors.clone(), ..Cut::default() };
+        let mut cut = Cut {
+            cursors: cursors.clone(),
+            ..Cut::default()
+        };
         let mut seen: BTreeMap<RelPath, (FileKind, Stat)> = BTreeMap::new();
         let known: BTreeSet<&RelPath> = cursors.keys().chain(hints).collect();
         // Lengths of transcripts first, then side files: what a transcript line names is then in the same cut.
@@ -104,7 +111,9 @@ impl Look<'_> {
                     Ok(Some(found)) => {
                         cut.more |= found.more;
                         if let Some(start) = found.start {
-                            room = room.saturating_sub(found.bytes.len() as u64 + path.as_str().len() as u64 + PART);
+                            room = room.saturating_sub(
+                                found.bytes.len() as u64 + path.as_str().len() as u64 + PART,
+                            );
                             cut.parts.push(part(path, start, &found));
                             cut.bodies.push(found.bytes);
                         }
@@ -114,17 +123,36 @@ impl Look<'_> {
                 }
             }
         }
-        cut.torn = seen.keys().filter_map(|path| cut.cursors.get(path)).map(|cursor| cursor.torn).sum();
-        let fresh = seen.keys().filter_map(|path| cut.cursors.get(path)).any(|cursor| cursor.fresh);
+        cut.torn = seen
+            .keys()
+            .filter_map(|path| cut.cursors.get(path))
+            .map(|cursor| cursor.torn)
+            .sum();
+        let fresh = seen
+            .keys()
+            .filter_map(|path| cut.cursors.get(path))
+            .any(|cursor| cursor.fresh);
         // 0 is like nothing that a scan sees: the next one looks again.
-        cut.seen = if fresh { 0 } else { fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat))) };
+        cut.seen = if fresh {
+            0
+        } else {
+            fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat)))
+        };
         cut.present = seen.into_keys().collect();
         cut
     }
 
-    fn stat(&self, path: &RelPath, only: Option<FileKind>, seen: &mut BTreeMap<RelPath, (FileKind, Stat)>, unread: &mut Vec<Error>) {
+    fn stat(
+        &self,
+        path: &RelPath,
+        only: Option<FileKind>,
+        seen: &mut BTreeMap<RelPath, (FileKind, Stat)>,
+        unread: &mut Vec<Error>,
+    ) {
         let found = (|| -> std::io::Result<_> {
-            let Some((name, kind)) = whose(self.folder, self.profile, path)? else { return Ok(None) };
+            let Some((name, kind)) = whose(self.folder, self.profile, path)? else {
+                return Ok(None);
+            };
             if name != *self.name || only.is_some_and(|only| only != kind) {
                 return Ok(None);
             }
@@ -139,13 +167,20 @@ impl Look<'_> {
         }
     }
 
-    fn find_new(&self, folder: &RelPath, seen: &mut BTreeMap<RelPath, (FileKind, Stat)>, unread: &mut Vec<Error>) {
+    fn find_new(
+        &self,
+        folder: &RelPath,
+        seen: &mut BTreeMap<RelPath, (FileKind, Stat)>,
+        unread: &mut Vec<Error>,
+    ) {
         let items = match self.folder.list(Some(folder)) {
             Ok(items) => items,
             Err(cause) => return unread.push(Error::io(format!("list {folder}"), cause)),
         };
         for item in items {
-            let Ok(path) = folder.join(&item.name) else { continue };
+            let Ok(path) = folder.join(&item.name) else {
+                continue;
+            };
             match item.kind {
                 ItemKind::Folder if self.profile.enter(&path) => self.find_new(&path, seen, unread),
                 ItemKind::File if !seen.contains_key(&path) => self.stat(&path, None, seen, unread),
@@ -160,18 +195,36 @@ impl Look<'_> {
         if self.name.is_project() {
             return;
         }
-        let gone: Vec<RelPath> = cut.cursors.keys().filter(|path| !seen.contains_key(*path)).cloned().collect();
+        let gone: Vec<RelPath> = cut
+            .cursors
+            .keys()
+            .filter(|path| !seen.contains_key(*path))
+            .cloned()
+            .collect();
         for from in gone {
-            let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else { continue };
-            let mut new = seen.iter().filter(|(path, _)| !cut.cursors.contains_key(*path));
+            let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else {
+                continue;
+            };
+            let mut new = seen
+                .iter()
+                .filter(|(path, _)| !cut.cursors.contains_key(*path));
             // The number of a deleted file is given to the next one made: only the same bytes make it the same file, and
             // small files often have the same. A rename leaves the time as it was; only a transcript may have grown since.
-            let kept =
-                |stat: &Stat| stat.mtime_ns == cursor.stat.mtime_ns || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size);
-            let same = |kind: FileKind, stat: &Stat| kind == cursor.kind && stat.same_file(&cursor.stat) && kept(stat);
-            let Some((to, _)) = new.find(|(_, (kind, stat))| same(*kind, stat)) else { continue };
-            let moved =
-                self.folder.open(to).ok().flatten().and_then(|file| FileCursor::over(&*file, cursor.kind, cursor.len).ok().flatten());
+            let kept = |stat: &Stat| {
+                stat.mtime_ns == cursor.stat.mtime_ns
+                    || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size)
+            };
+            let same = |kind: FileKind, stat: &Stat| {
+                kind == cursor.kind && stat.same_file(&cursor.stat) && kept(stat)
+            };
+            let Some((to, _)) = new.find(|(_, (kind, stat))| same(*kind, stat)) else {
+                continue;
+            };
+            let moved = self.folder.open(to).ok().flatten().and_then(|file| {
+                FileCursor::over(&*file, cursor.kind, cursor.len)
+                    .ok()
+                    .flatten()
+            });
             if moved.is_none_or(|moved| moved.hash != cursor.hash) {
                 continue;
             }
@@ -191,30 +244,47 @@ impl Look<'_> {
         cursor: Option<&FileCursor>,
         room: u64,
     ) -> std::io::Result<Option<Found>> {
-        let done = |cursor: &FileCursor| cursor.len + cursor.torn == stat.size && !(self.last && cursor.torn > 0);
+        let done = |cursor: &FileCursor| {
+            cursor.len + cursor.torn == stat.size && !(self.last && cursor.torn > 0)
+        };
         if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor) && !cursor.fresh) {
             return Ok(None);
         }
-        let Some(file) = self.folder.open(path)? else { return Ok(None) };
+        let Some(file) = self.folder.open(path)? else {
+            return Ok(None);
+        };
         let now = file.stat()?;
         if !now.same_file(stat) {
             // Replaced since the scan: the next look sees the new one from the start.
             return Ok(None);
         }
         // Bytes behind the length that was read first may belong to a line whose side files we have not seen.
-        let stat = Stat { size: stat.size.min(now.size), ..now };
+        let stat = Stat {
+            size: stat.size.min(now.size),
+            ..now
+        };
         let unchanged_so_far = match cursor {
             None => false,
             // Another may have changed the stored one meanwhile: all of it, or nothing.
-            Some(cursor) if self.name.is_project() && cursor.len == cursor.stat.size && cursor.stat != stat => false,
+            Some(cursor)
+                if self.name.is_project()
+                    && cursor.len == cursor.stat.size
+                    && cursor.stat != stat =>
+            {
+                false
+            }
             Some(cursor) => still_begins(&*file, &stat, cursor)?,
         };
         let mut found = match cursor {
             Some(cursor) if unchanged_so_far => Found::from(cursor.len, cursor.clone()),
             _ => Found::from(0, FileCursor::new(kind, stat)),
         };
-        let touched = cursor.is_some_and(|cursor| (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns));
-        let age = i64::try_from(self.now.as_nanosecond()).unwrap_or(i64::MAX).saturating_sub(stat.mtime_ns);
+        let touched = cursor.is_some_and(|cursor| {
+            (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns)
+        });
+        let age = i64::try_from(self.now.as_nanosecond())
+            .unwrap_or(i64::MAX)
+            .saturating_sub(stat.mtime_ns);
         found.cursor.fresh = kind == FileKind::Whole && age < TICK_NS;
         found.cursor.kind = kind;
         found.cursor.stat = stat;
@@ -248,8 +318,12 @@ fn still_begins(file: &dyn OpenFile, stat: &Stat, cursor: &FileCursor) -> std::i
     }
     // A file that is replaced as one says nothing by growing, and one with another identity or another time and the
     // same length may hold anything: compare all of it. One that only grew: compare the window.
-    let grew = cursor.kind == FileKind::Append && stat.same_file(&cursor.stat) && stat.size > cursor.stat.size;
-    let as_before = !cursor.fresh && stat.same_file(&cursor.stat) && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
+    let grew = cursor.kind == FileKind::Append
+        && stat.same_file(&cursor.stat)
+        && stat.size > cursor.stat.size;
+    let as_before = !cursor.fresh
+        && stat.same_file(&cursor.stat)
+        && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
     if !grew && !as_before {
         let again = FileCursor::over(file, cursor.kind, cursor.len)?;
         return Ok(again.is_some_and(|again| again.hash == cursor.hash));
@@ -284,15 +358,32 @@ struct Found {
 
 impl Found {
     fn from(from: u64, cursor: FileCursor) -> Found {
-        Found { from, start: None, bytes: Vec::new(), cursor, more: false }
+        Found {
+            from,
+            start: None,
+            bytes: Vec::new(),
+            cursor,
+            more: false,
+        }
     }
 
-    fn read(&mut self, file: &dyn OpenFile, stat: &Stat, kind: FileKind, room: u64, last: bool) -> std::io::Result<()> {
+    fn read(
+        &mut self,
+        file: &dyn OpenFile,
+        stat: &Stat,
+        kind: FileKind,
+        room: u64,
+        last: bool,
+    ) -> std::io::Result<()> {
         let left = stat.size.saturating_sub(self.from);
         // Together with what is in the entry already.
         let most = left.min(MOST_RAW - (CUT_AT - room));
         // What is replaced as one goes out as one, if it can.
-        let mut want = if kind == FileKind::Whole { most } else { left.min(room) };
+        let mut want = if kind == FileKind::Whole {
+            most
+        } else {
+            left.min(room)
+        };
         loop {
             self.bytes.resize(want as usize, 0);
             let got = read_full(file, &mut self.bytes, self.from)?;

@@ -81,7 +81,9 @@ impl Shipment {
         let span = tracing::info_span!(target: TRACED, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
         let result = self.turns(context, last).instrument(span.clone()).await;
         match &result {
-            Ok(shipped) => span.record("entries", shipped.entries).record("bytes", shipped.bytes),
+            Ok(shipped) => span
+                .record("entries", shipped.entries)
+                .record("bytes", shipped.bytes),
             Err(error) => span.record("error", display(error)),
         };
         result
@@ -117,7 +119,10 @@ impl Shipment {
                     }
                     races += 1;
                     if races > MOST_RACES {
-                        return Err(Error::unavailable(format!("write to {}: lost the race {races} times", self.id)));
+                        return Err(Error::unavailable(format!(
+                            "write to {}: lost the race {races} times",
+                            self.id
+                        )));
                     }
                 }
             }
@@ -125,25 +130,39 @@ impl Shipment {
     }
 
     async fn find_ledger(&mut self, context: &Context) -> Result<Ledger> {
-        let here = Ledger::load(&*context.folder, &context.logs.store.address(), &self.id).filter(|_| !self.outdated);
+        let here = Ledger::load(&*context.folder, &context.logs.store.address(), &self.id)
+            .filter(|_| !self.outdated);
         let mut ledger = match here {
             Some(ledger) => ledger,
             None => adopt(context, &self.id).await?,
         };
         // What we shipped and did not change since is not new: where the log differs, the other's is newer.
-        let whole = std::mem::take(&mut self.overtaken).into_iter().filter(|(_, cursor)| cursor.len == cursor.stat.size);
+        let whole = std::mem::take(&mut self.overtaken)
+            .into_iter()
+            .filter(|(_, cursor)| cursor.len == cursor.stat.size);
         ledger.files.extend(whole);
         self.outdated = false;
         Ok(ledger)
     }
 
-    async fn turn(&mut self, context: &Context, ledger: &mut Ledger, last: bool, shipped: &mut Shipped) -> Result<Turn> {
+    async fn turn(
+        &mut self,
+        context: &Context,
+        ledger: &mut Ledger,
+        last: bool,
+        shipped: &mut Shipped,
+    ) -> Result<Turn> {
         let tried_before = self.pending.is_some();
         let (encoded, mut cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
-                let look =
-                    Look { folder: &*context.folder, profile: &*context.profile, name: &self.id.name, last, now: context.logs.clock.now() };
+                let look = Look {
+                    folder: &*context.folder,
+                    profile: &*context.profile,
+                    name: &self.id.name,
+                    last,
+                    now: context.logs.clock.now(),
+                };
                 let mut cut = look.take(&ledger.files, &self.hints);
                 if cut.is_empty() {
                     let before = (ledger.seen, std::mem::take(&mut ledger.files));
@@ -169,16 +188,38 @@ impl Shipment {
                     }
                 }
                 self.reader.moved(&cut.moves);
-                cut.told = self.reader.read(&*context.profile, cut.parts.iter().zip(cut.bodies.iter().map(Vec::as_slice)));
+                cut.told = self.reader.read(
+                    &*context.profile,
+                    cut.parts.iter().zip(cut.bodies.iter().map(Vec::as_slice)),
+                );
                 cut.turns = ledger.turns.clone();
                 let checkpoints = cut.turns.take(&cut.told.marks, &cut.lengths());
                 let moves = std::mem::take(&mut cut.moves);
                 let parts = std::mem::take(&mut cut.parts);
-                let header = ledger.pen.header(&self.id, EntryKind::Delta, context.logs.clock.now(), moves, parts);
-                (entry::encode(Header { checkpoints, ..header }, &cut.bodies)?, cut)
+                let header = ledger.pen.header(
+                    &self.id,
+                    EntryKind::Delta,
+                    context.logs.clock.now(),
+                    moves,
+                    parts,
+                );
+                (
+                    entry::encode(
+                        Header {
+                            checkpoints,
+                            ..header
+                        },
+                        &cut.bodies,
+                    )?,
+                    cut,
+                )
             }
         };
-        match context.logs.append(&self.id, &mut ledger.pen, &encoded).await {
+        match context
+            .logs
+            .append(&self.id, &mut ledger.pen, &encoded)
+            .await
+        {
             Err(error) => {
                 if error.is_retryable() {
                     self.pending = Some((encoded, cut));
@@ -192,14 +233,22 @@ impl Shipment {
                 ledger.turns = std::mem::take(&mut cut.turns);
                 let more = cut.more;
                 // The look behind an entry that is tried again knows nothing of the files that were named since.
-                let named_since = if tried_before { std::mem::take(&mut self.hints) } else { BTreeSet::new() };
+                let named_since = if tried_before {
+                    std::mem::take(&mut self.hints)
+                } else {
+                    BTreeSet::new()
+                };
                 let settled = self.settle(ledger, cut, shipped);
                 self.hints.extend(named_since);
                 self.save(context, ledger, false);
                 feed(context, &self.id, ledger, &encoded, told);
                 // What was appended since the look is the next flush's; but an entry that is tried again is of an
                 // older flush's look.
-                if more || tried_before { Ok(Turn::Wrote) } else { settled.map(|()| Turn::Clean) }
+                if more || tried_before {
+                    Ok(Turn::Wrote)
+                } else {
+                    settled.map(|()| Turn::Clean)
+                }
             }
             Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
         }
@@ -213,18 +262,29 @@ impl Shipment {
         let there = match pen.ground {
             _ if pen.seq == 0 => true,
             Ground::Branch => {
-                is_there(context.logs.read_branch(&self.id, &pen.writer, pen.seq).await)?
-                    || is_there(context.logs.read(&self.id, pen.seq).await)?
+                is_there(
+                    context
+                        .logs
+                        .read_branch(&self.id, &pen.writer, pen.seq)
+                        .await,
+                )? || is_there(context.logs.read(&self.id, pen.seq).await)?
             }
             Ground::Main | Ground::Unclaimed => match context.logs.read(&self.id, pen.seq).await {
                 Ok(Some(entry)) => pen.digest.is_none_or(|digest| digest == entry.digest),
                 // Collected: then a merge or a snapshot stands for it.
-                Ok(None) => context.logs.composites(&self.id).await?.iter().any(|piece| piece.to == pen.seq),
+                Ok(None) => context
+                    .logs
+                    .composites(&self.id)
+                    .await?
+                    .iter()
+                    .any(|piece| piece.to == pen.seq),
                 Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => false,
                 Err(error) => return Err(error),
             },
         };
-        let open = there && pen.ground == Ground::Main && context.logs.has_open_number(&self.id, pen).await?;
+        let open = there
+            && pen.ground == Ground::Main
+            && context.logs.has_open_number(&self.id, pen).await?;
         let first = !std::mem::replace(&mut self.confirmed, true);
         if there && first && pen.ground == Ground::Branch && !context.logs.creates_once().await? {
             // A write of an earlier life of ours may still arrive, at the number that we would write, and replace it.
@@ -246,8 +306,17 @@ impl Shipment {
     /// change. An error if something could not be read.
     fn settle(&mut self, ledger: &mut Ledger, mut cut: Cut, shipped: &mut Shipped) -> Result<()> {
         shipped.torn = cut.torn;
-        shipped.durable = cut.present.iter().filter_map(|path| cut.cursors.get(path)).map(|cursor| cursor.len).sum();
-        shipped.seen = if cut.unread.is_empty() && !cut.more { cut.seen } else { 0 };
+        shipped.durable = cut
+            .present
+            .iter()
+            .filter_map(|path| cut.cursors.get(path))
+            .map(|cursor| cursor.len)
+            .sum();
+        shipped.seen = if cut.unread.is_empty() && !cut.more {
+            cut.seen
+        } else {
+            0
+        };
         ledger.seen = shipped.seen;
         ledger.files = cut.cursors;
         self.hints = cut.present.clone();
@@ -264,7 +333,12 @@ impl Shipment {
 
     /// The number is taken. By ourselves before a crash: take over what it says. By somebody else: the session is lost,
     /// and what we still have goes to a branch.
-    fn taken(&mut self, context: &Context, ledger: &mut Ledger, entry: Option<Box<Entry>>) -> Result<Turn> {
+    fn taken(
+        &mut self,
+        context: &Context,
+        ledger: &mut Ledger,
+        entry: Option<Box<Entry>>,
+    ) -> Result<Turn> {
         let now = context.logs.clock.now();
         if let Some(entry) = &entry
             && entry.header.writer == ledger.pen.writer
@@ -278,7 +352,11 @@ impl Shipment {
             self.save(context, ledger, false);
             return Ok(Turn::Wrote);
         }
-        if self.id.name.is_project() || entry.as_ref().is_some_and(|entry| entry.header.kind.is_removal()) {
+        if self.id.name.is_project()
+            || entry
+                .as_ref()
+                .is_some_and(|entry| entry.header.kind.is_removal())
+        {
             // What was removed lives again when it is written to. And a project's log is anybody's: go on behind whoever wrote.
             return Ok(Turn::Again);
         }
@@ -306,7 +384,13 @@ impl Shipment {
     /// Begins a branch of our own, with everything.
     fn begin_branch(&self, context: &Context, ledger: &mut Ledger) {
         let writer = new_writer(&context.logs.chance);
-        ledger.pen = Pen { writer, ground: Ground::Branch, seq: 0, digest: None, ..ledger.pen.clone() };
+        ledger.pen = Pen {
+            writer,
+            ground: Ground::Branch,
+            seq: 0,
+            digest: None,
+            ..ledger.pen.clone()
+        };
         ledger.files.clear();
     }
 
@@ -315,19 +399,26 @@ impl Shipment {
     fn absorb(&self, context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
         let over = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
             let failed = |cause| Error::io(format!("read {path}"), cause);
-            let Some(file) = context.folder.open(path).map_err(failed)? else { return Ok(None) };
+            let Some(file) = context.folder.open(path).map_err(failed)? else {
+                return Ok(None);
+            };
             FileCursor::over(&*file, kind, len).map_err(failed)
         };
         let mut files = ledger.files.clone();
         // Lines that it appended are here, which only we can have; or else all that it changed is here.
         let (mut lines_are_here, mut all_is_here) = (false, true);
         for moved in &entry.header.moves {
-            let Some(cursor) = files.remove(&moved.from) else { continue };
-            all_is_here &= over(&moved.to, cursor.kind, cursor.len)?.is_some_and(|now| now.hash == cursor.hash);
+            let Some(cursor) = files.remove(&moved.from) else {
+                continue;
+            };
+            all_is_here &= over(&moved.to, cursor.kind, cursor.len)?
+                .is_some_and(|now| now.hash == cursor.hash);
             files.insert(moved.to.clone(), cursor);
         }
         for part in &entry.header.parts {
-            match over(&part.path, part.kind, part.end())?.filter(|cursor| cursor.hash.digest() == part.file_sha256) {
+            match over(&part.path, part.kind, part.end())?
+                .filter(|cursor| cursor.hash.digest() == part.file_sha256)
+            {
                 Some(mut cursor) => {
                     lines_are_here |= part.kind == FileKind::Append && part.len > 0;
                     cursor.stat.size = part.end();
@@ -344,7 +435,11 @@ impl Shipment {
         let ours = lines_are_here || all_is_here;
         if ours {
             ledger.files = files;
-            entry.header.checkpoints.iter().for_each(|point| ledger.turns.follow(point));
+            entry
+                .header
+                .checkpoints
+                .iter()
+                .for_each(|point| ledger.turns.follow(point));
         }
         Ok(ours)
     }
@@ -367,5 +462,12 @@ enum Turn {
 fn feed(context: &Context, id: &LogId, ledger: &Ledger, encoded: &Encoded, told: Told) {
     let branch = (ledger.pen.ground == Ground::Branch).then(|| ledger.pen.writer.clone());
     let header = encoded.header.clone();
-    context.feed.entry(Record { log: id.clone(), branch, header, stored: encoded.bytes.len() as u64, digest: encoded.digest, told });
+    context.feed.entry(Record {
+        log: id.clone(),
+        branch,
+        header,
+        stored: encoded.bytes.len() as u64,
+        digest: encoded.digest,
+        told,
+    });
 }

@@ -115,8 +115,15 @@ impl Slot {
     /// Bytes that are not durable, and for how many seconds; none if all is.
     fn lag(&self, folder: &dyn Folder) -> Option<(u64, f64)> {
         let since = self.dirty?;
-        let on_disk: u64 = self.paths.iter().filter_map(|path| folder.stat(path).ok().flatten()).map(|stat| stat.size).sum();
-        let bytes = on_disk.saturating_sub(self.status.durable_bytes + self.status.unfinished_bytes).max(1);
+        let on_disk: u64 = self
+            .paths
+            .iter()
+            .filter_map(|path| folder.stat(path).ok().flatten())
+            .map(|stat| stat.size)
+            .sum();
+        let bytes = on_disk
+            .saturating_sub(self.status.durable_bytes + self.status.unfinished_bytes)
+            .max(1);
         Some((bytes, since.elapsed().as_secs_f64()))
     }
 }
@@ -145,8 +152,15 @@ pub struct Overview {
 }
 
 impl Overview {
-    pub(super) fn of<'a>(slots: impl Iterator<Item = &'a Slot>, folder: &dyn Folder, scanning: bool) -> Overview {
-        let mut all = Overview { scanning, ..Overview::default() };
+    pub(super) fn of<'a>(
+        slots: impl Iterator<Item = &'a Slot>,
+        folder: &dyn Folder,
+        scanning: bool,
+    ) -> Overview {
+        let mut all = Overview {
+            scanning,
+            ..Overview::default()
+        };
         for slot in slots {
             all.logs += 1;
             all.files += slot.paths.len();

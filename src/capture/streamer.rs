@@ -80,7 +80,12 @@ pub struct Streamer {
 impl Streamer {
     /// Scans the folder, then streams in the background until told to finish. When this answers, what is on disk is
     /// known and what comes is watched.
-    pub fn start(context: Context, root: PathBuf, hints: Arc<Hints>, mut watch: Box<dyn Watch>) -> Result<Handle> {
+    pub fn start(
+        context: Context,
+        root: PathBuf,
+        hints: Arc<Hints>,
+        mut watch: Box<dyn Watch>,
+    ) -> Result<Handle> {
         let scanning = watch.refresh();
         let mut streamer = Streamer {
             context,
@@ -167,19 +172,30 @@ impl Streamer {
     }
 
     fn next_wake(&self) -> Instant {
-        let due = if self.jobs.len() < self.context.parallel { self.agenda.first().map(|(due, _)| *due) } else { None };
+        let due = if self.jobs.len() < self.context.parallel {
+            self.agenda.first().map(|(due, _)| *due)
+        } else {
+            None
+        };
         let deadline = self.ending.as_ref().map(|ending| ending.deadline);
-        [due, deadline, self.settle].into_iter().flatten().fold(self.next_scan, Instant::min)
+        [due, deadline, self.settle]
+            .into_iter()
+            .flatten()
+            .fold(self.next_scan, Instant::min)
     }
 
     fn finished(&self) -> bool {
-        let Some(ending) = &self.ending else { return false };
+        let Some(ending) = &self.ending else {
+            return false;
+        };
         Instant::now() >= ending.deadline || (self.jobs.is_empty() && self.agenda.is_empty())
     }
 
     fn slot(&mut self, name: &LogName) -> &mut Slot {
         let chance = &self.context.logs.chance;
-        self.slots.entry(name.clone()).or_insert_with(|| Slot::new(name, Backoff::new(chance.clone())))
+        self.slots
+            .entry(name.clone())
+            .or_insert_with(|| Slot::new(name, Backoff::new(chance.clone())))
     }
 
     /// A log has something to ship: flush it `at` that time, or sooner if that is planned.
@@ -223,11 +239,15 @@ impl Streamer {
     fn start_due(&mut self) {
         let now = Instant::now();
         while self.jobs.len() < self.context.parallel {
-            let Some((due, _)) = self.agenda.first() else { return };
+            let Some((due, _)) = self.agenda.first() else {
+                return;
+            };
             if *due > now {
                 return;
             }
-            let Some((_, name)) = self.agenda.pop_first() else { return };
+            let Some((_, name)) = self.agenda.pop_first() else {
+                return;
+            };
             let id = self.context.logs.id(name.clone());
             let last = self.ending.is_some();
             let slot = self.slot(&name);
@@ -248,14 +268,22 @@ impl Streamer {
     }
 
     fn landed(&mut self, done: Landed) {
-        let id = done.as_ref().map_or_else(task::JoinError::id, |(id, _)| *id);
-        let Some(name) = self.flights.remove(&id) else { return };
+        let id = done
+            .as_ref()
+            .map_or_else(task::JoinError::id, |(id, _)| *id);
+        let Some(name) = self.flights.remove(&id) else {
+            return;
+        };
         match done {
             Ok((_, (shipment, result))) => self.done(&name, shipment, result),
             // A fault of ours in one flush must not end the streaming of that session: begin anew from its ledger.
             Err(error) => {
                 let shipment = Box::new(Shipment::new(self.context.logs.id(name.clone())));
-                self.done(&name, shipment, Err(Error::new(Kind::Internal, format!("flush {name}")).because(error)));
+                self.done(
+                    &name,
+                    shipment,
+                    Err(Error::new(Kind::Internal, format!("flush {name}")).because(error)),
+                );
             }
         }
         if let Some(waiting) = self.held.get_mut(&name) {
@@ -271,15 +299,24 @@ impl Streamer {
         if let Some(slot) = self.slots.get_mut(name) {
             let before = std::mem::replace(slot, Slot::new(name, backoff));
             slot.flushes = before.flushes;
-            before.due.map(|due| self.agenda.remove(&(due, name.clone())));
+            before
+                .due
+                .map(|due| self.agenda.remove(&(due, name.clone())));
         }
     }
 
     fn done(&mut self, name: &LogName, shipment: Box<Shipment>, result: Result<Shipped>) {
         let began = self.slot(name).started;
         let now = Instant::now();
-        self.context.feed.flushed(&result, began.map_or(Duration::ZERO, |began| now - began), self.context.logs.clock.now());
-        let ending = self.ending.as_ref().map(|ending| (ending.began, ending.deadline));
+        self.context.feed.flushed(
+            &result,
+            began.map_or(Duration::ZERO, |began| now - began),
+            self.context.logs.clock.now(),
+        );
+        let ending = self
+            .ending
+            .as_ref()
+            .map(|ending| (ending.began, ending.deadline));
         let slot = self.slot(name);
         slot.flying = false;
         if let Some(ledger) = &shipment.ledger {
@@ -313,15 +350,23 @@ impl Streamer {
                 self.satisfied(name, flushes);
                 if again {
                     self.slot(name).dirty = began;
-                    let waited_for = self.waiters.iter().any(|waiter| waiter.left.contains_key(name));
-                    let at = if waited_for || ending.is_some() { now } else { self.soon(name) };
+                    let waited_for = self
+                        .waiters
+                        .iter()
+                        .any(|waiter| waiter.left.contains_key(name));
+                    let at = if waited_for || ending.is_some() {
+                        now
+                    } else {
+                        self.soon(name)
+                    };
                     self.mark(name, at);
                 }
             }
             Err(error) => {
                 let wait = match ending {
                     Some((began, deadline)) => {
-                        let (elapsed, remaining) = (now - began, deadline.saturating_duration_since(now));
+                        let (elapsed, remaining) =
+                            (now - began, deadline.saturating_duration_since(now));
                         tracing::warn!(session = %name, ?elapsed, ?remaining, %error, "final flush: trying again");
                         slot.backoff.wait_after_failure();
                         FINAL_PACE
@@ -357,22 +402,39 @@ impl Streamer {
                 let _ = reply.send(self.statuses(|_| true));
             }
             Command::Overview(reply) => {
-                let _ = reply.send(Overview::of(self.slots.values(), &*self.context.folder, self.scanning.is_some()));
+                let _ = reply.send(Overview::of(
+                    self.slots.values(),
+                    &*self.context.folder,
+                    self.scanning.is_some(),
+                ));
             }
             Command::Flush(session, reply) => {
-                let wanted = |name: &LogName| session.is_none() || name.session() == session.as_ref();
+                let wanted =
+                    |name: &LogName| session.is_none() || name.session() == session.as_ref();
                 match self.mark_changed(Instant::now(), wanted) {
                     Err(error) => {
                         let _ = reply.send(Err(error));
                     }
                     Ok(()) => {
-                        let open = self.slots.iter().filter(|(name, slot)| wanted(name) && (slot.flying || slot.due.is_some()));
-                        let left: BTreeMap<LogName, u64> = open.map(|(name, slot)| (name.clone(), slot.flushes + 1)).collect();
+                        let open = self.slots.iter().filter(|(name, slot)| {
+                            wanted(name) && (slot.flying || slot.due.is_some())
+                        });
+                        let left: BTreeMap<LogName, u64> = open
+                            .map(|(name, slot)| (name.clone(), slot.flushes + 1))
+                            .collect();
                         // Also those that lost their session: they are durable, and yet not in a later restore.
                         let told = |(name, slot): &(&LogName, &Slot)| {
-                            wanted(name) && (left.contains_key(*name) || session.is_some() || slot.status.is_branch())
+                            wanted(name)
+                                && (left.contains_key(*name)
+                                    || session.is_some()
+                                    || slot.status.is_branch())
                         };
-                        let asked = self.slots.iter().filter(told).map(|(name, _)| name.clone()).collect();
+                        let asked = self
+                            .slots
+                            .iter()
+                            .filter(told)
+                            .map(|(name, _)| name.clone())
+                            .collect();
                         self.waiters.push(Waiter { left, asked, reply });
                         self.answer_waiters();
                     }
@@ -384,14 +446,22 @@ impl Streamer {
                 self.slot(&name).paths.extend(paths);
                 self.mark(&name, Instant::now());
                 let left = BTreeMap::from([(name.clone(), self.slot(&name).flushes + 1)]);
-                self.waiters.push(Waiter { left, asked: BTreeSet::from([name]), reply });
+                self.waiters.push(Waiter {
+                    left,
+                    asked: BTreeSet::from([name]),
+                    reply,
+                });
             }
             Command::Hold(name, reply) => {
                 let flying = self.slot(&name).flying;
                 if !flying {
                     self.forget(&name);
                 }
-                let waiting = if flying { Some(reply) } else { reply.send(()).ok().and(None) };
+                let waiting = if flying {
+                    Some(reply)
+                } else {
+                    reply.send(()).ok().and(None)
+                };
                 self.held.insert(name, waiting);
             }
             Command::Release(name) => {
@@ -402,12 +472,19 @@ impl Streamer {
             }
             Command::Finish(deadline, reply) => {
                 let now = Instant::now();
-                self.ending = Some(Ending { deadline, began: now, reply });
+                self.ending = Some(Ending {
+                    deadline,
+                    began: now,
+                    reply,
+                });
                 if let Err(error) = self.mark_changed(now, |_| true) {
                     tracing::error!(%error, "final flush: cannot scan the folder; flushing what is known");
                 }
                 // What waits for another try, and unfinished lines, which go out now.
-                let more = self.slots.iter().filter(|(_, slot)| slot.dirty.is_some() || slot.status.unfinished_bytes > 0);
+                let more = self
+                    .slots
+                    .iter()
+                    .filter(|(_, slot)| slot.dirty.is_some() || slot.status.unfinished_bytes > 0);
                 let more: Vec<LogName> = more.map(|(name, _)| name.clone()).collect();
                 more.iter().for_each(|name| self.mark(name, now));
             }
@@ -433,7 +510,12 @@ impl Streamer {
     }
 
     fn survey(&mut self) -> Result<Survey> {
-        let found = survey_again(&*self.context.folder, &*self.context.profile, None, &mut self.asked)?;
+        let found = survey_again(
+            &*self.context.folder,
+            &*self.context.profile,
+            None,
+            &mut self.asked,
+        )?;
         for oddity in &found.oddities {
             if self.oddities.insert(oddity.clone()) {
                 tracing::warn!("not kept: {oddity}");
@@ -455,10 +537,14 @@ impl Streamer {
                 self.note_scanning(scanning);
             }
             let relative = path.strip_prefix(&root).ok().and_then(|path| path.to_str());
-            let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else { continue };
+            let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else {
+                continue;
+            };
             match context.folder.stat(&relative) {
                 Ok(Some(_)) => {
-                    if let Ok(Some((name, _))) = whose(&*context.folder, &*context.profile, &relative) {
+                    if let Ok(Some((name, _))) =
+                        whose(&*context.folder, &*context.profile, &relative)
+                    {
                         self.touch(&name, relative);
                     }
                 }
@@ -517,7 +603,13 @@ impl Streamer {
             }
             Err(error) => tracing::warn!(%error, "cannot scan the agent's folder"),
         }
-        let quiet = |slot: &Slot| slot.dirty.is_none() && !slot.flying && slot.started.is_none_or(|started| began - started > FORGET_AFTER);
+        let quiet = |slot: &Slot| {
+            slot.dirty.is_none()
+                && !slot.flying
+                && slot
+                    .started
+                    .is_none_or(|started| began - started > FORGET_AFTER)
+        };
         for slot in self.slots.values_mut().filter(|slot| quiet(slot)) {
             slot.shipment = None;
         }
@@ -545,7 +637,11 @@ impl Streamer {
 
     fn satisfied(&mut self, name: &LogName, flushes: u64) {
         for waiter in &mut self.waiters {
-            if waiter.left.get(name).is_some_and(|needed| *needed <= flushes) {
+            if waiter
+                .left
+                .get(name)
+                .is_some_and(|needed| *needed <= flushes)
+            {
                 waiter.left.remove(name);
             }
         }
@@ -553,7 +649,9 @@ impl Streamer {
     }
 
     fn answer_waiters(&mut self) {
-        let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.left.is_empty());
+        let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
+            .into_iter()
+            .partition(|waiter| waiter.left.is_empty());
         self.waiters = waiting;
         for waiter in ready {
             let logs = self.statuses_of(waiter.asked.iter());
@@ -563,8 +661,9 @@ impl Streamer {
 
     /// What waits for a log that cannot be written learns why; what can be tried again is waited for.
     fn refuse(&mut self, name: &LogName, error: &Error) {
-        let (hit, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.left.contains_key(name));
+        let (hit, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
+            .into_iter()
+            .partition(|waiter| waiter.left.contains_key(name));
         self.waiters = waiting;
         for waiter in hit {
             let mut copy = Error::new(error.kind(), error.to_string());
@@ -576,10 +675,18 @@ impl Streamer {
     }
 
     fn statuses(&self, wanted: impl Fn(&Slot) -> bool) -> Vec<LogStatus> {
-        self.statuses_of(self.slots.iter().filter(|(_, slot)| wanted(slot)).map(|(name, _)| name))
+        self.statuses_of(
+            self.slots
+                .iter()
+                .filter(|(_, slot)| wanted(slot))
+                .map(|(name, _)| name),
+        )
     }
 
     fn statuses_of<'a>(&'a self, names: impl Iterator<Item = &'a LogName>) -> Vec<LogStatus> {
-        names.filter_map(|name| self.slots.get(name)).map(|slot| slot.report(&*self.context.folder)).collect()
+        names
+            .filter_map(|name| self.slots.get(name))
+            .map(|slot| slot.report(&*self.context.folder))
+            .collect()
     }
 }

@@ -34,16 +34,33 @@ pub struct Survey {
 pub type Asked = HashMap<RelPath, (Stat, LogName)>;
 
 /// Scans `from` (the whole root if none).
-pub fn survey(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>) -> Result<Survey> {
+pub fn survey(
+    folder: &dyn Folder,
+    profile: &dyn Profile,
+    from: Option<&RelPath>,
+) -> Result<Survey> {
     survey_again(folder, profile, from, &mut Asked::new())
 }
 
 /// The same, for one who scans often: files that were asked and have not changed are not asked again.
-pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&RelPath>, asked: &mut Asked) -> Result<Survey> {
+pub fn survey_again(
+    folder: &dyn Folder,
+    profile: &dyn Profile,
+    from: Option<&RelPath>,
+    asked: &mut Asked,
+) -> Result<Survey> {
     let mut found = Survey::default();
     let mut open = vec![from.cloned()];
     while let Some(at) = open.pop() {
-        let failed = |cause| Error::io(format!("list {}", at.as_ref().map_or("the agent's folder", RelPath::as_str)), cause);
+        let failed = |cause| {
+            Error::io(
+                format!(
+                    "list {}",
+                    at.as_ref().map_or("the agent's folder", RelPath::as_str)
+                ),
+                cause,
+            )
+        };
         let items = match folder.list(at.as_ref()) {
             Ok(items) => items,
             // The root itself must be readable; a folder below it may be closed to us without hiding the others.
@@ -61,14 +78,20 @@ pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&Re
             match (path, item.kind) {
                 (Ok(path), ItemKind::Folder) if profile.enter(&path) => open.push(Some(path)),
                 (Ok(path), ItemKind::File) => found.take(folder, profile, path, asked),
-                (Ok(path), ItemKind::Link) if profile.enter(&path) || profile.place(&path) != Place::Ignore => {
+                (Ok(path), ItemKind::Link)
+                    if profile.enter(&path) || profile.place(&path) != Place::Ignore =>
+                {
                     found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
                 }
                 (_, ItemKind::Unnamed) => {
                     let below = at.as_ref().map_or("the agent's folder", RelPath::as_str);
-                    found.oddities.push(format!("{} in {below}: its name is not UTF-8", item.name));
+                    found
+                        .oddities
+                        .push(format!("{} in {below}: its name is not UTF-8", item.name));
                 }
-                (Err(error), ItemKind::File | ItemKind::Folder) => found.oddities.push(error.to_string()),
+                (Err(error), ItemKind::File | ItemKind::Folder) => {
+                    found.oddities.push(error.to_string())
+                }
                 _ => {}
             }
         }
@@ -80,25 +103,42 @@ pub fn survey_again(folder: &dyn Folder, profile: &dyn Profile, from: Option<&Re
 }
 
 impl Survey {
-    fn take(&mut self, folder: &dyn Folder, profile: &dyn Profile, path: RelPath, asked: &mut Asked) {
+    fn take(
+        &mut self,
+        folder: &dyn Folder,
+        profile: &dyn Profile,
+        path: RelPath,
+        asked: &mut Asked,
+    ) {
         let mut seen = || -> std::io::Result<Option<(LogName, Seen)>> {
             let place = profile.place(&path);
             if place == Place::Ignore {
                 return Ok(None);
             }
-            let Some(stat) = folder.stat(&path)? else { return Ok(None) };
+            let Some(stat) = folder.stat(&path)? else {
+                return Ok(None);
+            };
             let known = asked.get(&path).filter(|(before, _)| *before == stat);
             let (name, kind) = match (place, known) {
                 (Place::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
                 (Place::Ask(_, kind, _), None) => {
-                    let Some((name, _)) = whose(folder, profile, &path)? else { return Ok(None) };
+                    let Some((name, _)) = whose(folder, profile, &path)? else {
+                        return Ok(None);
+                    };
                     asked.insert(path.clone(), (stat, name.clone()));
                     (name, kind)
                 }
                 (Place::Keep(name, kind), _) => (name, kind),
                 (Place::Ignore, _) => return Ok(None),
             };
-            Ok(Some((name, Seen { path: path.clone(), kind, stat })))
+            Ok(Some((
+                name,
+                Seen {
+                    path: path.clone(),
+                    kind,
+                    stat,
+                },
+            )))
         };
         match seen() {
             Ok(Some((name, seen))) => self.logs.entry(name).or_default().push(seen),
@@ -109,18 +149,26 @@ impl Survey {
 }
 
 /// The log that a file belongs to, and its kind.
-pub fn whose(folder: &dyn Folder, profile: &dyn Profile, path: &RelPath) -> std::io::Result<Option<(LogName, FileKind)>> {
+pub fn whose(
+    folder: &dyn Folder,
+    profile: &dyn Profile,
+    path: &RelPath,
+) -> std::io::Result<Option<(LogName, FileKind)>> {
     match profile.place(path) {
         Place::Ignore => Ok(None),
         Place::Keep(name, kind) => Ok(Some((name, kind))),
         Place::Ask(key, kind, otherwise) => {
-            let Some(file) = folder.open(path)? else { return Ok(None) };
+            let Some(file) = folder.open(path)? else {
+                return Ok(None);
+            };
             // The id stands near the front of one of the first lines, which can be long.
             let mut start = vec![0; 16 << 10];
             let got = file.read_at(&mut start, 0)?;
-            let said = session_in(&start[..got], key).map(|id| LogName::Session(SessionId::escape(&id)));
+            let said =
+                session_in(&start[..got], key).map(|id| LogName::Session(SessionId::escape(&id)));
             // Nothing is said in a file that has no line yet.
-            let otherwise = otherwise.filter(|_| start[..got].contains(&b'\n') || got == start.len());
+            let otherwise =
+                otherwise.filter(|_| start[..got].contains(&b'\n') || got == start.len());
             Ok(said.or(otherwise).map(|name| (name, kind)))
         }
     }
@@ -174,18 +222,46 @@ mod tests {
         };
         put("projects/-w/s1.jsonl", "{}\n");
         put("projects/-w/s1/tool-results/a.txt", "x");
-        put("projects/-w/agent-1.jsonl", &format!("{{\"x\":\"{}\",\"sessionId\":\"s1\"}}\n", "y".repeat(100)));
-        put("projects/-w/agent-2.jsonl", &format!("{{\"sessionId\":\"s2\",\"x\":\"{}\"}}\n", "y".repeat(50_000)));
-        put("projects/-w/agent-3.jsonl", "{\"type\":\"summary\"}\n{\"sessionId\":\"s2\"}\n");
+        put(
+            "projects/-w/agent-1.jsonl",
+            &format!("{{\"x\":\"{}\",\"sessionId\":\"s1\"}}\n", "y".repeat(100)),
+        );
+        put(
+            "projects/-w/agent-2.jsonl",
+            &format!(
+                "{{\"sessionId\":\"s2\",\"x\":\"{}\"}}\n",
+                "y".repeat(50_000)
+            ),
+        );
+        put(
+            "projects/-w/agent-3.jsonl",
+            "{\"type\":\"summary\"}\n{\"sessionId\":\"s2\"}\n",
+        );
         put("projects/-w/memory/M.md", "m");
         put("tasks/s1/1.json", "{}");
         put("plugins/p/x.jsonl", "{}\n");
-        std::os::unix::fs::symlink("/etc/passwd", root.path().join("projects/-w/s3.jsonl")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", root.path().join("projects/-w/s3.jsonl"))
+            .unwrap();
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
         let found = survey(&Disk::new(root.path()), &profile, None).unwrap();
-        let counts: Vec<_> = found.logs.iter().map(|(name, files)| (name.to_string(), files.len())).collect();
-        assert_eq!(counts, [("s1".to_owned(), 4), ("s2".to_owned(), 2), ("@-w".to_owned(), 1)]);
+        let counts: Vec<_> = found
+            .logs
+            .iter()
+            .map(|(name, files)| (name.to_string(), files.len()))
+            .collect();
+        assert_eq!(
+            counts,
+            [
+                ("s1".to_owned(), 4),
+                ("s2".to_owned(), 2),
+                ("@-w".to_owned(), 1)
+            ]
+        );
         assert_eq!(found.oddities.len(), 1);
-        assert!(found.oddities[0].contains("symbolic link"), "{:?}", found.oddities);
+        assert!(
+            found.oddities[0].contains("symbolic link"),
+            "{:?}",
+            found.oddities
+        );
     }
 }

@@ -50,7 +50,10 @@ impl Hints {
 
     /// Something was missed.
     pub fn rescan(&self) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).rescan = true;
+        self.waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .rescan = true;
         self.arrived.notify_one();
     }
 
@@ -101,21 +104,39 @@ struct Watching {
 
 impl DiskWatch {
     /// Watches `root`, which is `folder`.
-    pub fn new(root: PathBuf, folder: Arc<dyn Folder>, profile: Arc<dyn Profile>, hints: Arc<Hints>) -> Self {
-        DiskWatch { root, folder, profile, hints, watching: None }
+    pub fn new(
+        root: PathBuf,
+        folder: Arc<dyn Folder>,
+        profile: Arc<dyn Profile>,
+        hints: Arc<Hints>,
+    ) -> Self {
+        DiskWatch {
+            root,
+            folder,
+            profile,
+            hints,
+            watching: None,
+        }
     }
 
     fn watch(&mut self) -> Result<(), String> {
-        let found = std::fs::metadata(&self.root).map_err(|error| format!("{}: {error}", self.root.display()))?;
+        let found = std::fs::metadata(&self.root)
+            .map_err(|error| format!("{}: {error}", self.root.display()))?;
         let root = (found.dev(), found.ino());
-        let say = |error: notify::Error| match &error.kind {
+        let say = |error: notify::Error| {
+            match &error.kind {
             notify::ErrorKind::MaxFilesWatch => "the limit of watches is reached; raise fs.inotify.max_user_watches".to_owned(),
             notify::ErrorKind::Io(cause) if cause.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
                 "the limit of watchers or of open files is reached; raise fs.inotify.max_user_instances or ulimit -n".to_owned()
             }
             _ => error.to_string(),
+        }
         };
-        if self.watching.as_ref().is_none_or(|watching| watching.root != root || watching.lost.load(Ordering::Relaxed)) {
+        if self
+            .watching
+            .as_ref()
+            .is_none_or(|watching| watching.root != root || watching.lost.load(Ordering::Relaxed))
+        {
             // Let go of the old one first: it holds watches that count. What happened since it broke made no event.
             if self.watching.take().is_some() {
                 self.hints.rescan();
@@ -124,23 +145,39 @@ impl DiskWatch {
             let (watched, profile, loses) = (self.root.clone(), self.profile.clone(), lost.clone());
             let config = notify::Config::default().with_follow_symlinks(false);
             let note = move |event: notify::Result<notify::Event>| {
-                if event.as_ref().is_ok_and(|event| is_loss(&watched, &*profile, event)) {
+                if event
+                    .as_ref()
+                    .is_ok_and(|event| is_loss(&watched, &*profile, event))
+                {
                     loses.store(true, Ordering::Relaxed);
                 }
                 note(&hints, event);
             };
             let mut watcher = RecommendedWatcher::new(note, config).map_err(say)?;
-            watcher.watch(&self.root, RecursiveMode::NonRecursive).map_err(say)?;
-            self.watching = Some(Watching { watcher, root, lost, tops: BTreeSet::new() });
+            watcher
+                .watch(&self.root, RecursiveMode::NonRecursive)
+                .map_err(say)?;
+            self.watching = Some(Watching {
+                watcher,
+                root,
+                lost,
+                tops: BTreeSet::new(),
+            });
         }
-        let Some(watching) = &mut self.watching else { return Ok(()) };
+        let Some(watching) = &mut self.watching else {
+            return Ok(());
+        };
         for item in self.folder.list(None).map_err(|error| error.to_string())? {
-            let Ok(path) = item.name.parse::<RelPath>() else { continue };
+            let Ok(path) = item.name.parse::<RelPath>() else {
+                continue;
+            };
             if item.kind != ItemKind::Folder || !self.profile.enter(&path) {
                 continue;
             }
             let below = path.below(&self.root);
-            let Ok(found) = std::fs::metadata(&below) else { continue };
+            let Ok(found) = std::fs::metadata(&below) else {
+                continue;
+            };
             let top = (item.name.clone(), found.ino());
             if !watching.tops.contains(&top) {
                 if let Err(error) = watching.watcher.watch(&below, RecursiveMode::Recursive) {
@@ -170,9 +207,16 @@ fn note(hints: &Hints, event: notify::Result<notify::Event>) {
         Ok(event)
             if matches!(
                 event.kind,
-                EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(notify::event::MetadataKind::AccessTime))
+                EventKind::Access(_)
+                    | EventKind::Modify(ModifyKind::Metadata(
+                        notify::event::MetadataKind::AccessTime
+                    ))
             ) => {}
-        Ok(event) => event.paths.into_iter().filter(|path| !is_ours(path)).for_each(|path| hints.path(path)),
+        Ok(event) => event
+            .paths
+            .into_iter()
+            .filter(|path| !is_ours(path))
+            .for_each(|path| hints.path(path)),
         Err(_) => hints.rescan(),
     }
 }
@@ -181,11 +225,18 @@ fn note(hints: &Hints, event: notify::Result<notify::Event>) {
 fn is_loss(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
     let top = |path: &Path| {
         let below = path.strip_prefix(root).ok().and_then(Path::to_str);
-        below.is_some_and(|below| below.is_empty() || (!below.contains('/') && below.parse().is_ok_and(|below| profile.enter(&below))))
+        below.is_some_and(|below| {
+            below.is_empty()
+                || (!below.contains('/') && below.parse().is_ok_and(|below| profile.enter(&below)))
+        })
     };
-    matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))) && event.paths.iter().any(|path| top(path))
+    matches!(
+        event.kind,
+        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+    ) && event.paths.iter().any(|path| top(path))
 }
 
 fn is_ours(path: &Path) -> bool {
-    path.components().any(|part| part.as_os_str() == crate::sys::STATE_FOLDER)
+    path.components()
+        .any(|part| part.as_os_str() == crate::sys::STATE_FOLDER)
 }

@@ -13,7 +13,9 @@ use crate::wire::Parts;
 
 /// List the points of a session to go back to: the end of every complete turn, and what somebody gave a name
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond checkpoints 3f2a\n  sessiond restore 3f2a --at turn:4")]
+#[command(
+    after_help = "Example:\n  sessiond checkpoints 3f2a\n  sessiond restore 3f2a --at turn:4"
+)]
 pub struct ListArgs {
     /// The session's id, or the beginning of it
     #[arg(value_name = "ID")]
@@ -26,7 +28,9 @@ pub struct ListArgs {
 
 /// Give a point of a session a name; it stays reachable until the name is taken away
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond checkpoint 3f2a --name before-deploy\n  sessiond restore 3f2a --at before-deploy")]
+#[command(
+    after_help = "Example:\n  sessiond checkpoint 3f2a --name before-deploy\n  sessiond restore 3f2a --at before-deploy"
+)]
 pub struct NameArgs {
     /// The session's id, or the beginning of it
     #[arg(value_name = "ID")]
@@ -66,20 +70,51 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
         exit::CORRUPT
     });
     if args.json {
-        print::json(&Listed { session: id.name.to_string(), checkpoints: &points, named: &named })?;
+        print::json(&Listed {
+            session: id.name.to_string(),
+            checkpoints: &points,
+            named: &named,
+        })?;
         return Ok(code);
     }
-    let mut rows: Vec<(jiff::Timestamp, Vec<String>)> = points.iter().map(|point| (point.at, row(point, String::new()))).collect();
-    rows.extend(named.iter().map(|named| (named.made, row(&named.point, named.name.clone()))));
+    let mut rows: Vec<(jiff::Timestamp, Vec<String>)> = points
+        .iter()
+        .map(|point| (point.at, row(point, String::new())))
+        .collect();
+    rows.extend(
+        named
+            .iter()
+            .map(|named| (named.made, row(&named.point, named.name.clone()))),
+    );
     rows.sort_by_key(|(at, _)| *at);
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(_, row)| row).collect();
-    print::table(&["CHECKPOINT", "TURN", "FROM", "TIME", "ENTRY", "STOPPED", "PENDING", "NAME"], &rows)?;
+    print::table(
+        &[
+            "CHECKPOINT",
+            "TURN",
+            "FROM",
+            "TIME",
+            "ENTRY",
+            "STOPPED",
+            "PENDING",
+            "NAME",
+        ],
+        &rows,
+    )?;
     Ok(code)
 }
 
 fn row(point: &Checkpoint, name: String) -> Vec<String> {
-    let number = |number: Option<u64>| number.filter(|number| *number > 0).map_or_else(String::new, |number| number.to_string());
-    let pending: Vec<&str> = point.pending.iter().map(|call| call.name.as_str()).collect();
+    let number = |number: Option<u64>| {
+        number
+            .filter(|number| *number > 0)
+            .map_or_else(String::new, |number| number.to_string())
+    };
+    let pending: Vec<&str> = point
+        .pending
+        .iter()
+        .map(|call| call.name.as_str())
+        .collect();
     vec![
         number(Some(point.number)),
         point.turn.to_string(),
@@ -100,7 +135,11 @@ pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
         point::unname(&parts.logs, &id, &args.name).await?;
         tell(&parts, &id).await;
         if !args.json {
-            print::line(format_args!("{} has no name {} any more", print::clean(&id.name.to_string()), print::clean(&args.name)))?;
+            print::line(format_args!(
+                "{} has no name {} any more",
+                print::clean(&id.name.to_string()),
+                print::clean(&args.name)
+            ))?;
         }
         return Ok(exit::OK);
     }
@@ -111,7 +150,12 @@ pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
         print::json(&named)?;
     } else {
         let seq = named.point.seq.unwrap_or(0);
-        print::line(format_args!("{}: {} is turn {} in entry {seq}", print::clean(&id.name.to_string()), named.name, named.point.turn))?;
+        print::line(format_args!(
+            "{}: {} is turn {} in entry {seq}",
+            print::clean(&id.name.to_string()),
+            named.name,
+            named.point.turn
+        ))?;
     }
     Ok(exit::OK)
 }

@@ -42,7 +42,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = start::deadline(&args.stream)?;
     args.first.check()?;
     let pid = match args.wait_pid {
-        Some(number) if number < 1 => return Err(Error::usage(format!("--wait-pid {number}: no process has that number"))),
+        Some(number) if number < 1 => {
+            return Err(Error::usage(format!(
+                "--wait-pid {number}: no process has that number"
+            )));
+        }
         Some(number) => Pid::from_raw(number),
         None => None,
     };
@@ -98,7 +102,12 @@ pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
 }
 
 /// The final flush; false if something is not durable. A second request to stop gives up.
-pub async fn final_flush(service: Service, until: Instant, signals: &mut Signals, mut asked: bool) -> Result<bool> {
+pub async fn final_flush(
+    service: Service,
+    until: Instant,
+    signals: &mut Signals,
+    mut asked: bool,
+) -> Result<bool> {
     let stopping = service.stop(until);
     tokio::pin!(stopping);
     let report = loop {
@@ -118,13 +127,17 @@ pub async fn final_flush(service: Service, until: Instant, signals: &mut Signals
 }
 
 fn give_up() -> u8 {
-    tracing::error!("asked twice to stop: giving up; what is not durable is still in the agent's folder");
+    tracing::error!(
+        "asked twice to stop: giving up; what is not durable is still in the agent's folder"
+    );
     exit::GAVE_UP
 }
 
 /// Waits until a process is gone; for ever if there is none to wait for. The kernel tells, so nothing wakes in between.
 async fn gone(pid: Option<Pid>) {
-    let Some(pid) = pid else { return std::future::pending().await };
+    let Some(pid) = pid else {
+        return std::future::pending().await;
+    };
     let waited = tokio::task::spawn_blocking(move || {
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}

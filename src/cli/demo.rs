@@ -19,7 +19,9 @@ const MOST_LINES: u32 = 2000;
 
 /// Show the point: stream a sample session, kill everything, restore it elsewhere, compare
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary folder.")]
+#[command(
+    after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary folder."
+)]
 pub struct Args {
     /// Keep the temporary folder and say where it is
     #[arg(long, env = "SESSIOND_KEEP")]
@@ -36,8 +38,11 @@ pub fn run(args: Args) -> Result<u8> {
         return write(path).map(|()| exit::OK);
     }
     let folder = std::env::temp_dir().join(format!("sessiond-demo-{:016x}", SystemChance.next()));
-    let stage =
-        Stage { folder: folder.clone(), program: std::env::current_exe().map_err(|cause| Error::io("find our own program", cause))? };
+    let stage = Stage {
+        folder: folder.clone(),
+        program: std::env::current_exe()
+            .map_err(|cause| Error::io("find our own program", cause))?,
+    };
     let done = play(&stage);
     if args.keep {
         print::line(format_args!("\nkept: {}", folder.display()))?;
@@ -57,7 +62,11 @@ struct Running(Child);
 
 impl Running {
     fn kill(&mut self) -> Result<()> {
-        self.0.kill().and_then(|()| self.0.wait()).map(|_| ()).map_err(|cause| Error::io("kill a process of the demo", cause))
+        self.0
+            .kill()
+            .and_then(|()| self.0.wait())
+            .map(|_| ())
+            .map_err(|cause| Error::io("kill a process of the demo", cause))
     }
 }
 
@@ -75,33 +84,73 @@ impl Stage {
 
     fn command(&self, home: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.env_clear().env("HOME", self.home(home)).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("SESSIOND_STORE", format!("file://{}", self.folder.join("bucket").display()));
-        command.env("SESSIOND_INDEX", format!("sqlite://{}", self.folder.join("index.db").display()));
-        command.env("SESSIOND_HTTP", "off").env("SESSIOND_LOG", "warn").current_dir(&self.folder).args(arguments).stdin(Stdio::null());
+        command
+            .env_clear()
+            .env("HOME", self.home(home))
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env(
+            "SESSIOND_STORE",
+            format!("file://{}", self.folder.join("bucket").display()),
+        );
+        command.env(
+            "SESSIOND_INDEX",
+            format!("sqlite://{}", self.folder.join("index.db").display()),
+        );
+        command
+            .env("SESSIOND_HTTP", "off")
+            .env("SESSIOND_LOG", "warn")
+            .current_dir(&self.folder)
+            .args(arguments)
+            .stdin(Stdio::null());
         command
     }
 
     fn start(&self, home: &str, arguments: &[&str]) -> Result<Running> {
-        self.command(home, arguments).spawn().map(Running).map_err(|cause| Error::io("start a process of the demo", cause))
+        self.command(home, arguments)
+            .spawn()
+            .map(Running)
+            .map_err(|cause| Error::io("start a process of the demo", cause))
     }
 
     fn call(&self, home: &str, arguments: &[&str]) -> Result<()> {
         print::line(format_args!("$ sessiond {}", arguments.join(" ")))?;
-        let output = self.command(home, arguments).stderr(Stdio::inherit()).output().map_err(|cause| Error::io("call sessiond", cause))?;
-        String::from_utf8_lossy(&output.stdout).lines().try_for_each(|line| print::line(format_args!("  {line}")))?;
-        if output.status.success() { Ok(()) } else { Err(Error::new(Kind::Internal, format!("sessiond {} failed", arguments.join(" ")))) }
+        let output = self
+            .command(home, arguments)
+            .stderr(Stdio::inherit())
+            .output()
+            .map_err(|cause| Error::io("call sessiond", cause))?;
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .try_for_each(|line| print::line(format_args!("  {line}")))?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(Error::new(
+                Kind::Internal,
+                format!("sessiond {} failed", arguments.join(" ")),
+            ))
+        }
     }
 }
 
 fn play(stage: &Stage) -> Result<()> {
-    let read = |home: &str| std::fs::read(stage.home(home).join(TRANSCRIPT)).map_err(|cause| Error::io("read the transcript", cause));
-    let made = ["first-container", "second-container"].iter().try_for_each(|home| std::fs::create_dir_all(stage.home(home)));
+    let read = |home: &str| {
+        std::fs::read(stage.home(home).join(TRANSCRIPT))
+            .map_err(|cause| Error::io("read the transcript", cause))
+    };
+    let made = ["first-container", "second-container"]
+        .iter()
+        .try_for_each(|home| std::fs::create_dir_all(stage.home(home)));
     made.map_err(|cause| Error::io("make the demo's folder", cause))?;
-    print::line("1. A container with an agent that writes its transcript, and sessiond beside it.")?;
+    print::line(
+        "1. A container with an agent that writes its transcript, and sessiond beside it.",
+    )?;
     let mut daemon = stage.start("first-container", &["daemon"])?;
     let transcript = stage.home("first-container").join(TRANSCRIPT);
-    let mut agent = stage.start("first-container", &["demo", "--write", &transcript.to_string_lossy()])?;
+    let mut agent = stage.start(
+        "first-container",
+        &["demo", "--write", &transcript.to_string_lossy()],
+    )?;
     wait_for(&transcript)?;
     std::thread::sleep(Duration::from_secs(2));
 
@@ -110,29 +159,44 @@ fn play(stage: &Stage) -> Result<()> {
     stage.call("first-container", &["flush", "--wait"])?;
     std::thread::sleep(Duration::from_millis(700));
 
-    print::line("3. kill -9 of both, in the middle of a turn. The container and its home are gone.")?;
+    print::line(
+        "3. kill -9 of both, in the middle of a turn. The container and its home are gone.",
+    )?;
     agent.kill()?;
     daemon.kill()?;
     let dead = read("first-container")?;
     let gone = stage.folder.join("gone");
-    std::fs::rename(stage.home("first-container"), &gone).map_err(|cause| Error::io("remove the first home", cause))?;
+    std::fs::rename(stage.home("first-container"), &gone)
+        .map_err(|cause| Error::io("remove the first home", cause))?;
 
     print::line("4. Another container, with an empty home.")?;
     stage.call("second-container", &["restore", &SESSION[..8]])?;
     let restored = read("second-container")?;
 
     print::line("5. Compared, byte for byte.")?;
-    let prefix = dead.get(..restored.len()).is_some_and(|dead| dead == restored);
-    print::line(format_args!("  the agent had written   {:>8} bytes", dead.len()))?;
+    let prefix = dead
+        .get(..restored.len())
+        .is_some_and(|dead| dead == restored);
+    print::line(format_args!(
+        "  the agent had written   {:>8} bytes",
+        dead.len()
+    ))?;
     print::line(format_args!("  acknowledged as durable {before:>8} bytes"))?;
-    print::line(format_args!("  restored                {:>8} bytes, sha256 {}", restored.len(), Digest::of(&restored)))?;
+    print::line(format_args!(
+        "  restored                {:>8} bytes, sha256 {}",
+        restored.len(),
+        Digest::of(&restored)
+    ))?;
     print::line(format_args!(
         "  the same bytes there    {:>8} bytes, sha256 {}",
         restored.len(),
         Digest::of(dead.get(..restored.len()).unwrap_or_default())
     ))?;
     if !prefix || restored.len() < before || restored.last() != Some(&b'\n') {
-        return Err(Error::new(Kind::Internal, "demo: the restored transcript is not what the agent wrote"));
+        return Err(Error::new(
+            Kind::Internal,
+            "demo: the restored transcript is not what the agent wrote",
+        ));
     }
     print::line("  equal: nothing that was acknowledged is lost, and no line is torn.")?;
 
@@ -140,7 +204,9 @@ fn play(stage: &Stage) -> Result<()> {
     stage.call("second-container", &["ls"])?;
     stage.call("second-container", &["verify", "--all"])?;
     print::line("  without us: zcat …/log/000000000002.gz | tail -n +2 | jq . (docs/FORMAT.md)")?;
-    print::line("\nIn a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"")
+    print::line(
+        "\nIn a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"",
+    )
 }
 
 fn wait_for(path: &Path) -> Result<()> {
@@ -169,8 +235,13 @@ fn write(path: &Path) -> Result<()> {
             "version": "demo",
             "message": { "role": role, "content": format!("line {number} of a conversation that must not be lost") },
         });
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
-        file.write_all(format!("{line}\n").as_bytes()).map_err(failed)?;
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(failed)?;
+        file.write_all(format!("{line}\n").as_bytes())
+            .map_err(failed)?;
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())

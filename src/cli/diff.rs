@@ -67,14 +67,23 @@ struct Changed {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let (a, b) = (select::point(Some(&args.from))?, select::point(Some(&args.to))?);
+    let (a, b) = (
+        select::point(Some(&args.from))?,
+        select::point(Some(&args.to))?,
+    );
     let (before, after) = (at(&parts, &id, &a).await?, at(&parts, &id, &b).await?);
     let differs = |here: &Contents, there: &Contents| -> Vec<Line> {
         let known: BTreeSet<&str> = there.said.iter().map(|(key, _)| key.as_str()).collect();
-        here.said.iter().filter(|(key, _)| !known.contains(key.as_str())).map(|(_, message)| line(message)).collect()
+        here.said
+            .iter()
+            .filter(|(key, _)| !known.contains(key.as_str()))
+            .map(|(_, message)| line(message))
+            .collect()
     };
     let paths: BTreeSet<&RelPath> = before.files.keys().chain(after.files.keys()).collect();
-    let changed = paths.into_iter().filter(|path| before.files.get(*path) != after.files.get(*path));
+    let changed = paths
+        .into_iter()
+        .filter(|path| before.files.get(*path) != after.files.get(*path));
     let length = |side: &Contents, path: &RelPath| side.files.get(path).map(|(len, _)| *len);
     let difference = Difference {
         session: id.name.to_string(),
@@ -82,7 +91,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         to: b.to_string(),
         gone: differs(&before, &after),
         new: differs(&after, &before),
-        files: changed.map(|path| Changed { path: path.clone(), before: length(&before, path), after: length(&after, path) }).collect(),
+        files: changed
+            .map(|path| Changed {
+                path: path.clone(),
+                before: length(&before, path),
+                after: length(&after, path),
+            })
+            .collect(),
     };
     if args.json {
         print::json(&difference)?;
@@ -111,19 +126,32 @@ fn say(difference: &Difference) -> Result<()> {
     for (sign, lines) in [("-", &difference.gone), ("+", &difference.new)] {
         for line in lines {
             let indent = if line.sub_agent.is_some() { "    " } else { "" };
-            print::line(format_args!("{sign} {indent}{:<9} {}", line.role, print::clean(&line.text)))?;
+            print::line(format_args!(
+                "{sign} {indent}{:<9} {}",
+                line.role,
+                print::clean(&line.text)
+            ))?;
         }
     }
     for file in &difference.files {
         let (sign, size) = match (file.before, file.after) {
             (None, after) => ("+", print::bytes(after.unwrap_or(0))),
             (before, None) => ("-", print::bytes(before.unwrap_or(0))),
-            (Some(before), Some(after)) => ("~", format!("{} → {}", print::bytes(before), print::bytes(after))),
+            (Some(before), Some(after)) => (
+                "~",
+                format!("{} → {}", print::bytes(before), print::bytes(after)),
+            ),
         };
-        print::line(format_args!("{sign} {size}  {}", print::clean(file.path.as_str())))?;
+        print::line(format_args!(
+            "{sign} {size}  {}",
+            print::clean(file.path.as_str())
+        ))?;
     }
     if difference.gone.is_empty() && difference.new.is_empty() && difference.files.is_empty() {
-        print::line(format_args!("{} and {} are the same", difference.from, difference.to))?;
+        print::line(format_args!(
+            "{} and {} are the same",
+            difference.from, difference.to
+        ))?;
     }
     Ok(())
 }

@@ -52,8 +52,19 @@ struct Finding {
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, what: &'static str, grade: Grade, text: impl Into<String>, hint: Option<&str>) {
-        self.0.push(Finding { what, grade, text: text.into(), hint: hint.map(str::to_owned) });
+    fn add(
+        &mut self,
+        what: &'static str,
+        grade: Grade,
+        text: impl Into<String>,
+        hint: Option<&str>,
+    ) {
+        self.0.push(Finding {
+            what,
+            grade,
+            text: text.into(),
+            hint: hint.map(str::to_owned),
+        });
     }
 
     fn wrong(&mut self, what: &'static str, error: &Error) {
@@ -70,8 +81,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Err(error) => findings.wrong("settings", &error),
         Ok(parts) => {
             if let Some(mirror) = &parts.mirror {
-                let text =
-                    |sessions| format!("the rows of {sessions} sessions in the agent's database; left alone: every other table and file");
+                let text = |sessions| {
+                    format!(
+                        "the rows of {sessions} sessions in the agent's database; left alone: every other table and file"
+                    )
+                };
                 match mirror.check().await {
                     Ok(sessions) => findings.add("kept", Grade::Ok, text(sessions), None),
                     Err(error) => findings.wrong("folder", &error),
@@ -94,13 +108,20 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 Grade::Warn => "warn ",
                 Grade::Wrong => "WRONG",
             };
-            print::line(format_args!("{mark} {:<8} {}", finding.what, print::clean(&finding.text)))?;
+            print::line(format_args!(
+                "{mark} {:<8} {}",
+                finding.what,
+                print::clean(&finding.text)
+            ))?;
             if let Some(hint) = &finding.hint {
                 print::line(format_args!("               try: {}", print::clean(hint)))?;
             }
         }
     }
-    let wrong = findings.0.iter().any(|finding| finding.grade == Grade::Wrong);
+    let wrong = findings
+        .0
+        .iter()
+        .any(|finding| finding.grade == Grade::Wrong);
     Ok(if wrong { exit::FAILED } else { exit::OK })
 }
 
@@ -113,14 +134,32 @@ async fn store(parts: &Parts, findings: &mut Findings) {
     findings.add(
         "store",
         Grade::Ok,
-        format!("{}: {sessions} sessions of {} in namespace {}", parts.store.address(), parts.logs.agent, parts.logs.namespace),
+        format!(
+            "{}: {sessions} sessions of {} in namespace {}",
+            parts.store.address(),
+            parts.logs.agent,
+            parts.logs.namespace
+        ),
         None,
     );
-    match parts.logs.fence.choose(&*parts.store, &parts.logs.chance).await {
-        Ok(fence) if fence.word() == "off" => {
-            findings.add("fencing", Grade::Warn, "off: two writers of one session may interleave", Some("--fencing auto"))
-        }
-        Ok(fence) => findings.add("fencing", Grade::Ok, format!("by the {}", fence.word()), None),
+    match parts
+        .logs
+        .fence
+        .choose(&*parts.store, &parts.logs.chance)
+        .await
+    {
+        Ok(fence) if fence.word() == "off" => findings.add(
+            "fencing",
+            Grade::Warn,
+            "off: two writers of one session may interleave",
+            Some("--fencing auto"),
+        ),
+        Ok(fence) => findings.add(
+            "fencing",
+            Grade::Ok,
+            format!("by the {}", fence.word()),
+            None,
+        ),
         Err(error) => findings.wrong("fencing", &error),
     }
 }
@@ -129,7 +168,14 @@ async fn store(parts: &Parts, findings: &mut Findings) {
 fn sealing(parts: &Parts, findings: &mut Findings) {
     const WHAT: &str = "sealing";
     let (recipients, identities) = parts.keyring.counts();
-    let to = format!("what is stored is encrypted to {recipients} {}", if recipients == 1 { "recipient" } else { "recipients" });
+    let to = format!(
+        "what is stored is encrypted to {recipients} {}",
+        if recipients == 1 {
+            "recipient"
+        } else {
+            "recipients"
+        }
+    );
     match (recipients, identities) {
         (0, _) => findings.add(WHAT, Grade::Ok, "off: what is stored is not encrypted by sessiond", None),
         (_, 0) => findings.add(
@@ -152,16 +198,28 @@ fn sealing(parts: &Parts, findings: &mut Findings) {
 async fn clock(parts: &Parts, findings: &mut Findings) {
     let key = keys::probe(&format!("clock-{:016x}", parts.logs.chance.next()));
     let asked = async {
-        parts.store.put(&key, Bytes::from_static(b"what time is it?\n")).await?;
+        parts
+            .store
+            .put(&key, Bytes::from_static(b"what time is it?\n"))
+            .await?;
         let now = parts.logs.clock.now();
         let listed = list_objects(&*parts.store, &keys::probe_folder(), None).await;
         parts.store.delete(&key).await?;
-        Ok::<_, Error>(listed?.into_iter().find(|object| object.key == key).map(|object| object.modified.as_second() - now.as_second()))
+        Ok::<_, Error>(
+            listed?
+                .into_iter()
+                .find(|object| object.key == key)
+                .map(|object| object.modified.as_second() - now.as_second()),
+        )
     };
     match asked.await {
         Err(error) => findings.wrong("clock", &error),
         Ok(Some(ahead)) if ahead.abs() > CLOCKS_DIFFER => {
-            let text = format!("the store's clock is {} seconds {} ours", ahead.abs(), if ahead > 0 { "ahead of" } else { "behind" });
+            let text = format!(
+                "the store's clock is {} seconds {} ours",
+                ahead.abs(),
+                if ahead > 0 { "ahead of" } else { "behind" }
+            );
             findings.add(
                 "clock",
                 Grade::Warn,
@@ -184,7 +242,10 @@ async fn index(parts: &Parts, findings: &mut Findings) {
             findings.add(
                 "errors",
                 Grade::Warn,
-                format!("failed at {} (attempt {}) {session}: {}", failure.at, failure.attempt, failure.message),
+                format!(
+                    "failed at {} (attempt {}) {session}: {}",
+                    failure.at, failure.attempt, failure.message
+                ),
                 None,
             );
         }
@@ -195,24 +256,58 @@ async fn daemon(parts: &Parts, findings: &mut Findings) {
     let Ok(root) = parts.root() else { return };
     match socket::ask(root, &Request::Status).await {
         Ok(Answer::Status(status)) => {
-            let behind: Vec<_> = status.sessions.iter().filter(|log| log.last_error.is_some()).collect();
-            let lag = status.sessions.iter().map(|log| log.lag_seconds).fold(0.0, f64::max);
+            let behind: Vec<_> = status
+                .sessions
+                .iter()
+                .filter(|log| log.last_error.is_some())
+                .collect();
+            let lag = status
+                .sessions
+                .iter()
+                .map(|log| log.lag_seconds)
+                .fold(0.0, f64::max);
             let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
-            let text = format!("{} are not durable yet, the oldest since {lag:.0} seconds", print::bytes(bytes));
+            let text = format!(
+                "{} are not durable yet, the oldest since {lag:.0} seconds",
+                print::bytes(bytes)
+            );
             match bytes {
                 0 => findings.add("lag", Grade::Ok, "none: everything is durable", None),
                 _ if lag < LONG_LAG => findings.add("lag", Grade::Ok, text, None),
-                _ => findings.add("lag", Grade::Wrong, text, Some("sessiond status says which session; store and index above say why")),
+                _ => findings.add(
+                    "lag",
+                    Grade::Wrong,
+                    text,
+                    Some("sessiond status says which session; store and index above say why"),
+                ),
             }
-            findings.add("daemon", Grade::Ok, format!("process {} streams {} logs", status.pid, status.sessions.len()), None);
+            findings.add(
+                "daemon",
+                Grade::Ok,
+                format!(
+                    "process {} streams {} logs",
+                    status.pid,
+                    status.sessions.len()
+                ),
+                None,
+            );
             if let Some(error) = &status.database_error {
-                findings.add("lag", Grade::Wrong, format!("the daemon cannot read the agent's database: {error}"), None);
+                findings.add(
+                    "lag",
+                    Grade::Wrong,
+                    format!("the daemon cannot read the agent's database: {error}"),
+                    None,
+                );
             }
             for log in behind {
                 findings.add(
                     "daemon",
                     Grade::Wrong,
-                    format!("{} is behind: {}", log.session, log.last_error.as_deref().unwrap_or_default()),
+                    format!(
+                        "{} is behind: {}",
+                        log.session,
+                        log.last_error.as_deref().unwrap_or_default()
+                    ),
                     None,
                 );
             }
@@ -220,11 +315,19 @@ async fn daemon(parts: &Parts, findings: &mut Findings) {
                 findings.add(
                     "daemon",
                     Grade::Warn,
-                    format!("{} was taken over; it goes on as branch {}", log.session, log.writer),
+                    format!(
+                        "{} was taken over; it goes on as branch {}",
+                        log.session, log.writer
+                    ),
                     Some("sessiond pull ID --branch WRITER"),
                 );
             }
         }
-        _ => findings.add("daemon", Grade::Warn, format!("none keeps {}", root.display()), Some("sessiond daemon")),
+        _ => findings.add(
+            "daemon",
+            Grade::Warn,
+            format!("none keeps {}", root.display()),
+            Some("sessiond daemon"),
+        ),
     }
 }

@@ -34,7 +34,13 @@ pub struct Args {
     pub at: Option<String>,
 
     /// Where to write it; - is the standard output
-    #[arg(long, short, env = "SESSIOND_OUTPUT", value_name = "FILE", default_value = "-")]
+    #[arg(
+        long,
+        short,
+        env = "SESSIOND_OUTPUT",
+        value_name = "FILE",
+        default_value = "-"
+    )]
     pub output: PathBuf,
 
     /// As base64 text, for a request body or a variable
@@ -46,7 +52,8 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let to_stdout = args.output == Path::new("-");
     if to_stdout && !args.base64 && std::io::stdout().is_terminal() {
-        return Err(Error::usage("export: not to a terminal").hint("-o FILE writes a file, --base64 writes text"));
+        return Err(Error::usage("export: not to a terminal")
+            .hint("-o FILE writes a file, --base64 writes text"));
     }
     let point = select::point(args.at.as_deref())?;
     let parts = Parts::make(settings, None).await?;
@@ -62,7 +69,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         return Ok(exit::OK);
     }
-    let manifest = to_file(&args.output, |out| exchange::pack(disk, &files, manifest, args.base64, out))?;
+    let manifest = to_file(&args.output, |out| {
+        exchange::pack(disk, &files, manifest, args.base64, out)
+    })?;
     print::line(format_args!(
         "{} at entry {}: {} files, {}, in {}",
         print::clean(&id.name.to_string()),
@@ -84,7 +93,9 @@ impl Scratch {
     /// One below the system's folder for such things.
     pub fn new(parts: &Parts, what: &str) -> Scratch {
         let name = format!("sessiond-{what}-{:016x}", parts.logs.chance.next());
-        Scratch { disk: Arc::new(Disk::new(std::env::temp_dir().join(name))) }
+        Scratch {
+            disk: Arc::new(Disk::new(std::env::temp_dir().join(name))),
+        }
     }
 }
 
@@ -100,21 +111,53 @@ impl Drop for Scratch {
 }
 
 /// Puts the session's files into the scratch folder, checked; answers which they are.
-async fn fetch(parts: &Parts, id: &LogId, point: &Point, scratch: &Arc<Disk>) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
+async fn fetch(
+    parts: &Parts,
+    id: &LogId,
+    point: &Point,
+    scratch: &Arc<Disk>,
+) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let LogName::Session(session) = &id.name else {
         return Err(Error::usage(format!("export {id}: it is no session")));
     };
-    let context = Context { folder: scratch.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let context = Context {
+        folder: scratch.clone(),
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    };
     let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
-    let report = restore::restore(&context, id, &Options { at, cut, ..Options::default() }).await?;
+    let report = restore::restore(
+        &context,
+        id,
+        &Options {
+            at,
+            cut,
+            ..Options::default()
+        },
+    )
+    .await?;
     let kind = |path: &RelPath| match parts.profile.place(path) {
         Place::Keep(_, kind) | Place::Ask(_, kind, _) => kind,
         Place::Ignore => FileKind::Whole,
     };
-    let written = report.files.into_iter().filter(|file| file.action == Action::Write);
-    let files = written.map(|file| (file.path.clone(), kind(&file.path))).collect();
+    let written = report
+        .files
+        .into_iter()
+        .filter(|file| file.action == Action::Write);
+    let files = written
+        .map(|file| (file.path.clone(), kind(&file.path)))
+        .collect();
     let said = parts.logs.said(id).await?.wishes;
-    Ok((Manifest::new(id.agent.clone(), session.clone(), report.seq, parts.logs.clock.now(), &said), files))
+    Ok((
+        Manifest::new(
+            id.agent.clone(),
+            session.clone(),
+            report.seq,
+            parts.logs.clock.now(),
+            &said,
+        ),
+        files,
+    ))
 }
 
 /// Writes a file as one, readable by its owner alone: a conversation is in it.
@@ -129,13 +172,24 @@ fn to_file<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T>) -> R
             return Ok(value);
         }
     };
-    let name = path.file_name().ok_or_else(|| failed(std::io::ErrorKind::IsADirectory.into()))?;
+    let name = path
+        .file_name()
+        .ok_or_else(|| failed(std::io::ErrorKind::IsADirectory.into()))?;
     let temporary = path.with_file_name(format!(".{}.new", name.to_string_lossy()));
     let mut options = std::fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary).map_err(failed)?;
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .map_err(failed)?;
     let mut out = BufWriter::new(file);
     let written = write(&mut out).and_then(|value| {
-        out.into_inner().map_err(|cause| failed(cause.into_error()))?.sync_all().map_err(failed)?;
+        out.into_inner()
+            .map_err(|cause| failed(cause.into_error()))?
+            .sync_all()
+            .map_err(failed)?;
         std::fs::rename(&temporary, path).map_err(failed)?;
         Ok(value)
     });

@@ -39,7 +39,13 @@ pub struct Args {
     pub fallback_messages: u16,
 
     /// With --fallback: where to write it [default: .sessiond/history-ID.md in the agent's folder]
-    #[arg(long, env = "SESSIOND_FALLBACK_FILE", value_name = "FILE", requires = "fallback", conflicts_with = "all")]
+    #[arg(
+        long,
+        env = "SESSIOND_FALLBACK_FILE",
+        value_name = "FILE",
+        requires = "fallback",
+        conflicts_with = "all"
+    )]
     pub fallback_file: Option<PathBuf>,
 
     /// Do not restore what a newer agent than this wrote; auto asks the one that is installed
@@ -92,7 +98,11 @@ pub enum Row<'a> {
 
 /// What was restored, then what was told.
 pub fn rows<'a>(reports: &'a [Report], told: &'a [Told]) -> Vec<Row<'a>> {
-    reports.iter().map(Row::Restored).chain(told.iter().map(Row::Told)).collect()
+    reports
+        .iter()
+        .map(Row::Restored)
+        .chain(told.iter().map(Row::Told))
+        .collect()
 }
 
 /// Tells where the text is; nothing else, so that a script can take it.
@@ -118,22 +128,39 @@ impl Fallback {
     }
 
     /// Restores a session, or does what was asked for where that cannot be.
-    pub async fn session(&self, parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Outcome> {
+    pub async fn session(
+        &self,
+        parts: &Parts,
+        id: &LogId,
+        point: &Point,
+        options: &Options,
+    ) -> Result<Outcome> {
         let most = usize::from(self.args.fallback_messages);
-        let goal = point::find_in(&parts.logs, id, point, options.salvage || self.args.fallback.is_some()).await?;
+        let goal = point::find_in(
+            &parts.logs,
+            id,
+            point,
+            options.salvage || self.args.fallback.is_some(),
+        )
+        .await?;
         let listen = || history(&parts.logs, &*parts.profile, id, &goal, most);
         let mut heard = None;
         let mut refused = None;
         if let Some(newest) = self.newest.as_ref().filter(|_| !id.name.is_project()) {
             let history = listen().await?;
-            refused = history.version().filter(|version| version > newest).map(|version| too_new(id, &version, newest));
+            refused = history
+                .version()
+                .filter(|version| version > newest)
+                .map(|version| too_new(id, &version, newest));
             heard = Some(history);
         }
         let (error, why) = match refused {
             Some(error) => (error, "a newer version of the agent wrote it"),
             None => match restore::one(parts, id, point, &goal, options).await {
                 Ok(report) => return restore::all(parts, report, options).map(Outcome::Restored),
-                Err(error) if error.kind() == Kind::Corrupt => (error, "what is stored of it is damaged"),
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    (error, "what is stored of it is damaged")
+                }
                 Err(error) => return Err(error),
             },
         };
@@ -148,23 +175,42 @@ impl Fallback {
             return Err(error.doing("nothing that was said can be read"));
         }
         print::error(&error);
-        self.tell(parts, id, options, &heard, why, &error).map(Outcome::Told)
+        self.tell(parts, id, options, &heard, why, &error)
+            .map(Outcome::Told)
     }
 
-    fn tell(&self, parts: &Parts, id: &LogId, options: &Options, heard: &History, why: &str, error: &Error) -> Result<Told> {
+    fn tell(
+        &self,
+        parts: &Parts,
+        id: &LogId,
+        options: &Options,
+        heard: &History,
+        why: &str,
+        error: &Error,
+    ) -> Result<Told> {
         let disk = parts.folder()?;
         let state: RelPath = format!("{STATE_FOLDER}/history-{}.md", id.name).parse()?;
         let file = match &self.args.fallback_file {
             Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()),
             None => state.below(disk.root()),
         };
-        let ran = heard.facts.cwd.as_ref().map(|cwd| format!(" It ran in {cwd}.")).unwrap_or_default();
-        let about = format!("Session {} of {} could not be resumed: {why}.{ran}", id.name, id.agent);
+        let ran = heard
+            .facts
+            .cwd
+            .as_ref()
+            .map(|cwd| format!(" It ran in {cwd}."))
+            .unwrap_or_default();
+        let about = format!(
+            "Session {} of {} could not be resumed: {why}.{ran}",
+            id.name, id.agent
+        );
         let text = heard.prose.text(&about);
         if !options.dry_run {
             let written = match &self.args.fallback_file {
                 Some(_) => write(&file, &text, options),
-                None => disk.replace(&state, text.as_bytes(), true).and_then(|()| hand_over(&disk, options)),
+                None => disk
+                    .replace(&state, text.as_bytes(), true)
+                    .and_then(|()| hand_over(&disk, options)),
             };
             written.map_err(|cause| Error::named(format!("write {}", file.display()), cause))?;
         }
@@ -193,9 +239,17 @@ fn write(file: &Path, text: &str, options: &Options) -> std::io::Result<()> {
         Target::File(file) => file,
         Target::Other(mut file) => return std::io::Write::write_all(&mut file, text.as_bytes()),
     };
-    let beside = file.with_file_name(format!(".{}.new", file.file_name().unwrap_or_default().to_string_lossy()));
+    let beside = file.with_file_name(format!(
+        ".{}.new",
+        file.file_name().unwrap_or_default().to_string_lossy()
+    ));
     let put = || -> std::io::Result<()> {
-        let mut to = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        let mut to = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&beside)?;
         std::io::Write::write_all(&mut to, text.as_bytes())?;
         if let Some(owner) = options.owner {
             std::os::unix::fs::fchown(&to, Some(owner.uid), Some(owner.gid))?;
@@ -208,15 +262,20 @@ fn write(file: &Path, text: &str, options: &Options) -> std::io::Result<()> {
 }
 
 fn too_new(id: &LogId, version: &Version, newest: &Version) -> Error {
-    Error::conflict(format!("restore {id}: version {version} of the agent wrote it, and {newest} is the newest that may"))
-        .hint("upgrade the agent; --fallback history writes the conversation as text instead")
+    Error::conflict(format!(
+        "restore {id}: version {version} of the agent wrote it, and {newest} is the newest that may"
+    ))
+    .hint("upgrade the agent; --fallback history writes the conversation as text instead")
 }
 
 /// The version of the agent that is installed; none if it cannot be asked, which is told.
 async fn newest(profile: &dyn Profile) -> Result<Option<Version>> {
     let program = profile.program().ok_or_else(|| {
-        Error::usage(format!("--max-agent-version auto: nothing is known of how {} says its version", profile.name()))
-            .hint("give a version, such as 2.1.325")
+        Error::usage(format!(
+            "--max-agent-version auto: nothing is known of how {} says its version",
+            profile.name()
+        ))
+        .hint("give a version, such as 2.1.325")
     })?;
     let asked = installed::version(program, None).await;
     if let Err(error) = &asked {

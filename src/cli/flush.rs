@@ -40,10 +40,16 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         None => None,
         Some(text) => Some(whole_id(&root, text).await?),
     };
-    let request = Request::Flush { session: session.clone() };
+    let request = Request::Flush {
+        session: session.clone(),
+    };
     let asking = socket::ask(&root, &request);
     let answer = if args.wait {
-        let patience = config::duration("--timeout", args.timeout.as_deref(), Duration::from_secs(365 * 86400))?;
+        let patience = config::duration(
+            "--timeout",
+            args.timeout.as_deref(),
+            Duration::from_secs(365 * 86400),
+        )?;
         let in_time = tokio::select! {
             answer = tokio::time::timeout(patience, asking) => answer,
             never = say_what_is_behind(&root) => Ok(Ok(never)),
@@ -62,18 +68,29 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let report = match answer {
         Answer::Flushed(report) => report,
         Answer::Failed { error, hint, kind } => return Err(status_error(error, hint, kind)),
-        Answer::Status(_) => return Err(Error::new(Kind::Internal, "flush: the daemon answered something else")),
+        Answer::Status(_) => {
+            return Err(Error::new(
+                Kind::Internal,
+                "flush: the daemon answered something else",
+            ));
+        }
     };
     if let Some(session) = session.filter(|_| report.logs.is_empty()) {
-        return Err(Error::not_found(format!("flush: session {session} is not in {}", root.display()))
-            .hint("sessiond status lists what is streamed from there"));
+        return Err(Error::not_found(format!(
+            "flush: session {session} is not in {}",
+            root.display()
+        ))
+        .hint("sessiond status lists what is streamed from there"));
     }
     if args.json {
         print::json(&report)?;
     } else {
         for log in &report.logs {
             let unfinished = if log.unfinished_bytes > 0 {
-                format!(", {} of an unfinished line wait for its end", print::bytes(log.unfinished_bytes))
+                format!(
+                    ", {} of an unfinished line wait for its end",
+                    print::bytes(log.unfinished_bytes)
+                )
             } else {
                 String::new()
             };
@@ -91,11 +108,24 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let lost: Vec<_> = report.logs.iter().filter(|log| log.is_branch()).collect();
     for log in &lost {
         print::error(
-            &Error::new(Kind::Fenced, format!("session {} was taken over: it is durable on branch {}", log.session, log.writer))
-                .hint(format!("sessiond pull {} --branch {}", log.session, log.writer)),
+            &Error::new(
+                Kind::Fenced,
+                format!(
+                    "session {} was taken over: it is durable on branch {}",
+                    log.session, log.writer
+                ),
+            )
+            .hint(format!(
+                "sessiond pull {} --branch {}",
+                log.session, log.writer
+            )),
         );
     }
-    Ok(if lost.is_empty() { exit::OK } else { exit::FENCED })
+    Ok(if lost.is_empty() {
+        exit::OK
+    } else {
+        exit::FENCED
+    })
 }
 
 /// The error of a flush that takes too long, with the reason, if one is known.
@@ -105,7 +135,8 @@ async fn late(root: &Path) -> Error {
         _ => None,
     };
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-    Error::unavailable(format!("flush: not everything is durable yet{why}")).hint("sessiond status shows what is behind")
+    Error::unavailable(format!("flush: not everything is durable yet{why}"))
+        .hint("sessiond status shows what is behind")
 }
 
 /// Tells a person who waits what is waited for, every now and then.
@@ -113,9 +144,18 @@ async fn say_what_is_behind(root: &Path) -> Answer {
     loop {
         tokio::time::sleep(SAY_EVERY).await;
         if let Ok(Answer::Status(status)) = socket::ask(root, &Request::Status).await {
-            for log in status.sessions.iter().filter(|log| log.last_error.is_some()) {
+            for log in status
+                .sessions
+                .iter()
+                .filter(|log| log.last_error.is_some())
+            {
                 let error = log.last_error.as_deref().unwrap_or_default();
-                tracing::warn!(session = log.session, attempt = log.failed_attempts, error, "still waiting");
+                tracing::warn!(
+                    session = log.session,
+                    attempt = log.failed_attempts,
+                    error,
+                    "still waiting"
+                );
             }
         }
     }
@@ -132,13 +172,24 @@ pub fn status_error(error: String, hint: Option<String>, kind: Kind) -> Error {
 
 /// The session of the running daemon that is meant, by the beginning of its id.
 async fn whole_id(root: &Path, text: &str) -> Result<crate::model::SessionId> {
-    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else { return text.parse() };
-    let ids: Vec<&str> = status.sessions.iter().map(|log| log.session.as_str()).filter(|id| id.starts_with(text)).collect();
+    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else {
+        return text.parse();
+    };
+    let ids: Vec<&str> = status
+        .sessions
+        .iter()
+        .map(|log| log.session.as_str())
+        .filter(|id| id.starts_with(text))
+        .collect();
     match ids.as_slice() {
         _ if ids.contains(&text) => text.parse(),
         [only] => only.parse(),
         // It may have been made a moment ago; the daemon looks for it.
         [] => text.parse(),
-        many => Err(Error::usage(format!("{text:?} is the beginning of {} sessions", many.len())).hint("give more of the id")),
+        many => Err(Error::usage(format!(
+            "{text:?} is the beginning of {} sessions",
+            many.len()
+        ))
+        .hint("give more of the id")),
     }
 }

@@ -11,7 +11,9 @@ use crate::wire::Parts;
 
 /// Make a new session that begins at a point of another; nothing is copied, and both go on. --quiet prints its id alone
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  NEW=$(sessiond fork 3f2a --at turn:4 --quiet)\n  sessiond run --session $NEW -- claude --resume $NEW")]
+#[command(
+    after_help = "Example:\n  NEW=$(sessiond fork 3f2a --at turn:4 --quiet)\n  sessiond run --session $NEW -- claude --resume $NEW"
+)]
 pub struct Args {
     /// The session's id, or the beginning of it
     #[arg(value_name = "ID")]
@@ -34,15 +36,21 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let name = args.new.clone().unwrap_or_else(|| parts.profile.fresh_id(random(&*parts.logs.chance)));
+    let name = args
+        .new
+        .clone()
+        .unwrap_or_else(|| parts.profile.fresh_id(random(&*parts.logs.chance)));
     let session: SessionId = name.parse()?;
     // A file of that name must be that session's.
     if SessionId::escape(&name) != session {
-        return Err(Error::usage(format!("fork to {name:?}: an id of letters, digits, - and _ is needed")));
+        return Err(Error::usage(format!(
+            "fork to {name:?}: an id of letters, digits, - and _ is needed"
+        )));
     }
     let new = parts.logs.id(LogName::Session(session));
     let goal = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
-    let scratch = std::env::temp_dir().join(format!("sessiond-fork-{:016x}", parts.logs.chance.next()));
+    let scratch =
+        std::env::temp_dir().join(format!("sessiond-fork-{:016x}", parts.logs.chance.next()));
     let done = fork::fork(&parts.logs, &id, &goal, &new, &Disk::new(&scratch)).await;
     let _ = std::fs::remove_dir_all(&scratch);
     let forked = done?;

@@ -33,13 +33,29 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let blob = blob::read(&*parts.profile, BLOB, &text, id.as_ref(), &here, now_ns)?;
     let disk = parts.folder()?;
     let owner = select::owner(args.owner.as_deref(), &disk)?;
-    let options = Options { force: args.force, repair: args.repair, dry_run: args.dry_run, claim: true, owner, ..Options::default() };
-    let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), owner)?) };
-    let context = Context { folder: disk.clone(), profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let options = Options {
+        force: args.force,
+        repair: args.repair,
+        dry_run: args.dry_run,
+        claim: true,
+        owner,
+        ..Options::default()
+    };
+    let _lock = if args.dry_run {
+        None
+    } else {
+        Some(lock::take(disk.root(), owner)?)
+    };
+    let context = Context {
+        folder: disk.clone(),
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    };
     let report = blob::restore(&context, blob, &options)?;
     super::restore::settle(parts, &report, &options).await?;
     if let (Some(owner), false) = (owner, args.dry_run) {
-        disk.give_state(owner).map_err(|cause| Error::io("hand sessiond's own folder over", cause))?;
+        disk.give_state(owner)
+            .map_err(|cause| Error::io("hand sessiond's own folder over", cause))?;
     }
     told(parts, args, vec![report])
 }
@@ -50,7 +66,9 @@ fn told(parts: &Parts, args: &Args, reports: Vec<Report>) -> Result<u8> {
     } else if reports.is_empty() {
         print::line("nothing to restore")?;
     } else {
-        reports.iter().try_for_each(|report| super::restore::say(parts, report))?;
+        reports
+            .iter()
+            .try_for_each(|report| super::restore::say(parts, report))?;
     }
     Ok(exit::OK)
 }

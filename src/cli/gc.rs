@@ -23,7 +23,12 @@ const WEEK: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 60 * 6
 )]
 pub struct Args {
     /// Keep every entry of the last so long, to go back to
-    #[arg(long, env = "SESSIOND_HISTORY", value_name = "TIME", default_value = "7d")]
+    #[arg(
+        long,
+        env = "SESSIOND_HISTORY",
+        value_name = "TIME",
+        default_value = "7d"
+    )]
     pub history: String,
 
     /// Remove sessions that have not changed for so long, or never; sessiond ttl says otherwise for one session
@@ -55,12 +60,25 @@ struct Done {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let ttl = if args.ttl.trim() == "never" { None } else { Some(config::duration("--ttl", Some(&args.ttl), WEEK)?) };
-    let rules = Rules { history: config::duration("--history", Some(&args.history), WEEK)?, ttl, grace: GRACE };
+    let ttl = if args.ttl.trim() == "never" {
+        None
+    } else {
+        Some(config::duration("--ttl", Some(&args.ttl), WEEK)?)
+    };
+    let rules = Rules {
+        history: config::duration("--history", Some(&args.history), WEEK)?,
+        ttl,
+        grace: GRACE,
+    };
     let parts = Parts::make(settings, None).await?;
     // A dry run writes nothing, not even the scratch key that tells the store's time.
-    let now = if args.dry_run { parts.logs.clock.now() } else { gc::store_time(&parts.logs).await? };
-    let scratch = std::env::temp_dir().join(format!("sessiond-gc-{:016x}", parts.logs.chance.next()));
+    let now = if args.dry_run {
+        parts.logs.clock.now()
+    } else {
+        gc::store_time(&parts.logs).await?
+    };
+    let scratch =
+        std::env::temp_dir().join(format!("sessiond-gc-{:016x}", parts.logs.chance.next()));
     let shown = progress::show(settings, &parts, "collecting");
     let collected = all(&parts, &rules, now, &Disk::new(&scratch), &args).await;
     if let Err(cause) = std::fs::remove_dir_all(&scratch)
@@ -73,25 +91,49 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.json {
         print::json(&done)?;
     } else {
-        let would = if args.dry_run { "would delete" } else { "deleted" };
-        print::line(format_args!("{} logs; {would} {} objects ({})", done.logs, done.objects + done.scratch, print::bytes(done.bytes)))?;
+        let would = if args.dry_run {
+            "would delete"
+        } else {
+            "deleted"
+        };
+        print::line(format_args!(
+            "{} logs; {would} {} objects ({})",
+            done.logs,
+            done.objects + done.scratch,
+            print::bytes(done.bytes)
+        ))?;
     }
     if done.failed > 0 {
         print::error(
-            &Error::corrupt(format!("{} of {} logs were left as they are", done.failed, done.logs))
-                .hint("sessiond verify --all --deep says what is wrong with them"),
+            &Error::corrupt(format!(
+                "{} of {} logs were left as they are",
+                done.failed, done.logs
+            ))
+            .hint("sessiond verify --all --deep says what is wrong with them"),
         );
         return Ok(exit::CORRUPT);
     }
     if let Some(first) = done.unopened {
-        print::error(&first.doing(format_args!("{} of {} logs were left as they are", done.sealed, done.logs)));
+        print::error(&first.doing(format_args!(
+            "{} of {} logs were left as they are",
+            done.sealed, done.logs
+        )));
         return Ok(exit::SEALED);
     }
     Ok(exit::OK)
 }
 
-async fn all(parts: &Parts, rules: &Rules, now: jiff::Timestamp, scratch: &Disk, args: &Args) -> Result<Done> {
-    let mut done = Done { dry_run: args.dry_run, ..Done::default() };
+async fn all(
+    parts: &Parts,
+    rules: &Rules,
+    now: jiff::Timestamp,
+    scratch: &Disk,
+    args: &Args,
+) -> Result<Done> {
+    let mut done = Done {
+        dry_run: args.dry_run,
+        ..Done::default()
+    };
     let names = parts.logs.names("").await?;
     parts.logs.progress.logs(names.len());
     for name in names {
@@ -131,7 +173,12 @@ async fn all(parts: &Parts, rules: &Rules, now: jiff::Timestamp, scratch: &Disk,
 
 fn say(outcome: &Outcome) -> Result<()> {
     let session = print::clean(&outcome.session);
-    print::line(format_args!("{session}  {}  {} objects ({})", outcome.steps.join(", "), outcome.objects, print::bytes(outcome.bytes)))
+    print::line(format_args!(
+        "{session}  {}  {} objects ({})",
+        outcome.steps.join(", "),
+        outcome.objects,
+        print::bytes(outcome.bytes)
+    ))
 }
 
 /// The index is a view of the bucket: what is gone there is gone here.

@@ -100,8 +100,12 @@ impl Args {
 /// Whether arguments that could not be read are those of a hook that the agent calls.
 pub fn is_called() -> bool {
     let arguments: Vec<_> = std::env::args_os().collect();
-    let person = arguments.iter().any(|word| word == "--install" || word == "--uninstall" || word == "--print");
-    let read = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
+    let person = arguments
+        .iter()
+        .any(|word| word == "--install" || word == "--uninstall" || word == "--print");
+    let read = Cli::command()
+        .ignore_errors(true)
+        .try_get_matches_from(arguments);
     !person && read.is_ok_and(|read| read.subcommand_name() == Some("hook"))
 }
 
@@ -118,10 +122,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     });
     let began = Instant::now();
     match tokio::time::timeout(deadline, hear(settings, &args, began + deadline)).await {
-        Ok(Ok(Some(done))) if args.verbose => tell(&format!("{done}, after {} ms", began.elapsed().as_millis())),
+        Ok(Ok(Some(done))) if args.verbose => {
+            tell(&format!("{done}, after {} ms", began.elapsed().as_millis()))
+        }
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tell(&error.to_string()),
-        Err(_) => tell(&format!("not durable after {deadline:?}; the daemon goes on trying, sessiond status shows why")),
+        Err(_) => tell(&format!(
+            "not durable after {deadline:?}; the daemon goes on trying, sessiond status shows why"
+        )),
     }
     Ok(exit::OK)
 }
@@ -147,12 +155,16 @@ async fn hear(settings: &Settings, args: &Args, until: Instant) -> Result<Option
             let whole = said(&event, patience).await?;
             let done = flush(&root, &event).await?;
             if let (Some(name), Moment::End) = (&args.checkpoint, event.moment()) {
-                mark(settings, &root, &event, name).await.doing_with(|| format!("{done}, but has no checkpoint {name}"))?;
+                mark(settings, &root, &event, name)
+                    .await
+                    .doing_with(|| format!("{done}, but has no checkpoint {name}"))?;
             }
             if whole {
                 return Ok(Some(done));
             }
-            Err(Error::unavailable(format!("{done}, without the last message: it was not in the transcript after {patience:?}")))
+            Err(Error::unavailable(format!(
+                "{done}, without the last message: it was not in the transcript after {patience:?}"
+            )))
         }
     }
 }
@@ -161,7 +173,9 @@ async fn hear(settings: &Settings, args: &Args, until: Instant) -> Result<Option
 fn read_event() -> Result<Event> {
     let odd = || Error::usage("there is no hook event on stdin");
     if std::io::stdin().is_terminal() {
-        return Err(Error::usage("hook reads an event of the agent on stdin; sessiond hook --install makes the agent call it"));
+        return Err(Error::usage(
+            "hook reads an event of the agent on stdin; sessiond hook --install makes the agent call it",
+        ));
     }
     let mut line = Vec::new();
     let mut input = std::io::stdin().lock().take(LONGEST_EVENT);
@@ -181,12 +195,20 @@ fn read_event() -> Result<Event> {
 
 /// The folder around a transcript that a sessiond keeps.
 fn root_above(transcript: &Path) -> Option<PathBuf> {
-    transcript.ancestors().skip(1).find(|folder| state_folder(folder).is_dir()).map(Path::to_owned)
+    transcript
+        .ancestors()
+        .skip(1)
+        .find(|folder| state_folder(folder).is_dir())
+        .map(Path::to_owned)
 }
 
 async fn is_kept(root: &Path) -> Result<()> {
-    let nobody =
-        || Error::unavailable(format!("no daemon keeps {}: this session is not streamed; sessiond daemon starts one", root.display()));
+    let nobody = || {
+        Error::unavailable(format!(
+            "no daemon keeps {}: this session is not streamed; sessiond daemon starts one",
+            root.display()
+        ))
+    };
     match tokio::time::timeout(DAEMON_PATIENCE, socket::ask(root, &Request::Status)).await {
         Ok(Ok(_)) => Ok(()),
         _ => Err(nobody()),
@@ -195,7 +217,9 @@ async fn is_kept(root: &Path) -> Result<()> {
 
 /// Waits until the transcript holds what the agent said last; false if that takes too long.
 async fn said(event: &Event, patience: Duration) -> Result<bool> {
-    let Some((path, message)) = event.awaited() else { return Ok(true) };
+    let Some((path, message)) = event.awaited() else {
+        return Ok(true);
+    };
     let until = Instant::now() + patience;
     let mut seen = None;
     loop {
@@ -232,40 +256,96 @@ fn look(path: &Path, message: &str, seen: Option<u64>) -> Look {
         file.seek(SeekFrom::Start(len.saturating_sub(window)))?;
         let mut tail = Vec::new();
         file.take(window).read_to_end(&mut tail)?;
-        Ok(if hooks::holds(&tail, message) { Look::Holds } else { Look::NotYet(len) })
+        Ok(if hooks::holds(&tail, message) {
+            Look::Holds
+        } else {
+            Look::NotYet(len)
+        })
     };
     read().unwrap_or(Look::Absent)
 }
 
 async fn flush(root: &Path, event: &Event) -> Result<String> {
-    let Some(session) = event.session() else { return Err(Error::usage("the event names no session")) };
-    let report = match socket::ask(root, &Request::Flush { session: Some(session.clone()) }).await {
+    let Some(session) = event.session() else {
+        return Err(Error::usage("the event names no session"));
+    };
+    let report = match socket::ask(
+        root,
+        &Request::Flush {
+            session: Some(session.clone()),
+        },
+    )
+    .await
+    {
         Ok(Answer::Flushed(report)) => report,
-        Ok(Answer::Failed { error, kind, .. }) => return Err(Error::new(kind, format!("session {session} is not durable: {error}"))),
-        Ok(Answer::Status(_)) => return Err(Error::new(Kind::Internal, "flush: the daemon answered something else")),
+        Ok(Answer::Failed { error, kind, .. }) => {
+            return Err(Error::new(
+                kind,
+                format!("session {session} is not durable: {error}"),
+            ));
+        }
+        Ok(Answer::Status(_)) => {
+            return Err(Error::new(
+                Kind::Internal,
+                "flush: the daemon answered something else",
+            ));
+        }
         Err(error) => return Err(error.doing(format_args!("session {session} is not durable"))),
     };
-    let Some(log) = report.logs.iter().find(|log| log.session == session.as_str()) else {
+    let Some(log) = report
+        .logs
+        .iter()
+        .find(|log| log.session == session.as_str())
+    else {
         // Nothing was said, so nothing was written.
         if !event.transcript().is_some_and(Path::exists) {
             return Ok(format!("session {session} has no transcript yet"));
         }
-        return Err(Error::not_found(format!("session {session} is not in {}, which the daemon keeps", root.display())));
+        return Err(Error::not_found(format!(
+            "session {session} is not in {}, which the daemon keeps",
+            root.display()
+        )));
     };
     if log.is_branch() {
-        return Err(Error::new(Kind::Fenced, format!("session {session} was taken over: it is durable on branch {}", log.writer)));
+        return Err(Error::new(
+            Kind::Fenced,
+            format!(
+                "session {session} was taken over: it is durable on branch {}",
+                log.writer
+            ),
+        ));
     }
-    Ok(format!("session {session} is durable at entry {}", log.head))
+    Ok(format!(
+        "session {session} is durable at entry {}",
+        log.head
+    ))
 }
 
 /// Lets a name point to the end of the session, in the store that the daemon writes to.
 async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Result<()> {
-    let Some(session) = event.session() else { return Ok(()) };
+    let Some(session) = event.session() else {
+        return Ok(());
+    };
     let parts = Parts::make(settings, None).await?;
-    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else { return Ok(()) };
-    let ours = [parts.store.address(), parts.logs.namespace.to_string(), parts.logs.agent.to_string()];
-    if ours != [status.store.as_str(), status.namespace.as_str(), status.agent.as_str()] {
-        return Err(Error::usage(format!("the daemon keeps it in {}, and the hook was told {}", status.store, ours[0])));
+    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else {
+        return Ok(());
+    };
+    let ours = [
+        parts.store.address(),
+        parts.logs.namespace.to_string(),
+        parts.logs.agent.to_string(),
+    ];
+    if ours
+        != [
+            status.store.as_str(),
+            status.namespace.as_str(),
+            status.agent.as_str(),
+        ]
+    {
+        return Err(Error::usage(format!(
+            "the daemon keeps it in {}, and the hook was told {}",
+            status.store, ours[0]
+        )));
     }
     let id = parts.logs.id(LogName::Session(session));
     let end = Goal::default();
@@ -277,13 +357,16 @@ async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Re
         named => named?,
     };
     // The name is in the bucket; an index that does not answer learns of it by a reindex.
-    let _ = tokio::time::timeout(DAEMON_PATIENCE, tell_names(&parts.logs, &*parts.index, &id)).await;
+    let _ =
+        tokio::time::timeout(DAEMON_PATIENCE, tell_names(&parts.logs, &*parts.index, &id)).await;
     Ok(())
 }
 
 /// Does what may block on a thread of its own, so that the deadline holds.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|cause| Error::new(Kind::Internal, "hook").because(cause))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|cause| Error::new(Kind::Internal, "hook").because(cause))
 }
 
 /// Changes the agent's settings, or prints what would be put in.
@@ -306,25 +389,44 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
         read => Some(read.map_err(failed)?),
     };
     let text = old.as_deref().unwrap_or_default();
-    let new = if args.install { settings::install(text, &hook) } else { settings::uninstall(text, &hook.program) };
+    let new = if args.install {
+        settings::install(text, &hook)
+    } else {
+        settings::uninstall(text, &hook.program)
+    };
     let new = new.doing_with(|| format!("change {}", path.display()))?;
     let shown = path.display();
     let Some(new) = new else {
-        let so = if args.install { "already has the hooks" } else { "has none of our hooks" };
+        let so = if args.install {
+            "already has the hooks"
+        } else {
+            "has none of our hooks"
+        };
         print::line(format_args!("{shown} {so}: nothing to do"))?;
         return Ok(exit::OK);
     };
-    let (put_in, took_out) = if args.dry_run { ("would put", "would take") } else { ("put", "took") };
+    let (put_in, took_out) = if args.dry_run {
+        ("would put", "would take")
+    } else {
+        ("put", "took")
+    };
     if !args.dry_run {
-        replace(&path, old.as_deref(), &new).map_err(|cause| Error::named(format!("write {shown}"), cause))?;
+        replace(&path, old.as_deref(), &new)
+            .map_err(|cause| Error::named(format!("write {shown}"), cause))?;
     }
     if args.install {
-        print::line(format_args!("{put_in} hooks into {shown}: {}", hook.events().join(", ")))?;
+        print::line(format_args!(
+            "{put_in} hooks into {shown}: {}",
+            hook.events().join(", ")
+        ))?;
     } else {
         print::line(format_args!("{took_out} our hooks out of {shown}"))?;
     }
     if old.is_some() && !args.dry_run {
-        print::line(format_args!("what was there is in {}", backup(&path).display()))?;
+        print::line(format_args!(
+            "what was there is in {}",
+            backup(&path).display()
+        ))?;
     }
     Ok(exit::OK)
 }
@@ -333,7 +435,11 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
 fn ours(args: &Args, deadline: Duration) -> Result<Hook> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find this program", cause))?;
     let Some(program) = program.to_str() else {
-        return Err(Error::usage(format!("{}: settings hold no path that is not UTF-8", program.display())).hint("move sessiond elsewhere"));
+        return Err(Error::usage(format!(
+            "{}: settings hold no path that is not UTF-8",
+            program.display()
+        ))
+        .hint("move sessiond elsewhere"));
     };
     let mut flags = Vec::new();
     if let Some(deadline) = &args.deadline {
@@ -341,12 +447,20 @@ fn ours(args: &Args, deadline: Duration) -> Result<Hook> {
     }
     flags.extend(args.at_tools.then(|| "--at-tools".to_owned()));
     if let Some(name) = &args.checkpoint {
-        flags.extend(["--checkpoint".to_owned(), crate::model::at::point_name(name)?]);
+        flags.extend([
+            "--checkpoint".to_owned(),
+            crate::model::at::point_name(name)?,
+        ]);
     }
     flags.extend(args.verbose.then(|| "--verbose".to_owned()));
     // The agent kills a hook at its own limit, after 1.5 seconds where a session ends: ours comes first.
     let timeout = deadline.as_secs() + u64::from(deadline.subsec_nanos() > 0) + 1;
-    Ok(Hook { program: program.to_owned(), flags, timeout, at_tools: args.at_tools })
+    Ok(Hook {
+        program: program.to_owned(),
+        flags,
+        timeout,
+        at_tools: args.at_tools,
+    })
 }
 
 fn backup(path: &Path) -> PathBuf {
@@ -356,7 +470,10 @@ fn backup(path: &Path) -> PathBuf {
 
 /// Puts the new text in place as one, with the owner and mode of the old one, which stays beside it.
 fn replace(path: &Path, old: Option<&str>, new: &str) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let found = std::fs::metadata(path).ok();
     if let Some(old) = old {
@@ -371,10 +488,17 @@ fn put(path: &Path, text: &str, like: Option<&std::fs::Metadata>) -> std::io::Re
     let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let mode = like.map_or(0o600, |like| like.mode() & 0o777);
     let write = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&beside)?;
         file.write_all(text.as_bytes())?;
         if let Some(like) = like
-            && file.metadata().is_ok_and(|made| (made.uid(), made.gid()) != (like.uid(), like.gid()))
+            && file
+                .metadata()
+                .is_ok_and(|made| (made.uid(), made.gid()) != (like.uid(), like.gid()))
         {
             // Whoever may not give it away keeps it.
             let _ = std::os::unix::fs::fchown(&file, Some(like.uid()), Some(like.gid()));

@@ -38,7 +38,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let scratch = Scratch::new(&parts, "import");
     let (name, input): (String, Box<dyn Read>) = if args.file == Path::new("-") {
-        ("the standard input".to_owned(), Box::new(std::io::stdin().lock()))
+        (
+            "the standard input".to_owned(),
+            Box::new(std::io::stdin().lock()),
+        )
     } else {
         let name = args.file.display().to_string();
         let opened = match args.file.is_dir() {
@@ -46,7 +49,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             false => std::fs::File::open(&args.file),
         };
         let file = opened.map_err(|cause| match cause.kind() {
-            ErrorKind::NotFound => Error::not_found(format!("import {name}: there is no such file")),
+            ErrorKind::NotFound => {
+                Error::not_found(format!("import {name}: there is no such file"))
+            }
             _ => Error::named(format!("import {name}"), cause),
         })?;
         (name, Box::new(file))
@@ -59,7 +64,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let imported = import::import(&parts.logs, &*parts.profile, &unpacked, args.dry_run).await?;
     drop(shown);
     if !args.dry_run {
-        let id = parts.logs.id(LogName::Session(unpacked.manifest.session.clone()));
+        let id = parts
+            .logs
+            .id(LogName::Session(unpacked.manifest.session.clone()));
         select::index_learns(&parts, &id).await;
     }
     if args.json {
@@ -71,11 +78,20 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 }
 
 fn say(imported: &Imported) -> Result<()> {
-    let Imported { files, bytes, entries, .. } = imported;
+    let Imported {
+        files,
+        bytes,
+        entries,
+        ..
+    } = imported;
     let (session, bytes) = (print::clean(&imported.session), print::bytes(*bytes));
     match imported {
-        Imported { already: true, .. } => print::line(format_args!("{session} is there already: {files} files, {bytes}")),
-        Imported { dry_run: true, .. } => print::line(format_args!("would import {session}: {files} files, {bytes}")),
+        Imported { already: true, .. } => print::line(format_args!(
+            "{session} is there already: {files} files, {bytes}"
+        )),
+        Imported { dry_run: true, .. } => print::line(format_args!(
+            "would import {session}: {files} files, {bytes}"
+        )),
         _ => print::line(format_args!(
             "imported {session}: {files} files, {bytes}, in {entries} entries; sessiond restore {session} puts them in place"
         )),

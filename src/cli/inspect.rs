@@ -52,19 +52,35 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let read = talk::read(&parts.logs, &*parts.profile, &id, at, cut.as_ref()).await?;
     let (state, talk) = (&read.sink.0, &read.sink.1.ear);
     let (turns, cut_at) = (talk.turns(), cut.as_ref().map(|point| &point.files));
-    let length = |path: &RelPath, len: u64| cut_at.and_then(|files| files.get(path)).copied().unwrap_or(len).min(len);
+    let length = |path: &RelPath, len: u64| {
+        cut_at
+            .and_then(|files| files.get(path))
+            .copied()
+            .unwrap_or(len)
+            .min(len)
+    };
     let seen = Inspected {
         session: id.name.to_string(),
         entry: read.seq,
         head: read.head,
         turn: cut.as_ref().map_or(turns.turn, |point| point.turn),
         turn_is_open: turns.is_open(),
-        messages: talk.roles().into_iter().map(|(role, count)| (role.word().to_owned(), count)).collect(),
+        messages: talk
+            .roles()
+            .into_iter()
+            .map(|(role, count)| (role.word().to_owned(), count))
+            .collect(),
         pending: turns.pending.clone(),
         last_answer: turns.last_answer.clone(),
-        last_text: talk.last_text().map(|(role, text)| (role.word().to_owned(), text)),
+        last_text: talk
+            .last_text()
+            .map(|(role, text)| (role.word().to_owned(), text)),
         sub_agents: talk.sub_agents(),
-        files: state.files.iter().map(|(path, file)| (path.clone(), length(path, file.len))).collect(),
+        files: state
+            .files
+            .iter()
+            .map(|(path, file)| (path.clone(), length(path, file.len)))
+            .collect(),
         damage: read.damage.as_ref().map(ToString::to_string),
         checkpoint: cut,
     };
@@ -73,25 +89,61 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         say(&seen)?;
     }
-    Ok(if seen.damage.is_some() { exit::of(crate::error::Kind::Corrupt) } else { exit::OK })
+    Ok(if seen.damage.is_some() {
+        exit::of(crate::error::Kind::Corrupt)
+    } else {
+        exit::OK
+    })
 }
 
 fn say(seen: &Inspected) -> Result<()> {
-    let line = |name: &str, text: String| print::line(format_args!("{name:<13} {}", print::clean(&text)));
+    let line =
+        |name: &str, text: String| print::line(format_args!("{name:<13} {}", print::clean(&text)));
     line("session", seen.session.clone())?;
     line("entry", format!("{} of {}", seen.entry, seen.head))?;
     if let Some(point) = &seen.checkpoint {
-        let from = point.parent.map_or_else(String::new, |parent| format!(", from {parent}"));
-        line("checkpoint", format!("{} of {:.0}{from}", point.number, point.at))?;
-        line("stopped", point.stop.clone().unwrap_or_else(|| "in the middle".to_owned()))?;
+        let from = point
+            .parent
+            .map_or_else(String::new, |parent| format!(", from {parent}"));
+        line(
+            "checkpoint",
+            format!("{} of {:.0}{from}", point.number, point.at),
+        )?;
+        line(
+            "stopped",
+            point
+                .stop
+                .clone()
+                .unwrap_or_else(|| "in the middle".to_owned()),
+        )?;
     }
-    let turns = if seen.turn == 1 { "1 complete turn".to_owned() } else { format!("{} complete turns", seen.turn) };
-    line("turns", if seen.turn_is_open { format!("{turns}, and one that is not") } else { turns })?;
-    let messages: Vec<String> = seen.messages.iter().map(|(role, count)| format!("{count} {role}")).collect();
+    let turns = if seen.turn == 1 {
+        "1 complete turn".to_owned()
+    } else {
+        format!("{} complete turns", seen.turn)
+    };
+    line(
+        "turns",
+        if seen.turn_is_open {
+            format!("{turns}, and one that is not")
+        } else {
+            turns
+        },
+    )?;
+    let messages: Vec<String> = seen
+        .messages
+        .iter()
+        .map(|(role, count)| format!("{count} {role}"))
+        .collect();
     line("messages", messages.join(", "))?;
     for call in &seen.pending {
-        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
-        line("running", format!("{}{since}: {}", call.name, short(&call.input)))?;
+        let since = call
+            .started
+            .map_or_else(String::new, |at| format!(" since {at:.0}"));
+        line(
+            "running",
+            format!("{}{since}: {}", call.name, short(&call.input)),
+        )?;
     }
     if let Some(answer) = &seen.last_answer {
         line("last result", short(answer))?;
@@ -101,17 +153,26 @@ fn say(seen: &Inspected) -> Result<()> {
     }
     for agent in &seen.sub_agents {
         let doing = if agent.active { "at work" } else { "finished" };
-        line("sub-agent", format!("{} {doing}, {} messages", agent.id, agent.messages))?;
+        line(
+            "sub-agent",
+            format!("{} {doing}, {} messages", agent.id, agent.messages),
+        )?;
     }
     for (path, len) in &seen.files {
         line("file", format!("{} {}", print::bytes(*len), path.as_str()))?;
     }
-    seen.damage.iter().try_for_each(|damage| line("DAMAGED", damage.clone()))
+    seen.damage
+        .iter()
+        .try_for_each(|damage| line("DAMAGED", damage.clone()))
 }
 
 /// A line of a text.
 pub(super) fn short(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let end = line.floor_char_boundary(200);
-    if end < line.len() { format!("{}…", &line[..end]) } else { line }
+    if end < line.len() {
+        format!("{}…", &line[..end])
+    } else {
+        line
+    }
 }

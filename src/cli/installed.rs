@@ -17,12 +17,25 @@ pub async fn version(program: &str, elsewhere: Option<&Path>) -> Result<Version>
     let mut command = Command::new(program);
     if let Some(home) = elsewhere {
         command.env("HOME", home).current_dir(home);
-        ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"].iter().for_each(|name| {
+        [
+            "XDG_DATA_HOME",
+            "XDG_CONFIG_HOME",
+            "XDG_STATE_HOME",
+            "XDG_CACHE_HOME",
+        ]
+        .iter()
+        .for_each(|name| {
             command.env_remove(name);
         });
     }
-    let started = command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-    let mut child = started.map_err(|cause| failed("cannot be asked for its version").because(cause))?;
+    let started = command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child =
+        started.map_err(|cause| failed("cannot be asked for its version").because(cause))?;
     let output = child.stdout.take();
     let said = tokio::task::spawn_blocking(move || {
         let mut text = Vec::new();
@@ -33,5 +46,8 @@ pub async fn version(program: &str, elsewhere: Option<&Path>) -> Result<Version>
     // It has said what it had to say, or will not.
     let _ = child.kill();
     let _ = child.wait();
-    said.ok().and_then(|said| said.ok()).and_then(|said| Version::find(&said)).ok_or_else(|| failed("does not say its version"))
+    said.ok()
+        .and_then(|said| said.ok())
+        .and_then(|said| Version::find(&said))
+        .ok_or_else(|| failed("does not say its version"))
 }

@@ -26,11 +26,18 @@ pub fn run(args: &Args) -> Result<u8> {
         print::line(file.trim_end())?;
         return Ok(exit::OK);
     };
-    let written = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = written.and_then(|mut out| out.write_all(file.as_bytes()).and_then(|()| out.sync_all()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    let written =
+        written.and_then(|mut out| out.write_all(file.as_bytes()).and_then(|()| out.sync_all()));
     written.map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::AlreadyExists => Error::conflict(format!("write {}: it is there already", path.display()))
-            .hint("a key that is lost cannot be made again: name another file"),
+        std::io::ErrorKind::AlreadyExists => {
+            Error::conflict(format!("write {}: it is there already", path.display()))
+                .hint("a key that is lost cannot be made again: name another file")
+        }
         _ => Error::named(format!("write {}", path.display()), cause),
     })?;
     print::line(recipient)?;

@@ -40,7 +40,11 @@ fn change(text: &str) -> Result<Change> {
 
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let changes = args.labels.iter().map(|text| change(text)).collect::<Result<Vec<_>>>()?;
+    let changes = args
+        .labels
+        .iter()
+        .map(|text| change(text))
+        .collect::<Result<Vec<_>>>()?;
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let said = if changes.is_empty() {
@@ -54,7 +58,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                     Change::Remove(name) => labels.remove(name),
                 };
             }
-            Ok(Wishes { labels, ..before.clone() })
+            Ok(Wishes {
+                labels,
+                ..before.clone()
+            })
         });
         let said = said.await?;
         select::index_learns(&parts, &id).await;
@@ -63,10 +70,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.json {
         print::json(&said.wishes.labels)?;
     } else {
-        said.wishes
-            .labels
-            .iter()
-            .try_for_each(|(name, value)| print::line(format_args!("{}={}", print::clean(name), print::clean(value))))?;
+        said.wishes.labels.iter().try_for_each(|(name, value)| {
+            print::line(format_args!(
+                "{}={}",
+                print::clean(name),
+                print::clean(value)
+            ))
+        })?;
     }
     Ok(exit::OK)
 }

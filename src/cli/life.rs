@@ -40,6 +40,9 @@ pub async fn run(settings: &Settings, id: &str, make: Move) -> Result<u8> {
     let id = find::by_id(&parts.logs, id).await?;
     let status = status::make(&parts.logs, &id, make).await?;
     select::index_learns(&parts, &id).await;
-    print::line(format_args!("{} is {status}", print::clean(&id.name.to_string())))?;
+    print::line(format_args!(
+        "{} is {status}",
+        print::clean(&id.name.to_string())
+    ))?;
     Ok(exit::OK)
 }

@@ -25,7 +25,12 @@ pub struct Args {
     pub request: Option<String>,
 
     /// Only sessions with this label; give it several times for several labels
-    #[arg(long, env = "SESSIOND_LS_LABELS", value_name = "NAME=VALUE", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "SESSIOND_LS_LABELS",
+        value_name = "NAME=VALUE",
+        value_delimiter = ','
+    )]
     pub label: Vec<String>,
 
     /// Which part of them, and in which form.
@@ -41,10 +46,17 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         // Every agent's, unless one is named.
         agent: settings.agent.as_ref().map(|_| parts.logs.agent.clone()),
         id_prefix: None,
-        project: args.project.as_deref().map(|folder| select::project_of(&parts, folder)),
+        project: args
+            .project
+            .as_deref()
+            .map(|folder| select::project_of(&parts, folder)),
         status: args.status.clone(),
         request: args.request.clone(),
-        labels: args.label.iter().map(|label| label.parse()).collect::<Result<_>>()?,
+        labels: args
+            .label
+            .iter()
+            .map(|label| label.parse())
+            .collect::<Result<_>>()?,
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
@@ -55,7 +67,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         && args.request.is_none()
         && args.label.is_empty()
         && args.page.cursor.is_none()
-        && parts.index.logs(&parts.logs.namespace, &parts.logs.agent).await?.is_empty()
+        && parts
+            .index
+            .logs(&parts.logs.namespace, &parts.logs.agent)
+            .await?
+            .is_empty()
         && !parts.logs.names("").await?.is_empty()
     {
         tracing::warn!("the index is empty and the store is not: sessiond reindex fills it");
@@ -69,8 +85,16 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         .sessions
         .iter()
         .map(|row| {
-            let place = row.cwd.clone().or_else(|| row.project.clone()).unwrap_or_default();
-            let branches: Vec<String> = row.branches.iter().map(|writer| writer.chars().take(8).collect()).collect();
+            let place = row
+                .cwd
+                .clone()
+                .or_else(|| row.project.clone())
+                .unwrap_or_default();
+            let branches: Vec<String> = row
+                .branches
+                .iter()
+                .map(|writer| writer.chars().take(8).collect())
+                .collect();
             vec![
                 row.id.clone(),
                 row.agent.clone(),
@@ -81,12 +105,23 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 row.totals.turns.to_string(),
                 print::cost(row.totals.cost),
                 place,
-                row.title.clone().unwrap_or_default().chars().take(40).collect(),
+                row.title
+                    .clone()
+                    .unwrap_or_default()
+                    .chars()
+                    .take(40)
+                    .collect(),
                 branches.join(" "),
             ]
         })
         .collect();
-    print::table(&["SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "FOLDER", "TITLE", "BRANCHES"], &rows)?;
+    print::table(
+        &[
+            "SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "FOLDER",
+            "TITLE", "BRANCHES",
+        ],
+        &rows,
+    )?;
     if let Some(next) = page.next {
         print::line(format_args!("more: sessiond ls --cursor '{next}'"))?;
     }

@@ -35,14 +35,17 @@ pub fn completions(args: &CompletionsArgs) -> Result<u8> {
 pub fn man(args: &ManArgs) -> Result<u8> {
     match &args.to {
         Some(folder) => {
-            let failed = |cause| Error::named(format!("write manual pages to {}", folder.display()), cause);
+            let failed =
+                |cause| Error::named(format!("write manual pages to {}", folder.display()), cause);
             std::fs::create_dir_all(folder).map_err(failed)?;
             clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
             Ok(exit::OK)
         }
         None => {
             let mut text = Vec::new();
-            clap_mangen::Man::new(Cli::command()).render(&mut text).map_err(|cause| Error::io("make the manual page", cause))?;
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut text)
+                .map_err(|cause| Error::io("make the manual page", cause))?;
             write_out(&text)
         }
     }
@@ -51,7 +54,9 @@ pub fn man(args: &ManArgs) -> Result<u8> {
 fn write_out(text: &[u8]) -> Result<u8> {
     use std::io::Write;
     match std::io::stdout().write_all(text) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("print", cause)),
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("print", cause))
+        }
         _ => Ok(exit::OK),
     }
 }

@@ -34,13 +34,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let filter = MessageFilter {
-        role: Role::ALL.into_iter().find(|role| Some(role.word()) == args.role.as_deref()),
+        role: Role::ALL
+            .into_iter()
+            .find(|role| Some(role.word()) == args.role.as_deref()),
         since: when::maybe("--since", args.since.as_deref(), parts.logs.clock.now())?,
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
     let page = parts.index.messages(&id, &filter).await?;
-    if page.messages.is_empty() && args.page.cursor.is_none() && parts.index.session(&id).await?.is_none() {
+    if page.messages.is_empty()
+        && args.page.cursor.is_none()
+        && parts.index.session(&id).await?.is_none()
+    {
         tracing::warn!(%id, "the index does not know the session: sessiond reindex fills it");
     }
     if args.page.json {
@@ -48,10 +53,28 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return Ok(exit::OK);
     }
     let rows: Vec<Vec<String>> = page.messages.iter().map(row).collect();
-    print::table(&["TIME", "ROLE", "KIND", "MODEL", "TOKENS", "COST", "SUB-AGENT", "WHERE"], &rows)?;
+    print::table(
+        &[
+            "TIME",
+            "ROLE",
+            "KIND",
+            "MODEL",
+            "TOKENS",
+            "COST",
+            "SUB-AGENT",
+            "WHERE",
+        ],
+        &rows,
+    )?;
     if let Some(next) = page.next {
-        let role = args.role.map(|role| format!(" --role {role}")).unwrap_or_default();
-        print::line(format_args!("more: sessiond messages {}{role} --cursor '{next}'", id.name))?;
+        let role = args
+            .role
+            .map(|role| format!(" --role {role}"))
+            .unwrap_or_default();
+        print::line(format_args!(
+            "more: sessiond messages {}{role} --cursor '{next}'",
+            id.name
+        ))?;
     }
     Ok(exit::OK)
 }
@@ -59,17 +82,27 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 fn row(row: &MessageRow) -> Vec<String> {
     let tokens = row.tokens.map(|tokens| {
         // In and out, as the price list has them; what a cache gave is most of a long session.
-        format!("{} in, {} out", print::count(tokens.input + tokens.cache_read + tokens.cache_write), print::count(tokens.output))
+        format!(
+            "{} in, {} out",
+            print::count(tokens.input + tokens.cache_read + tokens.cache_write),
+            print::count(tokens.output)
+        )
     });
     // The name is enough to find it: the folder is the session's own.
-    let file = row.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or("?");
+    let file = row
+        .path
+        .as_deref()
+        .and_then(|path| path.rsplit('/').next())
+        .unwrap_or("?");
     vec![
         row.at.map(print::time).unwrap_or_default(),
         row.role.clone(),
         row.kind.clone(),
         row.model.clone().unwrap_or_default(),
         tokens.unwrap_or_default(),
-        row.tokens.map(|_| print::cost(row.cost)).unwrap_or_default(),
+        row.tokens
+            .map(|_| print::cost(row.cost))
+            .unwrap_or_default(),
         row.sub_agent.clone().unwrap_or_default(),
         format!("{file}:{}", row.start),
     ]

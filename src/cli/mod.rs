@@ -60,7 +60,12 @@ use crate::upkeep::status::Move;
 /// sessiond runs beside the agent, streams what it writes to object storage with an index in a database, and puts the
 /// files back before the agent launches elsewhere.
 #[derive(Debug, Parser)]
-#[command(name = "sessiond", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "sessiond",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 #[command(
     after_help = "Try it, with no server and no agent:\n  sessiond demo\n\nIn a container's entrypoint:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\""
 )]
@@ -126,23 +131,45 @@ pub fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
-            ExitCode::from(if heard { exit::OK } else { exit::of(error.kind()) })
+            ExitCode::from(if heard {
+                exit::OK
+            } else {
+                exit::of(error.kind())
+            })
         }
     }
 }
 
 fn run(cli: Cli) -> Result<u8> {
-    let Cli { mut settings, mut command } = cli;
-    config::fill_from_file(&mut settings, command.stream(), crate::wire::default_config_file())?;
+    let Cli {
+        mut settings,
+        mut command,
+    } = cli;
+    config::fill_from_file(
+        &mut settings,
+        command.stream(),
+        crate::wire::default_config_file(),
+    )?;
     let asked = traces::Asked {
-        endpoint: settings.otlp_endpoint.clone().filter(|url| !url.trim().is_empty()),
+        endpoint: settings
+            .otlp_endpoint
+            .clone()
+            .filter(|url| !url.trim().is_empty()),
         environment: traces::Environment::read(|name| std::env::var(name).ok()),
     };
     let traces = (command.is_traced() && asked.wanted()).then(Traces::new);
-    start_logging(&settings, matches!(command, Command::Run(_)), traces.as_ref())?;
+    start_logging(
+        &settings,
+        matches!(command, Command::Run(_)),
+        traces.as_ref(),
+    )?;
     // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let runtime =
+        runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
     let code = runtime.block_on(async {
         let exporter = match &traces {
             Some(traces) => Exporter::of(&asked, traces, settings.ca_file.as_deref()).await?,
@@ -161,7 +188,14 @@ fn run(cli: Cli) -> Result<u8> {
 impl Command {
     /// Whether it flushes or restores.
     fn is_traced(&self) -> bool {
-        matches!(self, Command::Run(_) | Command::Daemon(_) | Command::ServeStore(_) | Command::Restore(_) | Command::Pull(_))
+        matches!(
+            self,
+            Command::Run(_)
+                | Command::Daemon(_)
+                | Command::ServeStore(_)
+                | Command::Restore(_)
+                | Command::Pull(_)
+        )
     }
 
     fn stream(&mut self) -> Option<&mut Stream> {
@@ -215,23 +249,55 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
     }
 }
 
-fn start_logging(settings: &Settings, beside_an_agent: bool, traces: Option<&Arc<Traces>>) -> Result<()> {
+fn start_logging(
+    settings: &Settings,
+    beside_an_agent: bool,
+    traces: Option<&Arc<Traces>>,
+) -> Result<()> {
     // An agent that draws on the terminal shares it with us: only trouble is told there.
     let quiet = beside_an_agent && std::io::stderr().is_terminal();
-    let level = settings.log.as_deref().unwrap_or(if quiet || settings.quiet { "warn" } else { "info" });
+    let level = settings
+        .log
+        .as_deref()
+        .unwrap_or(if quiet || settings.quiet {
+            "warn"
+        } else {
+            "info"
+        });
     // The libraries below us are only heard when they are in trouble; what keeps AWS's from credentials or a region is in our error.
-    let level = if level.trim().is_empty() { "info" } else { level };
-    let directives = if level.contains(['=', ',']) { level.to_owned() } else { format!("warn,aws_config=error,sessiond={level}") };
+    let level = if level.trim().is_empty() {
+        "info"
+    } else {
+        level
+    };
+    let directives = if level.contains(['=', ',']) {
+        level.to_owned()
+    } else {
+        format!("warn,aws_config=error,sessiond={level}")
+    };
     let filter: Targets = directives.parse().map_err(|cause: ParseError| {
-        Error::usage(format!("read --log {level:?}")).because(cause).hint("use error, warn, info, debug, or sessiond=debug")
+        Error::usage(format!("read --log {level:?}"))
+            .because(cause)
+            .hint("use error, warn, info, debug, or sessiond=debug")
     })?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_target(false);
     let lines = match settings.log_format.unwrap_or_default() {
         LogFormat::Text => lines.with_ansi(colour).with_filter(filter).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_ansi(false)
+            .with_filter(filter)
+            .boxed(),
     };
-    let layers: Vec<_> = traces.map(Traces::layer).into_iter().chain([lines]).collect();
+    let layers: Vec<_> = traces
+        .map(Traces::layer)
+        .into_iter()
+        .chain([lines])
+        .collect();
     tracing_subscriber::registry().with(layers).init();
     Ok(())
 }

@@ -11,7 +11,15 @@ use crate::error::{Error, Kind, Result};
 
 /// Text from files and buckets without control characters.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+    text.chars()
+        .map(|letter| {
+            if letter.is_control() {
+                '\u{fffd}'
+            } else {
+                letter
+            }
+        })
+        .collect()
 }
 
 /// A number of bytes.
@@ -23,7 +31,11 @@ pub fn bytes(count: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
 }
 
 /// A large number, to three digits or so.
@@ -35,7 +47,11 @@ pub fn count(count: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    if unit == 0 { count.to_string() } else { format!("{value:.1}{}", UNITS[unit]) }
+    if unit == 0 {
+        count.to_string()
+    } else {
+        format!("{value:.1}{}", UNITS[unit])
+    }
 }
 
 /// Millionths of a dollar as dollars; what is unknown says so.
@@ -59,7 +75,14 @@ pub fn length(seconds: u64) -> String {
         .iter()
         .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
         .map_or((seconds, "seconds"), |(unit, word)| (seconds / unit, word));
-    format!("{count} {}", if count == 1 { unit.trim_end_matches('s') } else { unit })
+    format!(
+        "{count} {}",
+        if count == 1 {
+            unit.trim_end_matches('s')
+        } else {
+            unit
+        }
+    )
 }
 
 /// How long ago something was.
@@ -81,7 +104,9 @@ pub fn colour() -> bool {
 /// Prints a line; a reader that has gone away is not an error.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
-        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("print", cause)),
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("print", cause))
+        }
         _ => Ok(()),
     }
 }
@@ -98,30 +123,54 @@ pub fn text(text: &str) -> Result<bool> {
 
 /// Prints a value as JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
-    line(serde_json::to_string_pretty(value).map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?)
+    line(
+        serde_json::to_string_pretty(value)
+            .map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?,
+    )
 }
 
 /// Prints rows under a heading, in columns as wide as they need to be.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| clean(cell)).collect())
+        .collect();
     let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
+        let cells = rows
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count());
+        cells
+            .chain([heading[column].chars().count()])
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..heading.len()).map(width).collect();
     let print = |cells: &mut dyn Iterator<Item = &str>| {
-        let text: String = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}  ")).collect();
+        let text: String = cells
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:<width$}  "))
+            .collect();
         line(text.trim_end())
     };
     print(&mut heading.iter().copied())?;
-    rows.iter().try_for_each(|row| print(&mut row.iter().map(String::as_str)))
+    rows.iter()
+        .try_for_each(|row| print(&mut row.iter().map(String::as_str)))
 }
 
 /// Prints an error the way every error is printed.
 pub fn error(error: &Error) {
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let (red, cyan, end) = if colour { ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") } else { ("", "", "") };
-    let _ = writeln!(std::io::stderr(), "{red}error:{end} {}", clean(&error.to_string()));
+    let (red, cyan, end) = if colour {
+        ("\x1b[1;31m", "\x1b[36m", "\x1b[0m")
+    } else {
+        ("", "", "")
+    };
+    let _ = writeln!(
+        std::io::stderr(),
+        "{red}error:{end} {}",
+        clean(&error.to_string())
+    );
     if let Some(hint) = error.hint_text() {
         let _ = writeln!(std::io::stderr(), "{cyan}hint:{end} {}", clean(hint));
     }
@@ -143,10 +192,13 @@ pub fn target(path: &Path) -> std::io::Result<Target> {
         Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
         Ok(_) => OpenOptions::new().write(true).open(path).map(Target::Other),
         // A link that leads to nothing leads to what is made.
-        Err(_) => Ok(Target::File(
-            std::fs::read_link(path)
-                .map_or_else(|_| path.to_owned(), |to| path.parent().map_or_else(|| to.clone(), |folder| folder.join(&to))),
-        )),
+        Err(_) => Ok(Target::File(std::fs::read_link(path).map_or_else(
+            |_| path.to_owned(),
+            |to| {
+                path.parent()
+                    .map_or_else(|| to.clone(), |folder| folder.join(&to))
+            },
+        ))),
     }
 }
 
@@ -161,9 +213,21 @@ mod tests {
 
     #[test]
     fn sizes_and_ages_are_short() {
-        assert_eq!((bytes(999).as_str(), bytes(1_234_567).as_str()), ("999 B", "1.2 MB"));
-        assert_eq!(["0", "999", "1.0k", "12.3k", "1.0M"], [0, 999, 1000, 12_345, 999_960].map(count).each_ref().map(String::as_str));
-        assert_eq!((cost(None), cost(Some(11_690)), cost(Some(12_345_678))), ("?".into(), "$0.0117".into(), "$12.35".into()));
+        assert_eq!(
+            (bytes(999).as_str(), bytes(1_234_567).as_str()),
+            ("999 B", "1.2 MB")
+        );
+        assert_eq!(
+            ["0", "999", "1.0k", "12.3k", "1.0M"],
+            [0, 999, 1000, 12_345, 999_960]
+                .map(count)
+                .each_ref()
+                .map(String::as_str)
+        );
+        assert_eq!(
+            (cost(None), cost(Some(11_690)), cost(Some(12_345_678))),
+            ("?".into(), "$0.0117".into(), "$12.35".into())
+        );
         let then: Timestamp = "2026-05-01T12:00:00Z".parse().unwrap();
         let now: Timestamp = "2026-05-01T15:00:01Z".parse().unwrap();
         assert_eq!(age(then, now), "3h ago");

@@ -46,8 +46,14 @@ pub fn show(settings: &Settings, parts: &Parts, doing: &'static str) -> Shown {
 async fn draw(progress: Arc<Progress>, doing: &'static str) {
     tokio::time::sleep(SHORT).await;
     // Dropped with this task, and with it the line is gone: what comes next begins at its beginning.
-    let line = Line(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()));
-    line.0.set_style(ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let line = Line(ProgressBar::with_draw_target(
+        None,
+        ProgressDrawTarget::stderr(),
+    ));
+    line.0.set_style(
+        ProgressStyle::with_template("{spinner} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
     let mut pace = interval(PACE);
     loop {
         pace.tick().await;
@@ -74,7 +80,12 @@ async fn tell(progress: Arc<Progress>, doing: &'static str) {
 
 /// Pure: what has been counted, in words.
 fn text(doing: &str, counted: Counted) -> String {
-    let Counted { expected, done, logs, of_logs } = counted;
+    let Counted {
+        expected,
+        done,
+        logs,
+        of_logs,
+    } = counted;
     let which = match (logs, of_logs) {
         (0, _) => String::new(),
         (at, 0) => format!(" log {at}:"),
@@ -84,7 +95,12 @@ fn text(doing: &str, counted: Counted) -> String {
     match expected {
         0 => format!("{doing}{which} {}", print::bytes(done)),
         _ if logs > 1 || of_logs > 1 => format!("{doing}{which} {}", print::bytes(done)),
-        _ => format!("{doing}{which} {} of {} ({}%)", print::bytes(done), print::bytes(expected), done.min(expected) * 100 / expected),
+        _ => format!(
+            "{doing}{which} {} of {} ({}%)",
+            print::bytes(done),
+            print::bytes(expected),
+            done.min(expected) * 100 / expected
+        ),
     }
 }
 
@@ -94,10 +110,23 @@ mod tests {
 
     #[test]
     fn it_says_what_is_known() {
-        let say = |expected, done, logs, of_logs| text("restoring", Counted { expected, done, logs, of_logs });
+        let say = |expected, done, logs, of_logs| {
+            text(
+                "restoring",
+                Counted {
+                    expected,
+                    done,
+                    logs,
+                    of_logs,
+                },
+            )
+        };
         assert_eq!(say(0, 0, 0, 0), "restoring 0 B");
         assert_eq!(say(4000, 1000, 0, 0), "restoring 1.0 KB of 4.0 KB (25%)");
-        assert_eq!(say(4000, 1000, 1, 1), "restoring log 1 of 1: 1.0 KB of 4.0 KB (25%)");
+        assert_eq!(
+            say(4000, 1000, 1, 1),
+            "restoring log 1 of 1: 1.0 KB of 4.0 KB (25%)"
+        );
         assert_eq!(say(4000, 1000, 3, 120), "restoring log 3 of 120: 1.0 KB");
         assert_eq!(say(4000, 1000, 3, 0), "restoring log 3: 1.0 KB");
     }

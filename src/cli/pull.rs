@@ -25,7 +25,11 @@ use crate::wire::Parts;
 #[command(after_help = "Example:\n  sessiond pull 3f2a --to /tmp/look")]
 pub struct Args {
     /// The session's id, or the beginning of it
-    #[arg(value_name = "ID", required_unless_present = "request", conflicts_with = "request")]
+    #[arg(
+        value_name = "ID",
+        required_unless_present = "request",
+        conflicts_with = "request"
+    )]
     pub id: Option<String>,
 
     /// The session of this request that was written last
@@ -37,11 +41,21 @@ pub struct Args {
     pub to: Option<PathBuf>,
 
     /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
-    #[arg(long, env = "SESSIOND_AT", value_name = "POINT", conflicts_with = "raw")]
+    #[arg(
+        long,
+        env = "SESSIOND_AT",
+        value_name = "POINT",
+        conflicts_with = "raw"
+    )]
     pub at: Option<String>,
 
     /// What a writer that lost the session still had (sessiond ls shows them)
-    #[arg(long, env = "SESSIOND_BRANCH", value_name = "WRITER", conflicts_with = "raw")]
+    #[arg(
+        long,
+        env = "SESSIOND_BRANCH",
+        value_name = "WRITER",
+        conflicts_with = "raw"
+    )]
     pub branch: Option<String>,
 
     /// The objects of the log as they are stored, instead of the files they make
@@ -73,23 +87,46 @@ struct Pulled {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
-    let latest = Latest { request: args.request.as_deref(), ..Latest::default() };
+    let latest = Latest {
+        request: args.request.as_deref(),
+        ..Latest::default()
+    };
     let id = match &args.id {
         Some(id) => find::by_id(&parts.logs, id).await?,
-        None => select::session(&parts, None, latest).await?.ok_or_else(|| select::nothing(&parts, None, args.request.as_deref()))?,
+        None => select::session(&parts, None, latest)
+            .await?
+            .ok_or_else(|| select::nothing(&parts, None, args.request.as_deref()))?,
     };
-    let to = args.to.clone().unwrap_or_else(|| PathBuf::from(id.name.to_string()));
-    let to = std::path::absolute(&to).map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
+    let to = args
+        .to
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(id.name.to_string()));
+    let to = std::path::absolute(&to)
+        .map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
     if parts.root().is_ok_and(|root| overlaps(&to, root)) {
-        return Err(Error::usage(format!("pull to {}: that is the agent's folder", to.display()))
-            .hint("sessiond restore puts a session there; give --to another folder"));
+        return Err(Error::usage(format!(
+            "pull to {}: that is the agent's folder",
+            to.display()
+        ))
+        .hint("sessiond restore puts a session there; give --to another folder"));
     }
     match std::fs::metadata(&to) {
-        Ok(found) if !found.is_dir() => return Err(Error::named(format!("pull to {}", to.display()), ErrorKind::NotADirectory.into())),
-        Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(Error::named(format!("pull to {}", to.display()), cause)),
+        Ok(found) if !found.is_dir() => {
+            return Err(Error::named(
+                format!("pull to {}", to.display()),
+                ErrorKind::NotADirectory.into(),
+            ));
+        }
+        Err(cause) if cause.kind() != ErrorKind::NotFound => {
+            return Err(Error::named(format!("pull to {}", to.display()), cause));
+        }
         _ => {}
     }
-    let pulled = if args.raw { raw(&parts, &id, to).await? } else { files(&parts, &id, to, &args).await? };
+    let pulled = if args.raw {
+        raw(&parts, &id, to).await?
+    } else {
+        files(&parts, &id, to, &args).await?
+    };
     if args.json {
         print::json(&pulled)?;
     } else {
@@ -118,11 +155,29 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         Some(branch) => Some(whole_name(parts, id, branch).await?),
         None => None,
     };
-    let Goal { at, cut } = point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
-    let context = Context { folder: Arc::new(Disk::new(&to)), profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let Goal { at, cut } =
+        point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
+    let context = Context {
+        folder: Arc::new(Disk::new(&to)),
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    };
     let was_there = to.exists();
-    Disk::new(&to).make(None).map_err(|cause| Error::named(format!("pull to {}", to.display()), cause))?;
-    let restored = restore::restore(&context, id, &Options { at, cut, branch, repair: args.repair, ..Options::default() }).await;
+    Disk::new(&to)
+        .make(None)
+        .map_err(|cause| Error::named(format!("pull to {}", to.display()), cause))?;
+    let restored = restore::restore(
+        &context,
+        id,
+        &Options {
+            at,
+            cut,
+            branch,
+            repair: args.repair,
+            ..Options::default()
+        },
+    )
+    .await;
     // Only the temporary folder was in it.
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
     let _ = std::fs::remove_dir(to.join(STATE_FOLDER));
@@ -146,12 +201,16 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
 /// The writer that is meant, by the beginning of its name.
 async fn whole_name(parts: &Parts, id: &LogId, branch: WriterId) -> Result<WriterId> {
     let branches = parts.logs.branches(id).await?;
-    let mut found = branches.iter().filter(|writer| writer.as_str().starts_with(branch.as_str()));
+    let mut found = branches
+        .iter()
+        .filter(|writer| writer.as_str().starts_with(branch.as_str()));
     match (found.next(), found.next()) {
         (Some(only), None) => Ok(only.clone()),
-        (Some(_), Some(_)) => {
-            Err(Error::usage(format!("{:?} is the beginning of several branches", branch.as_str())).hint("give more of it"))
-        }
+        (Some(_), Some(_)) => Err(Error::usage(format!(
+            "{:?} is the beginning of several branches",
+            branch.as_str()
+        ))
+        .hint("give more of it")),
         // The plan says what there is.
         (None, _) => Ok(branch),
     }
@@ -164,9 +223,13 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
     while let Some(folder) = folders.pop() {
         folders.extend(list_folders(&*parts.store, &folder).await?);
         for object in list_objects(&*parts.store, &folder, None).await? {
-            let Some(name) = object.key.strip_prefix(&root) else { continue };
+            let Some(name) = object.key.strip_prefix(&root) else {
+                continue;
+            };
             // A key that is not ours could name anything; only a plain path is written.
-            let Ok(path) = name.parse::<RelPath>() else { continue };
+            let Ok(path) = name.parse::<RelPath>() else {
+                continue;
+            };
             bytes += copy(&*parts.store, &object.key, &path.below(&to)).await?;
             files += 1;
         }
@@ -175,19 +238,42 @@ async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
         return Err(find::unknown(id));
     }
     let (cut_off, dropped, repaired) = Default::default();
-    Ok(Pulled { session: id.name.to_string(), to, files, bytes, seq: None, cut_off, dropped, repaired })
+    Ok(Pulled {
+        session: id.name.to_string(),
+        to,
+        files,
+        bytes,
+        seq: None,
+        cut_off,
+        dropped,
+        repaired,
+    })
 }
 
 async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
     let failed = |cause| Error::named(format!("write {}", to.display()), cause);
-    let Some(body) = store.get(key).await? else { return Ok(0) };
+    let Some(body) = store.get(key).await? else {
+        return Ok(0);
+    };
     if let Some(folder) = to.parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(failed)?;
     }
-    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
-    made.and_then(|mut file| file.write_all(&body)).map_err(|cause| match cause.kind() {
-        ErrorKind::AlreadyExists => Error::conflict(format!("write {}: it exists", to.display())).hint("give --to an empty folder"),
-        _ => failed(cause),
-    })?;
+    let made = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to);
+    made.and_then(|mut file| file.write_all(&body))
+        .map_err(|cause| match cause.kind() {
+            ErrorKind::AlreadyExists => {
+                Error::conflict(format!("write {}: it exists", to.display()))
+                    .hint("give --to an empty folder")
+            }
+            _ => failed(cause),
+        })?;
     Ok(body.len() as u64)
 }

@@ -19,10 +19,15 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let shown = progress::show(settings, &parts, "reading");
-    let rebuilt = rebuild(&parts.logs, &*parts.index, &*parts.profile, |id, done| match done {
-        Ok(entries) => tracing::debug!(%id, entries, "indexed"),
-        Err(error) => tracing::error!(%id, %error, "cannot be indexed"),
-    })
+    let rebuilt = rebuild(
+        &parts.logs,
+        &*parts.index,
+        &*parts.profile,
+        |id, done| match done {
+            Ok(entries) => tracing::debug!(%id, entries, "indexed"),
+            Err(error) => tracing::error!(%id, %error, "cannot be indexed"),
+        },
+    )
     .await?;
     drop(shown);
     if args.json {
@@ -38,8 +43,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if rebuilt.failed > 0 {
         print::error(
-            &Error::corrupt(format!("{} of {} logs are not in the index", rebuilt.failed, rebuilt.logs))
-                .hint("sessiond verify --all --deep says what is wrong with them"),
+            &Error::corrupt(format!(
+                "{} of {} logs are not in the index",
+                rebuilt.failed, rebuilt.logs
+            ))
+            .hint("sessiond verify --all --deep says what is wrong with them"),
         );
         return Ok(exit::CORRUPT);
     }
@@ -48,7 +56,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             "{} of {} logs were not indexed anew: they are encrypted, and not to any identity at hand",
             rebuilt.sealed, rebuilt.logs
         );
-        print::error(&Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"));
+        print::error(
+            &Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"),
+        );
         return Ok(exit::SEALED);
     }
     Ok(exit::OK)

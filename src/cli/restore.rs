@@ -34,7 +34,12 @@ pub struct Args {
     pub latest: bool,
 
     /// The session of this request that was written last
-    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID", conflicts_with = "all")]
+    #[arg(
+        long,
+        env = "SESSIOND_REQUEST",
+        value_name = "ID",
+        conflicts_with = "all"
+    )]
     pub request: Option<String>,
 
     /// The session in AGENT_SESSION_BLOB, as sessiond export --base64 writes it, or base64 of a gzipped transcript of
@@ -43,7 +48,12 @@ pub struct Args {
     pub from_env: bool,
 
     /// With --latest: only sessions of the project in this folder
-    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
+    #[arg(
+        long,
+        env = "SESSIOND_PROJECT",
+        value_name = "DIR",
+        requires = "latest"
+    )]
     pub project: Option<PathBuf>,
 
     /// Restore into this folder instead of the agent's
@@ -104,7 +114,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.from_env {
         return from_env::run(&parts, &args).await;
     }
-    let project = args.cwd.as_deref().map(|cwd| select::next_project(&parts, cwd)).transpose()?;
+    let project = args
+        .cwd
+        .as_deref()
+        .map(|cwd| select::next_project(&parts, cwd))
+        .transpose()?;
     let ids = match (&args.id, args.all) {
         (None, true) => {
             // Sessions first: each brings its project along.
@@ -117,8 +131,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 .hint("give an ID, --latest, --request or --all; sessiond ls shows them"));
         }
         _ => {
-            let latest = Latest { latest: args.latest, project: args.project.as_deref(), request: args.request.as_deref() };
-            select::session(&parts, args.id.as_deref(), latest).await?.into_iter().collect::<Vec<_>>()
+            let latest = Latest {
+                latest: args.latest,
+                project: args.project.as_deref(),
+                request: args.request.as_deref(),
+            };
+            select::session(&parts, args.id.as_deref(), latest)
+                .await?
+                .into_iter()
+                .collect::<Vec<_>>()
         }
     };
     if ids.is_empty() {
@@ -137,13 +158,20 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         project,
         ..Options::default()
     };
-    let _lock = if args.dry_run { None } else { Some(lock::take(disk.root(), options.owner)?) };
+    let _lock = if args.dry_run {
+        None
+    } else {
+        Some(lock::take(disk.root(), options.owner)?)
+    };
     let mut reports = Vec::new();
     let mut told = Vec::new();
     let mut failed = None;
     let shown = progress::show(settings, &parts, "restoring");
     for id in &ids {
-        if reports.iter().any(|report: &Report| report.session == id.name.to_string()) {
+        if reports
+            .iter()
+            .any(|report: &Report| report.session == id.name.to_string())
+        {
             continue;
         }
         if args.all {
@@ -157,7 +185,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 print::error(&error);
                 failed.get_or_insert(exit::of(error.kind()));
             }
-            Err(error) if select::is_missing(&parts, args.id.as_deref(), &error).await? => return nothing(&parts, &args),
+            Err(error) if select::is_missing(&parts, args.id.as_deref(), &error).await? => {
+                return nothing(&parts, &args);
+            }
             Err(error) => return Err(error),
         }
     }
@@ -171,13 +201,21 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         reports.iter().try_for_each(|report| say(&parts, report))?;
         told.iter().try_for_each(fallback::say)?;
     }
-    Ok(failed.unwrap_or(if told.is_empty() { exit::OK } else { exit::FELL_BACK }))
+    Ok(failed.unwrap_or(if told.is_empty() {
+        exit::OK
+    } else {
+        exit::FELL_BACK
+    }))
 }
 
 /// There is no such session.
 fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
     if !args.if_exists {
-        return Err(select::nothing(parts, args.id.as_deref(), args.request.as_deref()));
+        return Err(select::nothing(
+            parts,
+            args.id.as_deref(),
+            args.request.as_deref(),
+        ));
     }
     if args.json {
         print::json(&Vec::<Report>::new())?;
@@ -188,19 +226,40 @@ fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
 }
 
 /// Restores a session and what belongs to its projects.
-pub async fn session(parts: &Parts, id: &LogId, point: &Point, options: &Options) -> Result<Vec<Report>> {
+pub async fn session(
+    parts: &Parts,
+    id: &LogId,
+    point: &Point,
+    options: &Options,
+) -> Result<Vec<Report>> {
     let goal = point::find_in(&parts.logs, id, point, options.salvage).await?;
     all(parts, one(parts, id, point, &goal, options).await?, options)
 }
 
 /// Restores a session, and notes in its report what became of its projects.
-pub async fn one(parts: &Parts, id: &LogId, point: &Point, goal: &Goal, options: &Options) -> Result<Report> {
-    let options = Options { at: goal.at, cut: goal.cut.clone(), last_turn: *point == Point::Turn(None), along: true, ..options.clone() };
+pub async fn one(
+    parts: &Parts,
+    id: &LogId,
+    point: &Point,
+    goal: &Goal,
+    options: &Options,
+) -> Result<Report> {
+    let options = Options {
+        at: goal.at,
+        cut: goal.cut.clone(),
+        last_turn: *point == Point::Turn(None),
+        along: true,
+        ..options.clone()
+    };
     if let (Some(mirror), false) = (&parts.mirror, options.dry_run) {
         // What is only in the agent's database is only here: nothing of it may be overwritten.
         mirror.pull(Depth::Now).await?;
     }
-    let context = Context { folder: parts.folder()?, profile: parts.profile.clone(), logs: parts.logs.clone() };
+    let context = Context {
+        folder: parts.folder()?,
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    };
     let report = restore::restore(&context, id, &options).await?;
     settle(parts, &report, &options).await?;
     Ok(report)
@@ -208,7 +267,9 @@ pub async fn one(parts: &Parts, id: &LogId, point: &Point, goal: &Goal, options:
 
 /// Where the agent has its sessions in a database, puts what was restored there.
 pub async fn settle(parts: &Parts, report: &Report, options: &Options) -> Result<()> {
-    let Some(mirror) = parts.mirror.as_ref().filter(|_| !options.dry_run) else { return Ok(()) };
+    let Some(mirror) = parts.mirror.as_ref().filter(|_| !options.dry_run) else {
+        return Ok(());
+    };
     if report.written() > 0 || !mirror.has(&report.session).await {
         mirror.push(&report.session, options.owner).await?;
     }
@@ -221,7 +282,9 @@ pub fn all(parts: &Parts, mut report: Report, options: &Options) -> Result<Vec<R
     let reports = std::iter::once(report).chain(along?).collect();
     if let (Some(owner), false) = (options.owner, options.dry_run) {
         let disk = parts.folder()?;
-        disk.give_state(owner).map_err(|cause| crate::error::Error::io("hand sessiond's own folder over", cause)).doing("restore")?;
+        disk.give_state(owner)
+            .map_err(|cause| crate::error::Error::io("hand sessiond's own folder over", cause))
+            .doing("restore")?;
     }
     Ok(reports)
 }
@@ -229,20 +292,38 @@ pub fn all(parts: &Parts, mut report: Report, options: &Options) -> Result<Vec<R
 /// Tells what stays in the log behind a point.
 pub fn say_left(cut_off: &BTreeMap<RelPath, u64>, dropped: &[Call]) -> Result<()> {
     for (path, bytes) in cut_off {
-        print::line(format_args!("  {} behind that point stay in the log: {}", print::bytes(*bytes), print::clean(path.as_str())))?;
+        print::line(format_args!(
+            "  {} behind that point stay in the log: {}",
+            print::bytes(*bytes),
+            print::clean(path.as_str())
+        ))?;
     }
     for call in dropped {
-        let since = call.started.map_or_else(String::new, |at| format!(" since {at:.0}"));
-        print::line(format_args!("  was running{since}: {} {}", print::clean(&call.name), print::clean(&short(&call.input))))?;
+        let since = call
+            .started
+            .map_or_else(String::new, |at| format!(" since {at:.0}"));
+        print::line(format_args!(
+            "  was running{since}: {} {}",
+            print::clean(&call.name),
+            print::clean(&short(&call.input))
+        ))?;
     }
     Ok(())
 }
 
 /// Tells a person.
 pub fn say(parts: &Parts, report: &Report) -> Result<()> {
-    let would = if report.dry_run { "would restore" } else { "restored" };
+    let would = if report.dry_run {
+        "would restore"
+    } else {
+        "restored"
+    };
     let root = parts.root()?.display();
-    let kept = report.files.iter().filter(|file| file.action == Action::Keep).count();
+    let kept = report
+        .files
+        .iter()
+        .filter(|file| file.action == Action::Keep)
+        .count();
     print::line(format_args!(
         "{would} {} at entry {}: {} files written ({}), {kept} kept, in {root}",
         print::clean(&report.session),
@@ -253,22 +334,46 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
     if report.dry_run {
         for file in &report.files {
             let action = format!("{:?}", file.action).to_lowercase();
-            print::line(format_args!("  {action:<10} {:>10}  {}", print::bytes(file.bytes), print::clean(file.path.as_str())))?;
+            print::line(format_args!(
+                "  {action:<10} {:>10}  {}",
+                print::bytes(file.bytes),
+                print::clean(file.path.as_str())
+            ))?;
         }
     }
     if report.torn() > 0 {
-        print::line(format_args!("  {} of an unfinished line stay in the log; sessiond pull shows them", print::bytes(report.torn())))?;
+        print::line(format_args!(
+            "  {} of an unfinished line stay in the log; sessiond pull shows them",
+            print::bytes(report.torn())
+        ))?;
     }
     say_left(&report.cut_off, &report.dropped)?;
     say_repaired(&report.repaired)?;
-    for file in report.files.iter().filter(|file| file.action == Action::Superseded) {
-        print::line(format_args!("  left in the log, a newer one has its place: {}", print::clean(file.path.as_str())))?;
+    for file in report
+        .files
+        .iter()
+        .filter(|file| file.action == Action::Superseded)
+    {
+        print::line(format_args!(
+            "  left in the log, a newer one has its place: {}",
+            print::clean(file.path.as_str())
+        ))?;
     }
-    for file in report.files.iter().filter(|file| file.action == Action::Aside) {
-        print::line(format_args!("  a second place of the session, moved to .sessiond/aside: {}", print::clean(file.path.as_str())))?;
+    for file in report
+        .files
+        .iter()
+        .filter(|file| file.action == Action::Aside)
+    {
+        print::line(format_args!(
+            "  a second place of the session, moved to .sessiond/aside: {}",
+            print::clean(file.path.as_str())
+        ))?;
     }
     if !report.session.starts_with('@') {
-        print::line(format_args!("resume with {}", print::clean(&report.session)))?;
+        print::line(format_args!(
+            "resume with {}",
+            print::clean(&report.session)
+        ))?;
     }
     Ok(())
 }
@@ -276,8 +381,17 @@ pub fn say(parts: &Parts, report: &Report) -> Result<()> {
 /// Tells what was repaired, line by line.
 pub fn say_repaired(repaired: &[Repaired]) -> Result<()> {
     for file in repaired {
-        print::line(format_args!("  repaired {}:", print::clean(file.path.as_str())))?;
-        for Change { line, at, what, bytes } in &file.changes {
+        print::line(format_args!(
+            "  repaired {}:",
+            print::clean(file.path.as_str())
+        ))?;
+        for Change {
+            line,
+            at,
+            what,
+            bytes,
+        } in &file.changes
+        {
             let told = match what {
                 What::Zeros => format!("{bytes} zero bytes left out"),
                 What::Torn => format!("{bytes} bytes of a torn line before the record left out"),
@@ -289,7 +403,10 @@ pub fn say_repaired(repaired: &[Repaired]) -> Result<()> {
             print::line(format_args!("    line {line}, byte {at}: {told}"))?;
         }
         if let Some(original) = &file.original {
-            print::line(format_args!("    as it was: {}", print::clean(original.as_str())))?;
+            print::line(format_args!(
+                "    as it was: {}",
+                print::clean(original.as_str())
+            ))?;
         }
     }
     Ok(())

@@ -58,7 +58,9 @@ pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
     select::index_learns(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
     if removed {
-        print::line(format_args!("removed {name}; sessiond undelete {name} brings it back within 24 hours"))?;
+        print::line(format_args!(
+            "removed {name}; sessiond undelete {name} brings it back within 24 hours"
+        ))?;
     } else {
         print::line(format_args!("{name} was removed before"))?;
     }
@@ -68,13 +70,19 @@ pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
 /// Asks a person; without one, only `--yes` will do.
 fn confirmed(id: &LogId) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(Error::usage(format!("remove {id}: nobody is here to ask")).hint("--yes removes it without asking"));
+        return Err(Error::usage(format!("remove {id}: nobody is here to ask"))
+            .hint("--yes removes it without asking"));
     }
     let failed = |cause| Error::io("ask", cause);
     let mut out = std::io::stderr();
-    write!(out, "remove {}? [y/N] ", print::clean(&id.to_string())).and_then(|()| out.flush()).map_err(failed)?;
+    write!(out, "remove {}? [y/N] ", print::clean(&id.to_string()))
+        .and_then(|()| out.flush())
+        .map_err(failed)?;
     let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).map_err(failed)?;
+    std::io::stdin()
+        .lock()
+        .read_line(&mut answer)
+        .map_err(failed)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
@@ -85,7 +93,11 @@ pub async fn undelete(settings: &Settings, args: UndeleteArgs) -> Result<u8> {
     let back = remove::undelete(&parts.logs, &id).await?;
     select::index_learns(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
-    print::line(if back { format!("{name} is back") } else { format!("{name} was not removed") })?;
+    print::line(if back {
+        format!("{name} is back")
+    } else {
+        format!("{name} was not removed")
+    })?;
     Ok(exit::OK)
 }
 
@@ -94,8 +106,20 @@ pub async fn ttl(settings: &Settings, args: TtlArgs) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     if let Some(text) = &args.ttl {
-        let ttl = if text.trim() == "default" { None } else { Some(config::ttl("TIME", text)?) };
-        parts.logs.say(&id, |before| Ok(Wishes { ttl, ..before.clone() })).await?;
+        let ttl = if text.trim() == "default" {
+            None
+        } else {
+            Some(config::ttl("TIME", text)?)
+        };
+        parts
+            .logs
+            .say(&id, |before| {
+                Ok(Wishes {
+                    ttl,
+                    ..before.clone()
+                })
+            })
+            .await?;
         select::index_learns(&parts, &id).await;
     }
     let kept = match parts.logs.said(&id).await?.wishes.ttl {
@@ -103,6 +127,9 @@ pub async fn ttl(settings: &Settings, args: TtlArgs) -> Result<u8> {
         Some(Ttl::Never) => "for ever".to_owned(),
         Some(Ttl::Seconds(seconds)) => format!("{} after its last change", print::length(seconds)),
     };
-    print::line(format_args!("{} is kept {kept}", print::clean(&id.name.to_string())))?;
+    print::line(format_args!(
+        "{} is kept {kept}",
+        print::clean(&id.name.to_string())
+    ))?;
     Ok(exit::OK)
 }

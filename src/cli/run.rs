@@ -39,7 +39,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = start::deadline(&args.stream)?;
     args.first.check()?;
     let options = start::options(settings, &args.stream).await?;
-    let vitals = start::vitals(&args.stream, args.first.on_restore_error == OnRestoreError::Continue).await?;
+    let vitals = start::vitals(
+        &args.stream,
+        args.first.on_restore_error == OnRestoreError::Continue,
+    )
+    .await?;
     // From here on a signal is ours: one that comes during the restore stops us, not a half-written folder.
     let mut signals = Signals::all()?;
     let prepared = tokio::select! {
@@ -57,7 +61,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             None
         }
         Err((error, code)) => {
-            print::error(&error.doing("run").hint("--on-restore-error continue launches the command all the same"));
+            print::error(
+                &error
+                    .doing("run")
+                    .hint("--on-restore-error continue launches the command all the same"),
+            );
             return Ok(code);
         }
     };
@@ -90,17 +98,27 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         // The agent wrote its last lines after the signal; only now is everything there. The platform's patience counts
         // from the signal.
         let now = Instant::now();
-        let until = stop_asked.map_or(now + deadline, |asked: Instant| (asked + deadline).max(now + LEAST_AFTER_EXIT));
+        let until = stop_asked.map_or(now + deadline, |asked: Instant| {
+            (asked + deadline).max(now + LEAST_AFTER_EXIT)
+        });
         stop(streaming, until, &mut signals, stop_asked.is_some()).await?;
     }
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
 }
 
 /// The final flush.
-async fn stop(streaming: Streaming, until: Instant, signals: &mut Signals, asked: bool) -> Result<()> {
+async fn stop(
+    streaming: Streaming,
+    until: Instant,
+    signals: &mut Signals,
+    asked: bool,
+) -> Result<()> {
     let flushed = daemon::final_flush(streaming.service, until, signals, asked).await?;
     if !flushed {
-        tracing::error!("the command's last bytes are not durable; they are still in {}", streaming.disk.root().display());
+        tracing::error!(
+            "the command's last bytes are not durable; they are still in {}",
+            streaming.disk.root().display()
+        );
     }
     daemon::hand_over(&streaming.disk, streaming.owner);
     Ok(())

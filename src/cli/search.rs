@@ -53,7 +53,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         // Every agent's, unless one is named.
         agent: settings.agent.as_ref().map(|_| parts.logs.agent.clone()),
         words,
-        project: args.project.as_deref().map(|folder| select::project_of(&parts, folder)),
+        project: args
+            .project
+            .as_deref()
+            .map(|folder| select::project_of(&parts, folder)),
         since: when::maybe("--since", args.since.as_deref(), now)?,
         until: when::maybe("--until", args.until.as_deref(), now)?,
         label: args.label.as_deref().map(label).transpose()?,
@@ -61,7 +64,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let found = parts.index.search(&filter).await?;
     if !found.indexed {
-        return Err(Error::not_found(format!("search: the index holds no text of namespace {}", parts.logs.namespace)).hint(
+        return Err(Error::not_found(format!(
+            "search: the index holds no text of namespace {}",
+            parts.logs.namespace
+        ))
+        .hint(
             "run what streams with --index-text (or index-text = true in the configuration); \
              sessiond reindex --index-text does it for what is stored",
         ));
@@ -77,7 +84,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if found.hits.is_empty() {
         print::line("nothing found")?;
     } else if found.more {
-        print::line(format_args!("there is more: --limit {}", args.limit.saturating_mul(5).min(1000)))?;
+        print::line(format_args!(
+            "there is more: --limit {}",
+            args.limit.saturating_mul(5).min(1000)
+        ))?;
     }
     Ok(exit::OK)
 }
@@ -92,10 +102,22 @@ fn label(text: &str) -> Result<(String, String)> {
 
 /// Two lines: where it is, and what was found.
 fn show(hit: &Hit, colour: bool) -> String {
-    let (bold, yellow, end) = if colour { ("\x1b[1m", "\x1b[1;33m", "\x1b[0m") } else { ("", "", "") };
+    let (bold, yellow, end) = if colour {
+        ("\x1b[1m", "\x1b[1;33m", "\x1b[0m")
+    } else {
+        ("", "", "")
+    };
     let time = hit.at.map(print::time).unwrap_or_default();
-    let agent = hit.sub_agent.as_deref().map(|name| format!(" in sub-agent {name}")).unwrap_or_default();
-    let title = hit.title.as_deref().or(hit.project.as_deref()).unwrap_or_default();
+    let agent = hit
+        .sub_agent
+        .as_deref()
+        .map(|name| format!(" in sub-agent {name}"))
+        .unwrap_or_default();
+    let title = hit
+        .title
+        .as_deref()
+        .or(hit.project.as_deref())
+        .unwrap_or_default();
     let title: String = title.chars().take(60).collect();
     let text = &hit.snippet.text;
     let mut line = String::new();
@@ -108,7 +130,13 @@ fn show(hit: &Hit, colour: bool) -> String {
         at = *to;
     }
     line.push_str(&print::clean(&text[at..]));
-    format!("{bold}{}{end}  {time}  {}{}  {}\n    {line}", print::clean(&hit.session), hit.role, print::clean(&agent), print::clean(&title))
+    format!(
+        "{bold}{}{end}  {time}  {}{}  {}\n    {line}",
+        print::clean(&hit.session),
+        hit.role,
+        print::clean(&agent),
+        print::clean(&title)
+    )
 }
 
 #[cfg(test)]
@@ -127,10 +155,20 @@ mod tests {
             at: Some("2026-05-01T12:00:00Z".parse().unwrap()),
             uuid: None,
             sub_agent: None,
-            snippet: Snippet { text: "fix the bug".into(), marks: vec![(0, 3), (8, 11)] },
+            snippet: Snippet {
+                text: "fix the bug".into(),
+                marks: vec![(0, 3), (8, 11)],
+            },
         };
-        assert_eq!(show(&hit, false), "s1  2026-05-01 12:00:00  user  a\u{fffd}[31mtitle\n    fix the bug");
+        assert_eq!(
+            show(&hit, false),
+            "s1  2026-05-01 12:00:00  user  a\u{fffd}[31mtitle\n    fix the bug"
+        );
         assert!(show(&hit, true).ends_with("    \x1b[1;33mfix\x1b[0m the \x1b[1;33mbug\x1b[0m"));
-        assert!(label("team=a=b").unwrap() == ("team".into(), "a=b".into()) && label("=x").is_err() && label("x").is_err());
+        assert!(
+            label("team=a=b").unwrap() == ("team".into(), "a=b".into())
+                && label("=x").is_err()
+                && label("x").is_err()
+        );
     }
 }

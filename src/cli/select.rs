@@ -59,7 +59,15 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
         },
         None if latest.latest || latest.request.is_some() => {
             let project = latest.project.map(|project| project_of(parts, project));
-            find::latest(&parts.logs, &*parts.index, Among { project: project.as_deref(), request: latest.request }).await
+            find::latest(
+                &parts.logs,
+                &*parts.index,
+                Among {
+                    project: project.as_deref(),
+                    request: latest.request,
+                },
+            )
+            .await
         }
         None => Ok(None),
     }
@@ -67,17 +75,28 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
 
 /// Whether `error` came because there is no session of that id, which `session` did not look for.
 pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Result<bool> {
-    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && is_uuid(id)) else { return Ok(false) };
-    Ok(parts.logs.pieces(&parts.logs.id(id.parse()?)).await?.is_empty())
+    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && is_uuid(id)) else {
+        return Ok(false);
+    };
+    Ok(parts
+        .logs
+        .pieces(&parts.logs.id(id.parse()?))
+        .await?
+        .is_empty())
 }
 
 /// The point that is meant; none is the end.
 pub fn point(text: Option<&str>) -> Result<Point> {
-    let Some(text) = text else { return Ok(Point::default()) };
+    let Some(text) = text else {
+        return Ok(Point::default());
+    };
     match text.parse()? {
         // So long ago; a checkpoint of such a name is ckpt:2h.
-        Point::Name(name) if name == text.trim() && name.starts_with(|letter: char| letter.is_ascii_digit()) => {
-            Ok(when::read("--at", &name, SystemClock.now()).map_or(Point::Name(name), |time| Point::At(At::Time(time))))
+        Point::Name(name)
+            if name == text.trim() && name.starts_with(|letter: char| letter.is_ascii_digit()) =>
+        {
+            Ok(when::read("--at", &name, SystemClock.now())
+                .map_or(Point::Name(name), |time| Point::At(At::Time(time))))
         }
         point => Ok(point),
     }
@@ -95,7 +114,10 @@ pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, Point)> {
 /// The agent's name for the project in a folder.
 pub fn project_of(parts: &Parts, folder: &Path) -> String {
     // The agent resolves links before it names the project.
-    let real = folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| PathBuf::from(folder));
+    let real = folder
+        .canonicalize()
+        .or_else(|_| std::path::absolute(folder))
+        .unwrap_or_else(|_| PathBuf::from(folder));
     parts.profile.project_of(&real)
 }
 
@@ -105,8 +127,11 @@ pub fn next_project(parts: &Parts, folder: &Path) -> Result<String> {
         return Ok(project_of(parts, folder));
     }
     let agent = parts.profile.name();
-    Err(Error::usage(format!("put the session where {agent} looks for it in {}: it is not known to go on elsewhere", folder.display()))
-        .hint("without --cwd it goes on in the folder where it began"))
+    Err(Error::usage(format!(
+        "put the session where {agent} looks for it in {}: it is not known to go on elsewhere",
+        folder.display()
+    ))
+    .hint("without --cwd it goes on in the folder where it began"))
 }
 
 /// The answer where nothing was found.
@@ -117,8 +142,11 @@ pub fn nothing(parts: &Parts, id: Option<&str>, request: Option<&str>) -> Error 
         (None, Some(request)) => format!("there is no session of request {request:?}"),
         (None, None) => "there is no session".to_owned(),
     };
-    Error::not_found(format!("{what} in namespace {} of agent {}", logs.namespace, logs.agent))
-        .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
+    Error::not_found(format!(
+        "{what} in namespace {} of agent {}",
+        logs.namespace, logs.agent
+    ))
+    .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
 }
 
 /// Whose restored files shall be: as said, or, for root, whoever owns the folder.
@@ -129,12 +157,20 @@ pub fn owner(said: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
-    disk.owner().map(Some).map_err(|cause| Error::io(format!("find the owner of {}", disk.root().display()), cause))
+    disk.owner().map(Some).map_err(|cause| {
+        Error::io(
+            format!("find the owner of {}", disk.root().display()),
+            cause,
+        )
+    })
 }
 
 fn parse_owner(text: &str) -> Result<Owner> {
     let (user, group) = text.split_once(':').unwrap_or((text, ""));
-    let wrong = || Error::usage(format!("read --owner {text:?}")).hint("USER:GROUP, by name or number, as for chown");
+    let wrong = || {
+        Error::usage(format!("read --owner {text:?}"))
+            .hint("USER:GROUP, by name or number, as for chown")
+    };
     let (uid, own_group) = match user.parse() {
         Ok(uid) => (uid, None),
         Err(_) => {
@@ -153,14 +189,22 @@ fn parse_owner(text: &str) -> Result<Owner> {
 /// The third and fourth field of an account's line.
 fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
     let text = std::fs::read_to_string(file).ok()?;
-    let fields: Vec<&str> = text.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields.first() == Some(&name))?;
-    Some((fields.get(2)?.parse().ok()?, fields.get(3).and_then(|gid| gid.parse().ok())))
+    let fields: Vec<&str> = text
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.first() == Some(&name))?;
+    Some((
+        fields.get(2)?.parse().ok()?,
+        fields.get(3).and_then(|gid| gid.parse().ok()),
+    ))
 }
 
 /// Lets the index learn of a claim, if it answers soon.
 pub async fn tell_index(parts: &Parts, reports: &[Report]) {
     for report in reports {
-        let (Some(claim), Ok(name)) = (&report.claim, report.session.parse()) else { continue };
+        let (Some(claim), Ok(name)) = (&report.claim, report.session.parse()) else {
+            continue;
+        };
         let record = Record {
             log: parts.logs.id(name),
             branch: None,
@@ -173,7 +217,9 @@ pub async fn tell_index(parts: &Parts, reports: &[Report]) {
             // What came before, if it does not know that either, it learns from whoever streams next, or by a reindex: the agent
             // that is to be launched does not wait until all that was ever said has been read again.
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return tracing::warn!(%error, "the index was not told; it catches up by itself"),
+            Ok(Err(error)) => {
+                return tracing::warn!(%error, "the index was not told; it catches up by itself");
+            }
             Err(_) => return tracing::warn!("the index does not answer; it catches up by itself"),
         }
     }
@@ -193,7 +239,10 @@ mod tests {
     #[test]
     fn an_owner_is_read_as_chown_reads_it() {
         assert_eq!(parse_owner("12:34").ok(), Some(Owner { uid: 12, gid: 34 }));
-        assert_eq!(parse_owner("root:root").ok(), Some(Owner { uid: 0, gid: 0 }));
+        assert_eq!(
+            parse_owner("root:root").ok(),
+            Some(Owner { uid: 0, gid: 0 })
+        );
         assert_eq!(parse_owner("root").ok(), Some(Owner { uid: 0, gid: 0 }));
         assert!(parse_owner("nobody-of-that-name:1").is_err());
     }

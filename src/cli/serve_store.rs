@@ -33,19 +33,34 @@ pub struct Args {
 /// Does it.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = start::deadline(&args.stream)?;
-    if settings.agent.as_deref().is_some_and(|agent| agent != ClaudeCode::NAME) {
-        return Err(Error::usage(format!("serve-store keeps sessions of {} alone", ClaudeCode::NAME)).hint("leave --agent out"));
+    if settings
+        .agent
+        .as_deref()
+        .is_some_and(|agent| agent != ClaudeCode::NAME)
+    {
+        return Err(Error::usage(format!(
+            "serve-store keeps sessions of {} alone",
+            ClaudeCode::NAME
+        ))
+        .hint("leave --agent out"));
     }
     let root = wire::store_folder(settings)?;
-    let listen = args.listen.as_deref().map(str::parse::<Listen>).transpose()?;
+    let listen = args
+        .listen
+        .as_deref()
+        .map(str::parse::<Listen>)
+        .transpose()?;
     let options = start::options(settings, &args.stream).await?;
     let vitals = start::vitals(&args.stream, false).await?;
-    let parts = Parts::make(settings, args.stream.parallel).await?.rooted_at(root);
+    let parts = Parts::make(settings, args.stream.parallel)
+        .await?
+        .rooted_at(root);
     let mut signals = Signals::to_stop()?;
     let disk = parts.folder()?;
     let owner = select::owner(None, &disk)?;
     let _lock = lock::take(disk.root(), owner)?;
-    let listen = listen.unwrap_or_else(|| Listen::Unix(state_folder(disk.root()).join("session-store")));
+    let listen =
+        listen.unwrap_or_else(|| Listen::Unix(state_folder(disk.root()).join("session-store")));
     let (listener, bound) = listen.bind().await?;
     let service = Service::start(&parts, options, Vec::new(), &vitals).await?;
     let store = Arc::new(SessionStore::new(&parts, &service)?);

@@ -16,7 +16,9 @@ use crate::wire::Parts;
 
 /// Show the conversation of a session, through $PAGER on a terminal
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond show 3f2a --last 20\n  sessiond show 3f2a --markdown > session.md")]
+#[command(
+    after_help = "Example:\n  sessiond show 3f2a --last 20\n  sessiond show 3f2a --markdown > session.md"
+)]
 pub struct Args {
     /// The session's id, or the beginning of it
     #[arg(value_name = "ID")]
@@ -51,8 +53,17 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let Goal { at, cut } = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
-    let read = Conversation::read(&parts.logs, &*parts.profile, &id, (at, cut.as_ref()), args.last, args.full).await?;
+    let Goal { at, cut } =
+        point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
+    let read = Conversation::read(
+        &parts.logs,
+        &*parts.profile,
+        &id,
+        (at, cut.as_ref()),
+        args.last,
+        args.full,
+    )
+    .await?;
     if read.head == 0 {
         return Err(find::unknown(&id));
     }
@@ -64,12 +75,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         read_out(&id, &facts, &shown, &args)?;
     }
     if removed {
-        tracing::warn!("the session was removed; sessiond undelete {} brings it back while it can", id.name);
+        tracing::warn!(
+            "the session was removed; sessiond undelete {} brings it back while it can",
+            id.name
+        );
     }
     match damage {
         None => Ok(exit::OK),
         Some(damage) => {
-            print::error(&damage.hint(format!("this is what is sound; sessiond verify {} tells more", id.name)));
+            print::error(&damage.hint(format!(
+                "this is what is sound; sessiond verify {} tells more",
+                id.name
+            )));
             Ok(exit::CORRUPT)
         }
     }
@@ -77,7 +94,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 
 /// For a person.
 fn read_out(id: &LogId, facts: &Facts, shown: &[Shown], args: &Args) -> Result<()> {
-    let style = Style { colour: print::colour() && !args.markdown, markdown: args.markdown, full: args.full };
+    let style = Style {
+        colour: print::colour() && !args.markdown,
+        markdown: args.markdown,
+        full: args.full,
+    };
     let mut look = Look::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
     let mut out = Out::open(std::io::stdout().is_terminal() && !args.no_pager && !args.markdown)?;
     let mut goes_on = out.write(&heading(id, facts, style))?;
@@ -89,11 +110,19 @@ fn read_out(id: &LogId, facts: &Facts, shown: &[Shown], args: &Args) -> Result<(
 
 fn heading(id: &LogId, facts: &Facts, style: Style) -> String {
     let title = print::clean(facts.title.as_deref().unwrap_or("Session"));
-    let about = [facts.cwd.as_deref(), facts.model.as_deref(), facts.agent_version.as_deref()];
+    let about = [
+        facts.cwd.as_deref(),
+        facts.model.as_deref(),
+        facts.agent_version.as_deref(),
+    ];
     let about: Vec<String> = about.into_iter().flatten().map(print::clean).collect();
     match (style.markdown, style.colour) {
         (true, _) => format!("# {title}\n\n{} · {}\n\n", id.name, about.join(" · ")),
-        (false, true) => format!("\x1b[1m{title}\x1b[0m  \x1b[2m{} · {}\x1b[0m\n\n", id.name, about.join(" · ")),
+        (false, true) => format!(
+            "\x1b[1m{title}\x1b[0m  \x1b[2m{} · {}\x1b[0m\n\n",
+            id.name,
+            about.join(" · ")
+        ),
         (false, false) => format!("{title}  {} · {}\n\n", id.name, about.join(" · ")),
     }
 }
@@ -109,7 +138,10 @@ impl Out {
         if !page {
             return Ok(Out::Plain);
         }
-        let pager = std::env::var("PAGER").ok().filter(|pager| !pager.trim().is_empty()).unwrap_or_else(|| "less -R".to_owned());
+        let pager = std::env::var("PAGER")
+            .ok()
+            .filter(|pager| !pager.trim().is_empty())
+            .unwrap_or_else(|| "less -R".to_owned());
         let mut command = Command::new("sh");
         command.args(["-c", &pager]).stdin(Stdio::piped());
         if std::env::var_os("LESS").is_none() {
@@ -131,8 +163,14 @@ impl Out {
     fn write(&mut self, text: &str) -> Result<bool> {
         match self {
             Out::Plain => print::text(text),
-            Out::Pager(child, _) => match child.stdin.as_mut().map(|pipe| pipe.write_all(text.as_bytes())) {
-                Some(Err(cause)) if cause.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to the pager", cause)),
+            Out::Pager(child, _) => match child
+                .stdin
+                .as_mut()
+                .map(|pipe| pipe.write_all(text.as_bytes()))
+            {
+                Some(Err(cause)) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+                    Err(Error::io("write to the pager", cause))
+                }
                 wrote => Ok(matches!(wrote, Some(Ok(())))),
             },
         }
@@ -141,7 +179,9 @@ impl Out {
     fn close(self) -> Result<()> {
         if let Out::Pager(mut child, _signals) = self {
             drop(child.stdin.take());
-            child.wait().map_err(|cause| Error::io("wait for the pager", cause))?;
+            child
+                .wait()
+                .map_err(|cause| Error::io("wait for the pager", cause))?;
         }
         Ok(())
     }

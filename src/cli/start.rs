@@ -56,7 +56,12 @@ pub struct First {
     pub request: Option<String>,
 
     /// With --latest: only sessions of the project in this folder
-    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR", requires = "latest")]
+    #[arg(
+        long,
+        env = "SESSIOND_PROJECT",
+        value_name = "DIR",
+        requires = "latest"
+    )]
     pub project: Option<PathBuf>,
 
     /// Put the session where the agent looks for it when it runs in this folder, from whichever project it was in
@@ -96,8 +101,13 @@ impl First {
 
     /// Checks what can be checked before anything is started.
     pub fn check(&self) -> Result<()> {
-        if self.session.as_deref().is_some_and(|id| id.trim().is_empty()) {
-            return Err(Error::usage("--session is empty").hint("leave it out where there is no session to restore"));
+        if self
+            .session
+            .as_deref()
+            .is_some_and(|id| id.trim().is_empty())
+        {
+            return Err(Error::usage("--session is empty")
+                .hint("leave it out where there is no session to restore"));
         }
         Ok(())
     }
@@ -107,7 +117,9 @@ impl First {
 pub async fn vitals(stream: &Stream, whatever: bool) -> Result<Arc<Vitals>> {
     let vitals = Vitals::new(Arc::new(SystemClock));
     match probes::start(stream.http.as_deref(), &vitals).await {
-        Err(error) if whatever => tracing::error!(%error, "no /healthz, /readyz and /metrics; going on without, as asked"),
+        Err(error) if whatever => {
+            tracing::error!(%error, "no /healthz, /readyz and /metrics; going on without, as asked")
+        }
         started => started?,
     }
     Ok(vitals)
@@ -115,22 +127,44 @@ pub async fn vitals(stream: &Stream, whatever: bool) -> Result<Arc<Vitals>> {
 
 /// How to stream, by the settings.
 pub async fn options(settings: &Settings, stream: &Stream) -> Result<service::Options> {
-    let flush_interval = config::duration("--flush-interval", stream.flush_interval.as_deref(), FLUSH_INTERVAL)?;
+    let flush_interval = config::duration(
+        "--flush-interval",
+        stream.flush_interval.as_deref(),
+        FLUSH_INTERVAL,
+    )?;
     let parallel = stream.parallel.unwrap_or(PARALLEL).clamp(1, 1024);
-    let interval = config::duration("--heartbeat-interval", stream.heartbeat_interval.as_deref(), HEARTBEAT_INTERVAL)?;
-    let heartbeat = match stream.heartbeat_url.as_deref().filter(|url| !url.trim().is_empty()) {
+    let interval = config::duration(
+        "--heartbeat-interval",
+        stream.heartbeat_interval.as_deref(),
+        HEARTBEAT_INTERVAL,
+    )?;
+    let heartbeat = match stream
+        .heartbeat_url
+        .as_deref()
+        .filter(|url| !url.trim().is_empty())
+    {
         Some(url) => {
             let server = Outbound::to("--heartbeat-url", url, settings.ca_file.as_deref()).await?;
             Some(Heartbeat::new(server, interval, deadline(stream)?)?)
         }
         None => None,
     };
-    Ok(service::Options { flush_interval, parallel, ready_file: stream.ready_file.clone(), wishes: stream.wishes()?, heartbeat })
+    Ok(service::Options {
+        flush_interval,
+        parallel,
+        ready_file: stream.ready_file.clone(),
+        wishes: stream.wishes()?,
+        heartbeat,
+    })
 }
 
 /// When the final flush gives up.
 pub fn deadline(stream: &Stream) -> Result<Duration> {
-    config::duration("--flush-deadline", stream.flush_deadline.as_deref(), FLUSH_DEADLINE)
+    config::duration(
+        "--flush-deadline",
+        stream.flush_deadline.as_deref(),
+        FLUSH_DEADLINE,
+    )
 }
 
 /// What streams.
@@ -156,7 +190,9 @@ pub async fn prepare(
         let code = exit::of(error.kind());
         (error, code)
     };
-    let parts = Parts::make(settings, stream.parallel).await.map_err(plain)?;
+    let parts = Parts::make(settings, stream.parallel)
+        .await
+        .map_err(plain)?;
     let disk = parts.folder().map_err(plain)?;
     let owner = select::owner(first.owner.as_deref(), &disk).map_err(plain)?;
     let lock = lock::take(disk.root(), owner).map_err(plain)?;
@@ -168,12 +204,24 @@ pub async fn prepare(
         }
         Err(error) => return Err((error, exit::NOT_RESTORED)),
     };
-    let service = Service::start(&parts, options, stale, vitals).await.map_err(plain)?;
-    Ok(Streaming { service, disk, owner, _lock: lock })
+    let service = Service::start(&parts, options, stale, vitals)
+        .await
+        .map_err(plain)?;
+    Ok(Streaming {
+        service,
+        disk,
+        owner,
+        _lock: lock,
+    })
 }
 
 /// Restores what was asked for, and counts that.
-async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &Vitals) -> Result<Vec<LogName>> {
+async fn restored(
+    parts: &Parts,
+    first: &First,
+    owner: Option<Owner>,
+    vitals: &Vitals,
+) -> Result<Vec<LogName>> {
     if first.asks() {
         vitals.restoring();
     }
@@ -184,7 +232,9 @@ async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &V
         Ok(reports) if reports.is_empty() => {}
         Ok(reports) => {
             let bytes = reports.iter().map(|report| report.bytes).sum();
-            vitals.counts.note(|tally| tally.restored(bytes, began.elapsed(), vitals.clock.now()));
+            vitals
+                .counts
+                .note(|tally| tally.restored(bytes, began.elapsed(), vitals.clock.now()));
         }
     }
     done?.iter().map(|report| report.session.parse()).collect()
@@ -193,27 +243,60 @@ async fn restored(parts: &Parts, first: &First, owner: Option<Owner>, vitals: &V
 /// There is no such session.
 fn nothing(parts: &Parts, first: &First) -> Result<Vec<Report>> {
     if first.asks() && first.must_exist {
-        return Err(select::nothing(parts, first.session.as_deref(), first.request.as_deref()));
+        return Err(select::nothing(
+            parts,
+            first.session.as_deref(),
+            first.request.as_deref(),
+        ));
     }
     if first.asks() {
-        tracing::info!(session = first.session.as_deref().unwrap_or("latest"), "nothing stored yet; starting afresh");
+        tracing::info!(
+            session = first.session.as_deref().unwrap_or("latest"),
+            "nothing stored yet; starting afresh"
+        );
     }
     Ok(Vec::new())
 }
 
 async fn restore_first(parts: &Parts, first: &First, owner: Option<Owner>) -> Result<Vec<Report>> {
-    let latest = Latest { latest: first.latest, project: first.project.as_deref(), request: first.request.as_deref() };
-    let project = first.cwd.as_deref().map(|cwd| select::next_project(parts, cwd)).transpose()?;
+    let latest = Latest {
+        latest: first.latest,
+        project: first.project.as_deref(),
+        request: first.request.as_deref(),
+    };
+    let project = first
+        .cwd
+        .as_deref()
+        .map(|cwd| select::next_project(parts, cwd))
+        .transpose()?;
     let point = select::point(first.at.as_deref())?;
-    let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else { return nothing(parts, first) };
+    let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else {
+        return nothing(parts, first);
+    };
     let (force, repair) = (first.force, first.repair);
-    let options = Options { project, force, repair, dry_run: false, claim: true, owner, ..Options::default() };
+    let options = Options {
+        project,
+        force,
+        repair,
+        dry_run: false,
+        claim: true,
+        owner,
+        ..Options::default()
+    };
     let reports = match restore::session(parts, &id, &point, &options).await {
-        Err(error) if select::is_missing(parts, first.session.as_deref(), &error).await? => return nothing(parts, first),
+        Err(error) if select::is_missing(parts, first.session.as_deref(), &error).await? => {
+            return nothing(parts, first);
+        }
         done => done?,
     };
     for report in &reports {
-        tracing::info!(session = report.session, entry = report.seq, files = report.written(), bytes = report.bytes, "restored");
+        tracing::info!(
+            session = report.session,
+            entry = report.seq,
+            files = report.written(),
+            bytes = report.bytes,
+            "restored"
+        );
         for repaired in &report.repaired {
             tracing::warn!(path = %repaired.path, changes = repaired.changes.len(), original = ?repaired.original, "repaired");
         }

@@ -59,8 +59,20 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         until: when::maybe("--until", args.until.as_deref(), now)?,
     };
     // Not the sum of the rows: a session can be in several.
-    let total = parts.index.stats(&all).await?.pop().unwrap_or_else(|| StatsRow { cost: Some(0), ..StatsRow::default() });
-    let rows = if by.is_some() { parts.index.stats(&StatsFilter { by, ..all }).await? } else { Vec::new() };
+    let total = parts
+        .index
+        .stats(&all)
+        .await?
+        .pop()
+        .unwrap_or_else(|| StatsRow {
+            cost: Some(0),
+            ..StatsRow::default()
+        });
+    let rows = if by.is_some() {
+        parts.index.stats(&StatsFilter { by, ..all }).await?
+    } else {
+        Vec::new()
+    };
     let stats = Stats { rows, total };
     if args.json {
         print::json(&stats)?;
@@ -68,21 +80,54 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     let bars = std::io::stdout().is_terminal();
     let heading = args.by.as_deref().unwrap_or("all").to_uppercase();
-    let heading = [&heading, "SESSIONS", "MESSAGES", "TURNS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "COST", "SHIPPED", ""];
+    let heading = [
+        &heading,
+        "SESSIONS",
+        "MESSAGES",
+        "TURNS",
+        "INPUT",
+        "OUTPUT",
+        "CACHE READ",
+        "CACHE WRITE",
+        "COST",
+        "SHIPPED",
+        "",
+    ];
     print::table(&heading, &table(&stats, bars))?;
     Ok(exit::OK)
 }
 
 fn table(stats: &Stats, bars: bool) -> Vec<Vec<String>> {
     let most = stats.rows.iter().map(all_tokens).max().unwrap_or(0);
-    let mut rows: Vec<Vec<String>> =
-        stats.rows.iter().map(|stats| row(stats, "(none)", if bars { bar(all_tokens(stats), most) } else { String::new() })).collect();
+    let mut rows: Vec<Vec<String>> = stats
+        .rows
+        .iter()
+        .map(|stats| {
+            row(
+                stats,
+                "(none)",
+                if bars {
+                    bar(all_tokens(stats), most)
+                } else {
+                    String::new()
+                },
+            )
+        })
+        .collect();
     rows.push(row(&stats.total, "total", String::new()));
     rows
 }
 
 fn row(stats: &StatsRow, unnamed: &str, bar: String) -> Vec<String> {
-    let StatsRow { group, sessions, messages, turns, tokens, cost, bytes } = stats;
+    let StatsRow {
+        group,
+        sessions,
+        messages,
+        turns,
+        tokens,
+        cost,
+        bytes,
+    } = stats;
     vec![
         group.clone().unwrap_or_else(|| unnamed.to_owned()),
         sessions.to_string(),
@@ -100,7 +145,11 @@ fn row(stats: &StatsRow, unnamed: &str, bar: String) -> Vec<String> {
 
 fn all_tokens(stats: &StatsRow) -> u64 {
     let tokens = stats.tokens;
-    tokens.input.saturating_add(tokens.output).saturating_add(tokens.cache_read).saturating_add(tokens.cache_write)
+    tokens
+        .input
+        .saturating_add(tokens.output)
+        .saturating_add(tokens.cache_read)
+        .saturating_add(tokens.cache_write)
 }
 
 /// A bar as long as its share of the longest, to an eighth of a character.
@@ -109,7 +158,9 @@ fn bar(value: u64, most: u64) -> String {
     if value == 0 || most == 0 {
         return String::new();
     }
-    let eighths = ((value as f64 / most as f64) * (BAR * 8) as f64).round().max(1.0) as usize;
+    let eighths = ((value as f64 / most as f64) * (BAR * 8) as f64)
+        .round()
+        .max(1.0) as usize;
     format!("{}{}", "█".repeat(eighths / 8), PARTS[eighths % 8])
 }
 
@@ -121,7 +172,14 @@ mod tests {
     #[test]
     fn bars_are_as_long_as_their_share() {
         assert_eq!(bar(8, 8).chars().count(), BAR);
-        assert_eq!((bar(1, 1000).as_str(), bar(0, 8).as_str(), bar(0, 0).as_str()), ("▏", "", ""));
+        assert_eq!(
+            (
+                bar(1, 1000).as_str(),
+                bar(0, 8).as_str(),
+                bar(0, 0).as_str()
+            ),
+            ("▏", "", "")
+        );
         assert_eq!(bar(4, 8), "█".repeat(BAR / 2));
     }
 
@@ -131,15 +189,41 @@ mod tests {
             StatsRow {
                 group: Some("m1".into()),
                 sessions: 2,
-                tokens: Tokens { input: 1200, ..Tokens::default() },
+                tokens: Tokens {
+                    input: 1200,
+                    ..Tokens::default()
+                },
                 cost: None,
                 ..StatsRow::default()
             },
-            StatsRow { group: None, cost: Some(0), turns: Some(0), bytes: Some(0), ..StatsRow::default() },
+            StatsRow {
+                group: None,
+                cost: Some(0),
+                turns: Some(0),
+                bytes: Some(0),
+                ..StatsRow::default()
+            },
         ];
-        let shown = table(&Stats { rows, total: StatsRow::default() }, true);
-        assert_eq!(shown[0][..10], ["m1", "2", "0", "", "1.2k", "0", "0", "0", "?", ""]);
-        assert_eq!(shown[1][..10], ["(none)", "0", "0", "0", "0", "0", "0", "0", "$0.0000", "0 B"]);
-        assert_eq!((shown[0][10].chars().count(), shown[2][0].as_str()), (BAR, "total"));
+        let shown = table(
+            &Stats {
+                rows,
+                total: StatsRow::default(),
+            },
+            true,
+        );
+        assert_eq!(
+            shown[0][..10],
+            ["m1", "2", "0", "", "1.2k", "0", "0", "0", "?", ""]
+        );
+        assert_eq!(
+            shown[1][..10],
+            [
+                "(none)", "0", "0", "0", "0", "0", "0", "0", "$0.0000", "0 B"
+            ]
+        );
+        assert_eq!(
+            (shown[0][10].chars().count(), shown[2][0].as_str()),
+            (BAR, "total")
+        );
     }
 }

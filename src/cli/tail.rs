@@ -30,7 +30,13 @@ pub struct Args {
     pub follow: bool,
 
     /// So many messages
-    #[arg(short = 'n', long, env = "SESSIOND_LAST", value_name = "N", default_value_t = 10)]
+    #[arg(
+        short = 'n',
+        long,
+        env = "SESSIOND_LAST",
+        value_name = "N",
+        default_value_t = 10
+    )]
     pub last: usize,
 
     /// All of it: thoughts, what tools were given and answered, what the agent added
@@ -58,10 +64,26 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let interval = config::duration("--flush-interval", args.flush_interval.as_deref(), FLUSH_INTERVAL)?;
-    let mut look = Look::new(Style { colour: print::colour(), full: args.full, markdown: false }, HashMap::new());
-    let mut show = |news: Vec<News>| news.into_iter().try_fold(true, |goes_on, news| Ok(goes_on && show(&mut look, news, args.json)?));
-    let (mut follow, news) = Follow::begin(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
+    let interval = config::duration(
+        "--flush-interval",
+        args.flush_interval.as_deref(),
+        FLUSH_INTERVAL,
+    )?;
+    let mut look = Look::new(
+        Style {
+            colour: print::colour(),
+            full: args.full,
+            markdown: false,
+        },
+        HashMap::new(),
+    );
+    let mut show = |news: Vec<News>| {
+        news.into_iter().try_fold(true, |goes_on, news| {
+            Ok(goes_on && show(&mut look, news, args.json)?)
+        })
+    };
+    let (mut follow, news) =
+        Follow::begin(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
     let damaged = news.iter().any(|news| matches!(news, News::Damaged(_)));
     let mut goes_on = show(news)?;
     let mut thorough = Instant::now();
@@ -93,10 +115,13 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
 fn show(look: &mut Look, news: News, json: bool) -> Result<bool> {
     match news {
         News::Said(spoken) if json => {
-            let line = serde_json::to_string(&spoken).map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?;
+            let line = serde_json::to_string(&spoken)
+                .map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?;
             print::text(&format!("{line}\n"))
         }
-        News::Said(spoken) => print::text(&look.message(&spoken, usize::from(spoken.sub_agent.is_some()))),
+        News::Said(spoken) => {
+            print::text(&look.message(&spoken, usize::from(spoken.sub_agent.is_some())))
+        }
         News::Removed => {
             tracing::warn!("the session was removed; it goes on here if it comes back");
             Ok(true)

@@ -35,9 +35,16 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let ids = match &args.id {
         Some(id) => vec![find::by_id(&parts.logs, id).await?],
-        None => parts.logs.names("").await?.into_iter().map(|name| parts.logs.id(name)).collect(),
+        None => parts
+            .logs
+            .names("")
+            .await?
+            .into_iter()
+            .map(|name| parts.logs.id(name))
+            .collect(),
     };
-    let scratch = std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.chance.next()));
+    let scratch =
+        std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.chance.next()));
     let disk = Disk::new(&scratch);
     let mut verdicts = Vec::new();
     let mut failed = None;
@@ -66,25 +73,45 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if let Some(error) = failed {
         return Err(error);
     }
-    let damaged = verdicts.iter().filter(|verdict| !verdict.damage.is_empty()).count();
+    let damaged = verdicts
+        .iter()
+        .filter(|verdict| !verdict.damage.is_empty())
+        .count();
     let sealed = verdicts.iter().filter(|verdict| verdict.sealed > 0).count();
     if args.json {
         print::json(&verdicts)?;
     } else {
-        let not_opened = if sealed > 0 { format!(", {sealed} not opened") } else { String::new() };
-        print::line(format_args!("{} logs, {damaged} damaged{not_opened}", verdicts.len()))?;
+        let not_opened = if sealed > 0 {
+            format!(", {sealed} not opened")
+        } else {
+            String::new()
+        };
+        print::line(format_args!(
+            "{} logs, {damaged} damaged{not_opened}",
+            verdicts.len()
+        ))?;
     }
     if damaged > 0 {
         let error = Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()));
-        let cut_short = verdicts.iter().any(|verdict| 0 < verdict.sound_to && verdict.sound_to < verdict.head);
+        let cut_short = verdicts
+            .iter()
+            .any(|verdict| 0 < verdict.sound_to && verdict.sound_to < verdict.head);
         print::error(&match cut_short {
-            true => error.hint("sessiond restore ID --salvage brings back the longest sound beginning"),
+            true => {
+                error.hint("sessiond restore ID --salvage brings back the longest sound beginning")
+            }
             false => error,
         });
         return Ok(exit::CORRUPT);
     }
     if sealed > 0 {
-        let error = Error::new(Kind::Sealed, format!("{sealed} of {} logs are encrypted, and not to any identity at hand", verdicts.len()));
+        let error = Error::new(
+            Kind::Sealed,
+            format!(
+                "{sealed} of {} logs are encrypted, and not to any identity at hand",
+                verdicts.len()
+            ),
+        );
         print::error(&error.hint("--identity FILE names the file with the key"));
         return Ok(exit::SEALED);
     }
@@ -98,7 +125,11 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
         (true, _) => "SEALED",
         (false, _) => "DAMAGED",
     };
-    let branches = if verdict.branches.is_empty() { String::new() } else { format!(", {} branches", verdict.branches.len()) };
+    let branches = if verdict.branches.is_empty() {
+        String::new()
+    } else {
+        format!(", {} branches", verdict.branches.len())
+    };
     if verdict.sealed > 0 {
         return say_sealed(verdict, word, &branches);
     }
@@ -113,18 +144,26 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
         print::line(format_args!("         {}", print::clean(damage)))?;
     }
     for passed in &verdict.passed_over {
-        print::line(format_args!("         not part of it any more: {}", print::clean(passed)))?;
+        print::line(format_args!(
+            "         not part of it any more: {}",
+            print::clean(passed)
+        ))?;
     }
     if verdict.damage.is_empty() {
         return Ok(());
     }
     for key in &verdict.misleading {
-        print::line(format_args!("         delete {}: the entries that it stands for are read then", print::clean(key)))?;
+        print::line(format_args!(
+            "         delete {}: the entries that it stands for are read then",
+            print::clean(key)
+        ))?;
     }
     if verdict.sound_to == verdict.head && !verdict.misleading.is_empty() {
         print::line("         until then a restore may bring back what it says")?;
     } else if verdict.sound_to == verdict.head {
-        print::line("         it can be restored in full: other objects stand for what is damaged")?;
+        print::line(
+            "         it can be restored in full: other objects stand for what is damaged",
+        )?;
     } else if verdict.sound_to > 0 {
         print::line(format_args!(
             "         sound up to entry {sound} of {}: sessiond restore {session} --at seq:{sound}, or --salvage",
@@ -143,13 +182,30 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
 /// What can be said of a log without the key to it.
 fn say_sealed(verdict: &verify::Verdict, word: &str, branches: &str) -> Result<()> {
     let (session, head) = (print::clean(&verdict.session), verdict.head);
-    let missing: Vec<String> =
-        verdict.missing.iter().map(|(from, to)| if from == to { from.to_string() } else { format!("{from} to {to}") }).collect();
+    let missing: Vec<String> = verdict
+        .missing
+        .iter()
+        .map(|(from, to)| {
+            if from == to {
+                from.to_string()
+            } else {
+                format!("{from} to {to}")
+            }
+        })
+        .collect();
     let numbers = match missing.is_empty() {
         true => format!("entries 1 to {head} are all there"),
-        false => format!("of entries 1 to {head}, these are lost or were passed over: {}", missing.join(", ")),
+        false => format!(
+            "of entries 1 to {head}, these are lost or were passed over: {}",
+            missing.join(", ")
+        ),
     };
     let (sealed, objects) = (verdict.sealed, verdict.objects);
-    print::line(format_args!("{word:<8} {session}  {sealed} of {objects} objects could not be opened; {numbers}{branches}"))?;
-    verdict.damage.iter().try_for_each(|damage| print::line(format_args!("         {}", print::clean(damage))))
+    print::line(format_args!(
+        "{word:<8} {session}  {sealed} of {objects} objects could not be opened; {numbers}{branches}"
+    ))?;
+    verdict
+        .damage
+        .iter()
+        .try_for_each(|damage| print::line(format_args!("         {}", print::clean(damage))))
 }

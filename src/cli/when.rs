@@ -15,10 +15,17 @@ pub fn read(flag: &str, text: &str, now: Timestamp) -> Result<Timestamp> {
     if let Ok(time) = text.parse() {
         return Ok(time);
     }
-    let day = text.parse::<Date>().ok().and_then(|day| day.to_zoned(TimeZone::UTC).ok()).map(|day| day.timestamp());
+    let day = text
+        .parse::<Date>()
+        .ok()
+        .and_then(|day| day.to_zoned(TimeZone::UTC).ok())
+        .map(|day| day.timestamp());
     // A bare number is more likely a mistake than so many seconds ago.
     let ago = text.ends_with(|letter: char| letter.is_ascii_alphabetic());
-    let ago = ago.then(|| config::duration(flag, Some(text), Duration::ZERO).ok()).flatten().and_then(|ago| now.checked_sub(ago).ok());
+    let ago = ago
+        .then(|| config::duration(flag, Some(text), Duration::ZERO).ok())
+        .flatten()
+        .and_then(|ago| now.checked_sub(ago).ok());
     day.or(ago).ok_or_else(|| {
         Error::usage(format!("read {flag} {text:?}"))
             .hint("a time such as 2026-05-01T12:00:00Z, a day such as 2026-05-01, or 2h or 7d for so long ago")
@@ -38,7 +45,10 @@ mod tests {
     fn times_are_read_as_people_give_them() {
         let now: Timestamp = "2026-05-02T12:00:00Z".parse().unwrap();
         let read = |text| read("--since", text, now).ok().map(|time| time.to_string());
-        assert_eq!(read("2026-05-01T12:00:00+02:00").as_deref(), Some("2026-05-01T10:00:00Z"));
+        assert_eq!(
+            read("2026-05-01T12:00:00+02:00").as_deref(),
+            Some("2026-05-01T10:00:00Z")
+        );
         assert_eq!(read("2026-05-01").as_deref(), Some("2026-05-01T00:00:00Z"));
         assert_eq!(read("36h").as_deref(), Some("2026-05-01T00:00:00Z"));
         assert_eq!(read("1d").as_deref(), Some("2026-05-01T12:00:00Z"));

@@ -89,19 +89,41 @@ pub struct Member {
 
 impl Manifest {
     /// A manifest of this version, of no files yet.
-    pub fn new(agent: AgentName, session: SessionId, seq: Seq, made: Timestamp, said: &Wishes) -> Manifest {
+    pub fn new(
+        agent: AgentName,
+        session: SessionId,
+        seq: Seq,
+        made: Timestamp,
+        said: &Wishes,
+    ) -> Manifest {
         let (labels, request_id) = (said.labels.clone(), said.request_id.clone());
-        Manifest { v: VERSION, agent, session, seq, made, labels, request_id, files: Vec::new() }
+        Manifest {
+            v: VERSION,
+            agent,
+            session,
+            seq,
+            made,
+            labels,
+            request_id,
+            files: Vec::new(),
+        }
     }
 
     /// What it says of the session.
     pub fn wishes(&self) -> Wishes {
-        Wishes { labels: self.labels.clone(), request_id: self.request_id.clone(), ..Wishes::default() }
+        Wishes {
+            labels: self.labels.clone(),
+            request_id: self.request_id.clone(),
+            ..Wishes::default()
+        }
     }
 
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.len).fold(0, u64::saturating_add)
+        self.files
+            .iter()
+            .map(|file| file.len)
+            .fold(0, u64::saturating_add)
     }
 
     fn check(&self, name: &str) -> Result<()> {
@@ -109,19 +131,28 @@ impl Manifest {
         if let Some(twice) = self.files.iter().find(|file| !paths.insert(&file.path)) {
             return Err(refuse(name, format!("{} is in it twice", twice.path)));
         }
-        let below = |file: &&Member| std::iter::successors(file.path.parent(), RelPath::parent).any(|folder| paths.contains(&folder));
+        let below = |file: &&Member| {
+            std::iter::successors(file.path.parent(), RelPath::parent)
+                .any(|folder| paths.contains(&folder))
+        };
         if let Some(inside) = self.files.iter().find(below) {
             return Err(refuse(name, format!("{} lies in a file", inside.path)));
         }
         if self.bytes() > MOST_BYTES {
-            return Err(refuse(name, format!("it claims to hold {} bytes", self.bytes())));
+            return Err(refuse(
+                name,
+                format!("it claims to hold {} bytes", self.bytes()),
+            ));
         }
         self.wishes().check().map_err(|error| refuse(name, error))
     }
 
     /// The most that its archive can inflate to.
     fn inflated(&self, manifest: u64) -> u64 {
-        let files = self.files.iter().map(|file| 4 * BLOCK + LONGEST_NAME + file.len.saturating_add(BLOCK));
+        let files = self
+            .files
+            .iter()
+            .map(|file| 4 * BLOCK + LONGEST_NAME + file.len.saturating_add(BLOCK));
         files.fold(manifest + 4 * BLOCK + END, u64::saturating_add)
     }
 }
@@ -138,7 +169,8 @@ pub fn write<'a, W: Write>(
     open: impl FnMut(&'a Member) -> std::io::Result<Box<dyn Read + 'a>>,
 ) -> Result<()> {
     let failed = |cause| Error::io(format!("export session {}", manifest.session), cause);
-    let text = serde_json::to_vec_pretty(manifest).map_err(|cause| Error::new(Kind::Internal, "write a manifest").because(cause))?;
+    let text = serde_json::to_vec_pretty(manifest)
+        .map_err(|cause| Error::new(Kind::Internal, "write a manifest").because(cause))?;
     let done = if base64 {
         let mut encoder = EncoderWriter::new(&mut out, &STANDARD);
         pack(&mut encoder, &text, manifest, open).and_then(|()| encoder.finish().map(|_| ()))
@@ -156,24 +188,49 @@ fn pack<'a, W: Write>(
 ) -> std::io::Result<()> {
     let mut tar = tar::Builder::new(GzEncoder::new(out, Compression::new(6)));
     let seconds = u64::try_from(manifest.made.as_second()).unwrap_or(0);
-    append(&mut tar, MANIFEST, (0o600, seconds), text.len() as u64, text)?;
+    append(
+        &mut tar,
+        MANIFEST,
+        (0o600, seconds),
+        text.len() as u64,
+        text,
+    )?;
     for file in &manifest.files {
         let seconds = u64::try_from(file.mtime_ns / 1_000_000_000).unwrap_or(0);
-        append(&mut tar, file.path.as_str(), (file.mode, seconds), file.len, open(file)?)?;
+        append(
+            &mut tar,
+            file.path.as_str(),
+            (file.mode, seconds),
+            file.len,
+            open(file)?,
+        )?;
     }
     tar.into_inner()?.finish()?;
     Ok(())
 }
 
-fn append<W: Write>(tar: &mut tar::Builder<W>, path: &str, (mode, mtime): (u32, u64), len: u64, bytes: impl Read) -> std::io::Result<()> {
+fn append<W: Write>(
+    tar: &mut tar::Builder<W>,
+    path: &str,
+    (mode, mtime): (u32, u64),
+    len: u64,
+    bytes: impl Read,
+) -> std::io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(len);
     header.set_mode(mode & 0o777);
     header.set_mtime(mtime);
     header.set_entry_type(tar::EntryType::Regular);
-    let mut bytes = Exact { inner: bytes, left: len };
+    let mut bytes = Exact {
+        inner: bytes,
+        left: len,
+    };
     tar.append_data(&mut header, path, &mut bytes)?;
-    if bytes.left > 0 { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    if bytes.left > 0 {
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(())
+    }
 }
 
 /// At most so many bytes, and how many are missing.
@@ -184,7 +241,9 @@ struct Exact<R> {
 
 impl<R: Read> Read for Exact<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let most = buffer
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let got = self.inner.read(&mut buffer[..most])?;
         self.left -= got as u64;
         Ok(got)
@@ -227,7 +286,8 @@ pub fn inflate(name: &str, input: impl Read, most: u64) -> Result<Vec<u8>> {
     let mut gzip = Inflating::new(name, input)?;
     gzip.allow(most);
     let mut bytes = Vec::new();
-    gzip.read_to_end(&mut bytes).map_err(|cause| damaged(name, cause))?;
+    gzip.read_to_end(&mut bytes)
+        .map_err(|cause| damaged(name, cause))?;
     Ok(bytes)
 }
 
@@ -269,26 +329,35 @@ fn damaged(name: &str, cause: std::io::Error) -> Error {
 fn read_tar(name: &str, source: &mut dyn Source, taker: &mut dyn Taker) -> Result<Manifest> {
     let first = next_member(name, source)?.ok_or_else(|| refuse(name, "it is empty"))?;
     if first.path != MANIFEST.as_bytes() || first.len > LONGEST_MANIFEST {
-        return Err(
-            refuse(name, "its first member is not a manifest").hint("sessiond export makes such archives; a folder of files is not one")
-        );
+        return Err(refuse(name, "its first member is not a manifest")
+            .hint("sessiond export makes such archives; a folder of files is not one"));
     }
     let mut text = vec![0; first.len as usize];
-    source.read_exact(&mut text).map_err(|cause| damaged(name, cause))?;
+    source
+        .read_exact(&mut text)
+        .map_err(|cause| damaged(name, cause))?;
     skip_padding(name, source, first.len)?;
     let manifest = read_manifest(name, &text)?;
     source.allow(manifest.inflated(first.len));
     taker.begin(&manifest)?;
     let mut buffer = vec![0; 128 << 10];
     for (number, file) in manifest.files.iter().enumerate() {
-        let member = next_member(name, source)?.ok_or_else(|| refuse(name, format!("{} is missing in it", file.path)))?;
+        let member = next_member(name, source)?
+            .ok_or_else(|| refuse(name, format!("{} is missing in it", file.path)))?;
         if member.path != file.path.as_str().as_bytes() || member.len != file.len {
-            return Err(refuse(name, format!("{} is not what its manifest says", file.path)));
+            return Err(refuse(
+                name,
+                format!("{} is not what its manifest says", file.path),
+            ));
         }
         let (mut at, mut hash) = (0, RunningHash::default());
         while at < file.len {
-            let most = buffer.len().min(usize::try_from(file.len - at).unwrap_or(usize::MAX));
-            let got = source.read(&mut buffer[..most]).map_err(|cause| damaged(name, cause))?;
+            let most = buffer
+                .len()
+                .min(usize::try_from(file.len - at).unwrap_or(usize::MAX));
+            let got = source
+                .read(&mut buffer[..most])
+                .map_err(|cause| damaged(name, cause))?;
             if got == 0 {
                 return Err(refuse(name, "it ends too soon"));
             }
@@ -297,16 +366,28 @@ fn read_tar(name: &str, source: &mut dyn Source, taker: &mut dyn Taker) -> Resul
             at += got as u64;
         }
         if hash.digest() != file.sha256 {
-            return Err(refuse(name, format!("{} does not have the digest that its manifest says", file.path)));
+            return Err(refuse(
+                name,
+                format!(
+                    "{} does not have the digest that its manifest says",
+                    file.path
+                ),
+            ));
         }
         skip_padding(name, source, file.len)?;
     }
     if next_member(name, source)?.is_some() {
-        return Err(refuse(name, "it has a file that its manifest does not name"));
+        return Err(refuse(
+            name,
+            "it has a file that its manifest does not name",
+        ));
     }
     // To the end, so that the checksum is read too.
     let mut end = Vec::new();
-    source.take(END).read_to_end(&mut end).map_err(|cause| damaged(name, cause))?;
+    source
+        .take(END)
+        .read_to_end(&mut end)
+        .map_err(|cause| damaged(name, cause))?;
     if end.len() as u64 == END || end.iter().any(|byte| *byte != 0) {
         return Err(refuse(name, "there is something behind its last file"));
     }
@@ -318,11 +399,20 @@ fn read_manifest(name: &str, text: &[u8]) -> Result<Manifest> {
     struct Version {
         v: u32,
     }
-    let version = serde_json::from_slice::<Version>(text).map_err(|cause| refuse(name, format!("its manifest is not ours ({cause})")))?;
+    let version = serde_json::from_slice::<Version>(text)
+        .map_err(|cause| refuse(name, format!("its manifest is not ours ({cause})")))?;
     if version.v != VERSION {
-        return Err(refuse(name, format!("it has version {}, this sessiond reads {VERSION}", version.v)).hint("upgrade sessiond"));
+        return Err(refuse(
+            name,
+            format!(
+                "it has version {}, this sessiond reads {VERSION}",
+                version.v
+            ),
+        )
+        .hint("upgrade sessiond"));
     }
-    let manifest: Manifest = serde_json::from_slice(text).map_err(|cause| refuse(name, format!("its manifest is damaged ({cause})")))?;
+    let manifest: Manifest = serde_json::from_slice(text)
+        .map_err(|cause| refuse(name, format!("its manifest is damaged ({cause})")))?;
     manifest.check(name)?;
     Ok(manifest)
 }
@@ -337,13 +427,24 @@ fn next_member(name: &str, source: &mut dyn Source) -> Result<Option<Header>> {
     let mut long = None;
     loop {
         let mut block = [0; BLOCK as usize];
-        source.read_exact(&mut block).map_err(|cause| damaged(name, cause))?;
+        source
+            .read_exact(&mut block)
+            .map_err(|cause| damaged(name, cause))?;
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
         let header = tar::Header::from_byte_slice(&block);
-        let sum =
-            block.iter().enumerate().map(|(at, byte)| if (148..156).contains(&at) { u32::from(b' ') } else { u32::from(*byte) }).sum();
+        let sum = block
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| {
+                if (148..156).contains(&at) {
+                    u32::from(b' ')
+                } else {
+                    u32::from(*byte)
+                }
+            })
+            .sum();
         if header.cksum().ok() != Some(sum) {
             return Err(refuse(name, "it is no tar archive, or damaged"));
         }
@@ -351,16 +452,27 @@ fn next_member(name: &str, source: &mut dyn Source) -> Result<Option<Header>> {
         match header.entry_type() {
             tar::EntryType::GNULongName if len <= LONGEST_NAME && long.is_none() => {
                 let mut path = vec![0; len as usize];
-                source.read_exact(&mut path).map_err(|cause| damaged(name, cause))?;
+                source
+                    .read_exact(&mut path)
+                    .map_err(|cause| damaged(name, cause))?;
                 skip_padding(name, source, len)?;
-                path.truncate(path.iter().position(|byte| *byte == 0).unwrap_or(path.len()));
+                path.truncate(
+                    path.iter()
+                        .position(|byte| *byte == 0)
+                        .unwrap_or(path.len()),
+                );
                 long = Some(path);
             }
             tar::EntryType::Regular => {
                 let path = long.unwrap_or_else(|| header.path_bytes().into_owned());
                 return Ok(Some(Header { path, len }));
             }
-            other => return Err(refuse(name, format!("it holds something else than files ({other:?})"))),
+            other => {
+                return Err(refuse(
+                    name,
+                    format!("it holds something else than files ({other:?})"),
+                ));
+            }
         }
     }
 }
@@ -368,7 +480,9 @@ fn next_member(name: &str, source: &mut dyn Source) -> Result<Option<Header>> {
 fn skip_padding(name: &str, source: &mut dyn Source, len: u64) -> Result<()> {
     let mut rest = [0; BLOCK as usize];
     let rest = &mut rest[..(BLOCK - 1 - (len + BLOCK - 1) % BLOCK) as usize];
-    source.read_exact(rest).map_err(|cause| damaged(name, cause))
+    source
+        .read_exact(rest)
+        .map_err(|cause| damaged(name, cause))
 }
 
 /// A gzip stream that must not become more than it may.
@@ -380,16 +494,20 @@ struct Inflating<R: Read> {
 }
 
 /// Base64 as anybody writes it, with or without padding.
-static LETTERS: GeneralPurpose =
-    GeneralPurpose::new(&base64::alphabet::STANDARD, GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent));
+static LETTERS: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 impl<'a> Inflating<Box<dyn Read + 'a>> {
     fn new(name: &str, mut input: impl Read + 'a) -> Result<Self> {
         let mut first = [0; 2];
-        input.read_exact(&mut first).map_err(|cause| match cause.kind() {
-            std::io::ErrorKind::UnexpectedEof => refuse(name, "it is empty"),
-            _ => Error::io(format!("read {name}"), cause),
-        })?;
+        input
+            .read_exact(&mut first)
+            .map_err(|cause| match cause.kind() {
+                std::io::ErrorKind::UnexpectedEof => refuse(name, "it is empty"),
+                _ => Error::io(format!("read {name}"), cause),
+            })?;
         let begun = std::io::Cursor::new(first).chain(input);
         let input: Box<dyn Read + 'a> = if first == GZIP {
             Box::new(begun)
@@ -397,12 +515,16 @@ impl<'a> Inflating<Box<dyn Read + 'a>> {
             let mut decoded = DecoderReader::new(Letters(begun), &LETTERS);
             let mut magic = [0; 2];
             if decoded.read_exact(&mut magic).is_err() || magic != GZIP {
-                return Err(refuse(name, "it is neither gzip nor gzip as base64").hint("sessiond export makes such archives"));
+                return Err(refuse(name, "it is neither gzip nor gzip as base64")
+                    .hint("sessiond export makes such archives"));
             }
             Box::new(std::io::Cursor::new(magic).chain(decoded))
         };
         Ok(Inflating {
-            gzip: MultiGzDecoder::new(BufReader::new(Counted { inner: input, count: 0 })),
+            gzip: MultiGzDecoder::new(BufReader::new(Counted {
+                inner: input,
+                count: 0,
+            })),
             inflated: 0,
             left: u64::MAX,
             small: SMALL,
@@ -415,11 +537,15 @@ impl<R: Read> Read for Inflating<R> {
         let got = self.gzip.read(buffer)?;
         self.inflated += got as u64;
         let too_much = |why: String| Err(std::io::Error::new(std::io::ErrorKind::InvalidData, why));
-        let Some(left) = self.left.checked_sub(got as u64) else { return too_much("it is longer than it may be".to_owned()) };
+        let Some(left) = self.left.checked_sub(got as u64) else {
+            return too_much("it is longer than it may be".to_owned());
+        };
         self.left = left;
         let stored = self.gzip.get_ref().get_ref().count;
         if self.inflated > self.small && self.inflated / MOST_RATIO > stored {
-            return too_much(format!("it inflates to more than {MOST_RATIO} times its size"));
+            return too_much(format!(
+                "it inflates to more than {MOST_RATIO} times its size"
+            ));
         }
         Ok(got)
     }

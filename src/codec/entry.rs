@@ -54,8 +54,16 @@ pub struct Entry {
 impl Entry {
     /// An entry of these parts, found in `stored` bytes.
     pub(super) fn new(header: Header, body: Vec<u8>, stored: &[u8]) -> Entry {
-        let digest = header.covers.as_ref().map_or_else(|| Digest::of(stored), |covers| covers.digest);
-        Entry { header, body, digest, stored: stored.len() as u64 }
+        let digest = header
+            .covers
+            .as_ref()
+            .map_or_else(|| Digest::of(stored), |covers| covers.digest);
+        Entry {
+            header,
+            body,
+            digest,
+            stored: stored.len() as u64,
+        }
     }
 
     /// Each part with its bytes.
@@ -77,23 +85,42 @@ const LEVEL: u32 = 6;
 const COMPOSITE_LEVEL: u32 = 9;
 
 pub(super) fn level(kind: EntryKind) -> Compression {
-    Compression::new(if kind.is_composite() { COMPOSITE_LEVEL } else { LEVEL })
+    Compression::new(if kind.is_composite() {
+        COMPOSITE_LEVEL
+    } else {
+        LEVEL
+    })
 }
 
 /// Encodes an entry or a merge; `bodies` are the bytes of the header's parts.
 pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
-    let internal =
-        |cause: &dyn std::fmt::Display| Error::new(crate::error::Kind::Internal, format!("encode entry {}: {cause}", header.seq));
+    let internal = |cause: &dyn std::fmt::Display| {
+        Error::new(
+            crate::error::Kind::Internal,
+            format!("encode entry {}: {cause}", header.seq),
+        )
+    };
     let mut line = serde_json::to_vec(&header).map_err(|cause| internal(&cause))?;
     line.push(b'\n');
-    let mut gzip = GzEncoder::new(Vec::with_capacity(line.len() + header.body_len() as usize / 3), level(header.kind));
+    let mut gzip = GzEncoder::new(
+        Vec::with_capacity(line.len() + header.body_len() as usize / 3),
+        level(header.kind),
+    );
     let stored = gzip
         .write_all(&line)
-        .and_then(|()| bodies.iter().try_for_each(|body| gzip.write_all(body.as_ref())))
+        .and_then(|()| {
+            bodies
+                .iter()
+                .try_for_each(|body| gzip.write_all(body.as_ref()))
+        })
         .and_then(|()| gzip.finish())
         .map_err(|cause| internal(&cause))?;
     let bytes = Bytes::from(stored);
-    Ok(Encoded { header, digest: Digest::of(&bytes), bytes })
+    Ok(Encoded {
+        header,
+        digest: Digest::of(&bytes),
+        bytes,
+    })
 }
 
 /// Decodes an entry that was found under `name`, and checks everything that can be checked without the one before.
@@ -102,10 +129,13 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     let mut gzip = BufReader::new(MultiGzDecoder::new(stored));
     let mut line = Vec::new();
     let is_gzip = stored.starts_with(&GZIP);
-    gzip.by_ref().take(LONGEST_HEADER).read_until(b'\n', &mut line).map_err(|cause| match is_gzip {
-        true => refuse(format!("its gzip stream is damaged ({cause})")),
-        false => refuse(format!("not a gzip stream ({cause})")),
-    })?;
+    gzip.by_ref()
+        .take(LONGEST_HEADER)
+        .read_until(b'\n', &mut line)
+        .map_err(|cause| match is_gzip {
+            true => refuse(format!("its gzip stream is damaged ({cause})")),
+            false => refuse(format!("not a gzip stream ({cause})")),
+        })?;
     if line.last() != Some(&b'\n') {
         return Err(refuse("its header has no end".to_owned()));
     }
@@ -115,11 +145,17 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     }
     let declared = header.body_len();
     let mut body = Vec::with_capacity(declared as usize);
-    gzip.take(declared + 1).read_to_end(&mut body).map_err(|cause| refuse(format!("its gzip stream is damaged ({cause})")))?;
+    gzip.take(declared + 1)
+        .read_to_end(&mut body)
+        .map_err(|cause| refuse(format!("its gzip stream is damaged ({cause})")))?;
     if body.len() as u64 != declared {
         return Err(refuse(format!(
             "its parts should have {declared} bytes and have {}",
-            if body.len() as u64 > declared { "more" } else { "fewer" }
+            if body.len() as u64 > declared {
+                "more"
+            } else {
+                "fewer"
+            }
         )));
     }
     Ok(Entry::new(header, body, stored))
@@ -132,21 +168,35 @@ pub(super) fn refuse(name: &str, why: &str) -> Error {
 /// Reads a header, and refuses what no honest writer says in `stored` bytes.
 pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<Header> {
     let refuse = |why: String| refuse(name, &why);
-    let version = serde_json::from_slice::<Version>(text).map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
+    let version = serde_json::from_slice::<Version>(text)
+        .map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
     if version.v != FORMAT {
-        return Err(Error::corrupt(format!("read {name}: it has format {}, this sessiond reads {FORMAT}", version.v))
-            .hint("upgrade sessiond: a newer one wrote this"));
+        return Err(Error::corrupt(format!(
+            "read {name}: it has format {}, this sessiond reads {FORMAT}",
+            version.v
+        ))
+        .hint("upgrade sessiond: a newer one wrote this"));
     }
-    let header: Header = serde_json::from_slice(text).map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
+    let header: Header = serde_json::from_slice(text)
+        .map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
     let declared = header.body_len();
     if declared > MOST_RAW || declared > stored.saturating_mul(BEST_RATIO) {
-        return Err(refuse(format!("it claims to hold {declared} bytes in {stored}")));
+        return Err(refuse(format!(
+            "it claims to hold {declared} bytes in {stored}"
+        )));
     }
-    if !matches!(header.kind, EntryKind::Delta) && !header.kind.is_composite() && !header.parts.is_empty() {
+    if !matches!(header.kind, EntryKind::Delta)
+        && !header.kind.is_composite()
+        && !header.parts.is_empty()
+    {
         return Err(refuse(format!("a {} with parts", header.kind.word())));
     }
     let sound = match &header.covers {
-        Some(covers) => header.kind.is_composite() && covers.from > header.follows() && covers.from <= header.seq,
+        Some(covers) => {
+            header.kind.is_composite()
+                && covers.from > header.follows()
+                && covers.from <= header.seq
+        }
         None => !header.kind.is_composite(),
     };
     if !sound || header.seq == 0 || header.follows() >= header.seq {
@@ -244,16 +294,29 @@ mod tests {
 
         let mut longer = header(&bodies);
         longer.parts[0].len = 10;
-        assert!(decode("x", &encode_raw(&longer, &[0; 4000])).unwrap_err().to_string().contains("more"));
+        assert!(
+            decode("x", &encode_raw(&longer, &[0; 4000]))
+                .unwrap_err()
+                .to_string()
+                .contains("more")
+        );
 
         let mut future = header(&[]);
         future.v = 9;
-        assert!(decode("x", &encode_raw(&future, &[])).unwrap_err().hint_text().unwrap().contains("upgrade"));
+        assert!(
+            decode("x", &encode_raw(&future, &[]))
+                .unwrap_err()
+                .hint_text()
+                .unwrap()
+                .contains("upgrade")
+        );
     }
 
     #[test]
     fn a_path_that_leaves_its_folder_is_refused() {
-        let text = serde_json::to_string(&header(&[vec![1]])).unwrap().replace("projects/-w/0.jsonl", "../../etc/passwd");
+        let text = serde_json::to_string(&header(&[vec![1]]))
+            .unwrap()
+            .replace("projects/-w/0.jsonl", "../../etc/passwd");
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(format!("{text}\n\x01").as_bytes()).unwrap();
         let error = decode("x", &gzip.finish().unwrap()).unwrap_err();
@@ -262,7 +325,8 @@ mod tests {
 
     fn encode_raw(header: &Header, body: &[u8]) -> Vec<u8> {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-        gzip.write_all(&serde_json::to_vec(header).unwrap()).unwrap();
+        gzip.write_all(&serde_json::to_vec(header).unwrap())
+            .unwrap();
         gzip.write_all(b"\n").unwrap();
         gzip.write_all(body).unwrap();
         gzip.finish().unwrap()

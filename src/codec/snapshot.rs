@@ -18,19 +18,46 @@ const LONGEST_HEADER: u64 = 16 << 20;
 
 /// Encodes a snapshot; `bodies` are the files that the header's parts name, each as a whole.
 pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
-    let failed = |cause: std::io::Error| Error::io(format!("take a snapshot of {} at {}", header.session, header.seq), cause);
-    let text = serde_json::to_vec(&header).map_err(|cause| Error::new(Kind::Internal, "write a header").because(cause))?;
+    let failed = |cause: std::io::Error| {
+        Error::io(
+            format!("take a snapshot of {} at {}", header.session, header.seq),
+            cause,
+        )
+    };
+    let text = serde_json::to_vec(&header)
+        .map_err(|cause| Error::new(Kind::Internal, "write a header").because(cause))?;
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), entry::level(header.kind)));
     append(&mut tar, HEADER, 0o600, 0, &text).map_err(failed)?;
     for (part, body) in header.parts.iter().zip(bodies) {
         let seconds = u64::try_from(part.mtime_ns / 1_000_000_000).unwrap_or(0);
-        append(&mut tar, part.path.as_str(), part.mode, seconds, body.as_ref()).map_err(failed)?;
+        append(
+            &mut tar,
+            part.path.as_str(),
+            part.mode,
+            seconds,
+            body.as_ref(),
+        )
+        .map_err(failed)?;
     }
-    let bytes = Bytes::from(tar.into_inner().and_then(GzEncoder::finish).map_err(failed)?);
-    Ok(Encoded { digest: Digest::of(&bytes), header, bytes })
+    let bytes = Bytes::from(
+        tar.into_inner()
+            .and_then(GzEncoder::finish)
+            .map_err(failed)?,
+    );
+    Ok(Encoded {
+        digest: Digest::of(&bytes),
+        header,
+        bytes,
+    })
 }
 
-fn append<W: std::io::Write>(tar: &mut tar::Builder<W>, path: &str, mode: u32, mtime: u64, bytes: &[u8]) -> std::io::Result<()> {
+fn append<W: std::io::Write>(
+    tar: &mut tar::Builder<W>,
+    path: &str,
+    mode: u32,
+    mtime: u64,
+    bytes: &[u8],
+) -> std::io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(bytes.len() as u64);
     header.set_mode(mode & 0o777);
@@ -44,26 +71,43 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     let refuse = |why: &dyn std::fmt::Display| entry::refuse(name, &why.to_string());
     let mut tar = tar::Archive::new(MultiGzDecoder::new(stored));
     let mut members = tar.entries().map_err(|cause| refuse(&cause))?;
-    let first = members.next().ok_or_else(|| refuse(&"it is empty"))?.map_err(|cause| refuse(&cause))?;
+    let first = members
+        .next()
+        .ok_or_else(|| refuse(&"it is empty"))?
+        .map_err(|cause| refuse(&cause))?;
     if first.path_bytes() != HEADER.as_bytes() {
         return Err(refuse(&"its first member is not a header"));
     }
     let mut text = Vec::new();
-    first.take(LONGEST_HEADER).read_to_end(&mut text).map_err(|cause| refuse(&cause))?;
+    first
+        .take(LONGEST_HEADER)
+        .read_to_end(&mut text)
+        .map_err(|cause| refuse(&cause))?;
     let header = entry::header(name, &text, stored.len() as u64)?;
     if header.kind != EntryKind::Snapshot || header.parts.iter().any(|part| part.start > 0) {
         return Err(refuse(&"it does not stand for all files"));
     }
     let mut body = Vec::with_capacity(header.body_len() as usize);
     for part in &header.parts {
-        let member = members.next().ok_or_else(|| refuse(&format!("{} is missing in it", part.path)))?;
+        let member = members
+            .next()
+            .ok_or_else(|| refuse(&format!("{} is missing in it", part.path)))?;
         let member = member.map_err(|cause| refuse(&cause))?;
         let regular = member.header().entry_type() == tar::EntryType::Regular;
-        if !regular || member.path_bytes() != part.path.as_str().as_bytes() || member.size() != part.len {
-            return Err(refuse(&format!("{} is not what its header says", part.path)));
+        if !regular
+            || member.path_bytes() != part.path.as_str().as_bytes()
+            || member.size() != part.len
+        {
+            return Err(refuse(&format!(
+                "{} is not what its header says",
+                part.path
+            )));
         }
         let before = body.len() as u64;
-        member.take(part.len).read_to_end(&mut body).map_err(|cause| refuse(&cause))?;
+        member
+            .take(part.len)
+            .read_to_end(&mut body)
+            .map_err(|cause| refuse(&cause))?;
         if body.len() as u64 - before != part.len {
             return Err(refuse(&format!("{} ends too soon", part.path)));
         }
@@ -73,7 +117,10 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     }
     // To the end, so that the checksum is read too.
     let mut end = Vec::new();
-    tar.into_inner().take(END).read_to_end(&mut end).map_err(|cause| refuse(&cause))?;
+    tar.into_inner()
+        .take(END)
+        .read_to_end(&mut end)
+        .map_err(|cause| refuse(&cause))?;
     if end.len() as u64 == END || end.iter().any(|byte| *byte != 0) {
         return Err(refuse(&"there is something behind its last file"));
     }

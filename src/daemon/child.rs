@@ -28,19 +28,38 @@ impl Child {
     /// Starts `command`; it has our terminal, our folder and our environment.
     pub fn start(command: &[OsString]) -> Result<Child, (NotStarted, Error)> {
         let Some((program, arguments)) = command.split_first() else {
-            return Err((NotStarted::NotFound, Error::usage("run: no command given").hint("sessiond run -- COMMAND ARGS…")));
+            return Err((
+                NotStarted::NotFound,
+                Error::usage("run: no command given").hint("sessiond run -- COMMAND ARGS…"),
+            ));
         };
         // Of the same process group: a key at the terminal then reaches it as it would without us.
         let spawned = Command::new(program).args(arguments).arg0(program).spawn();
         let spawned = spawned.map_err(|cause| {
             let (why, hint) = match cause.kind() {
-                std::io::ErrorKind::NotFound => (NotStarted::NotFound, "see that it is installed, and on the PATH"),
-                _ => (NotStarted::NotExecutable, "see that it is a program, and that this user may execute it"),
+                std::io::ErrorKind::NotFound => (
+                    NotStarted::NotFound,
+                    "see that it is installed, and on the PATH",
+                ),
+                _ => (
+                    NotStarted::NotExecutable,
+                    "see that it is a program, and that this user may execute it",
+                ),
             };
-            (why, Error::usage(format!("run {}", program.to_string_lossy())).because(cause).hint(hint))
+            (
+                why,
+                Error::usage(format!("run {}", program.to_string_lossy()))
+                    .because(cause)
+                    .hint(hint),
+            )
         })?;
         let pid = i32::try_from(spawned.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| (NotStarted::NotExecutable, Error::new(Kind::Internal, "run: the child has no process id")))?;
+        let pid = pid.ok_or_else(|| {
+            (
+                NotStarted::NotExecutable,
+                Error::new(Kind::Internal, "run: the child has no process id"),
+            )
+        })?;
         // Dropping std's handle neither kills nor waits; `reap` does the waiting, for all children alike.
         Ok(Child { pid, exited: None })
     }

@@ -36,7 +36,9 @@ pub async fn run(feed: Arc<Feed>, logs: Logs) {
                 tokio::time::sleep(wait).await;
             }
             // It stays as it is until the next run is complete.
-            Err(error) if matches!(error.kind(), Kind::Conflict | Kind::Sealed) => tracing::debug!(%error, "not merged"),
+            Err(error) if matches!(error.kind(), Kind::Conflict | Kind::Sealed) => {
+                tracing::debug!(%error, "not merged")
+            }
             Err(error) => tracing::warn!(%error, "not merged; sessiond verify tells more"),
         }
     }

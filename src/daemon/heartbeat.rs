@@ -28,9 +28,15 @@ impl Heartbeat {
     /// Checks what was asked for.
     pub fn new(server: Outbound, interval: Duration, allowance: Duration) -> Result<Heartbeat> {
         if interval < SHORTEST {
-            return Err(Error::usage(format!("--heartbeat-interval {interval:?}: at least {SHORTEST:?}")));
+            return Err(Error::usage(format!(
+                "--heartbeat-interval {interval:?}: at least {SHORTEST:?}"
+            )));
         }
-        Ok(Heartbeat { server: Arc::new(server), interval, allowance })
+        Ok(Heartbeat {
+            server: Arc::new(server),
+            interval,
+            allowance,
+        })
     }
 
     /// Calls for ever; drop it to stop.
@@ -48,9 +54,15 @@ impl Heartbeat {
             }
             let to = self.server.place();
             match came {
-                Came::Heard => tracing::info!(to, interval = ?self.interval, "heartbeat: everything is durable"),
-                Came::Failed(error) => tracing::warn!(to, %error, "the heartbeat is not heard; streaming goes on"),
-                Came::Withheld(why) => tracing::warn!(to, why, "no heartbeat: not everything is durable"),
+                Came::Heard => {
+                    tracing::info!(to, interval = ?self.interval, "heartbeat: everything is durable")
+                }
+                Came::Failed(error) => {
+                    tracing::warn!(to, %error, "the heartbeat is not heard; streaming goes on")
+                }
+                Came::Withheld(why) => {
+                    tracing::warn!(to, why, "no heartbeat: not everything is durable")
+                }
             }
         }
     }
@@ -88,15 +100,24 @@ enum Came {
 /// durable once it is in its branch. The index does not count: it is a view.
 fn durable(look: &Look, allowance: Duration) -> Result<(), String> {
     if !look.verdict.ready {
-        return Err(look.verdict.why.clone().unwrap_or_else(|| look.verdict.phase.to_owned()));
+        return Err(look
+            .verdict
+            .why
+            .clone()
+            .unwrap_or_else(|| look.verdict.phase.to_owned()));
     }
-    let Some(all) = look.overview else { return Err("what streams does not answer".to_owned()) };
+    let Some(all) = look.overview else {
+        return Err("what streams does not answer".to_owned());
+    };
     if look.database_fails {
         return Err("the agent's database cannot be read".to_owned());
     }
     if all.lag_max_seconds > allowance.as_secs_f64() {
         let age = Duration::from_secs(all.lag_max_seconds as u64);
-        return Err(format!("{} bytes of {} sessions wait, the oldest for {age:?}", all.lag_sum_bytes, all.unflushed));
+        return Err(format!(
+            "{} bytes of {} sessions wait, the oldest for {age:?}",
+            all.lag_sum_bytes, all.unflushed
+        ));
     }
     Ok(())
 }
@@ -110,8 +131,18 @@ mod tests {
     #[test]
     fn what_is_late_or_unknown_keeps_it_back_and_what_is_new_does_not() {
         let look = |ready, lag: Option<f64>, database_fails| Look {
-            verdict: Verdict { healthy: true, ready, phase: "streaming", why: None },
-            overview: lag.map(|lag_max_seconds| Overview { lag_max_seconds, unflushed: 1, fenced: 1, ..Overview::default() }),
+            verdict: Verdict {
+                healthy: true,
+                ready,
+                phase: "streaming",
+                why: None,
+            },
+            overview: lag.map(|lag_max_seconds| Overview {
+                lag_max_seconds,
+                unflushed: 1,
+                fenced: 1,
+                ..Overview::default()
+            }),
             index: Some((false, 100)),
             database_fails,
         };

@@ -46,7 +46,12 @@ pub trait Answers: Send + Sync + 'static {
 }
 
 /// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
-pub async fn serve(answers: Arc<impl Answers>, listener: Listener, limits: Limits, stop: impl Future<Output = Instant>) {
+pub async fn serve(
+    answers: Arc<impl Answers>,
+    listener: Listener,
+    limits: Limits,
+    stop: impl Future<Output = Instant>,
+) {
     let seats = Arc::new(Semaphore::new(limits.connections));
     let graceful = GracefulShutdown::new();
     tokio::pin!(stop);
@@ -68,13 +73,21 @@ pub async fn serve(answers: Arc<impl Answers>, listener: Listener, limits: Limit
         }
     };
     drop(listener);
-    if tokio::time::timeout_at(deadline, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout_at(deadline, graceful.shutdown())
+        .await
+        .is_err()
+    {
         tracing::warn!("out of time: some callers were not answered");
     }
 }
 
-fn connect<S, P>(answers: &Arc<impl Answers>, limits: Limits, graceful: &GracefulShutdown, stream: S, seat: P)
-where
+fn connect<S, P>(
+    answers: &Arc<impl Answers>,
+    limits: Limits,
+    graceful: &GracefulShutdown,
+    stream: S,
+    seat: P,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     P: Send + 'static,
 {
@@ -84,7 +97,9 @@ where
         async move { Ok::<_, Infallible>(answers.answer(request).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.patience);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.patience);
     if limits.one_call.is_some() {
         builder.keep_alive(false).max_buf_size(LONGEST_HEAD);
     }
@@ -92,7 +107,9 @@ where
     tokio::spawn(async move {
         let ended = match limits.one_call {
             None => connection.await,
-            Some(limit) => tokio::time::timeout(limit, connection).await.unwrap_or(Ok(())),
+            Some(limit) => tokio::time::timeout(limit, connection)
+                .await
+                .unwrap_or(Ok(())),
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection broke off");
@@ -103,19 +120,35 @@ where
 
 /// Says something as JSON.
 pub fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    text(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
+    text(
+        status,
+        "application/json",
+        serde_json::to_vec(body).unwrap_or_default(),
+    )
 }
 
 /// Says something in one piece.
 pub fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
-    answer(status, kind, UnsyncBoxBody::new(Full::new(body.into()).map_err(|never| match never {})), None)
+    answer(
+        status,
+        kind,
+        UnsyncBoxBody::new(Full::new(body.into()).map_err(|never| match never {})),
+        None,
+    )
 }
 
 /// Says something that may come in pieces.
-pub fn answer(status: StatusCode, kind: &'static str, body: UnsyncBoxBody<Bytes, std::io::Error>, len: Option<u64>) -> Answer {
+pub fn answer(
+    status: StatusCode,
+    kind: &'static str,
+    body: UnsyncBoxBody<Bytes, std::io::Error>,
+    len: Option<u64>,
+) -> Answer {
     let mut answer = Response::new(body);
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     if let Some(len) = len {
         answer.headers_mut().insert(CONTENT_LENGTH, len.into());
     }

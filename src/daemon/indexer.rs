@@ -37,12 +37,16 @@ impl Indexer {
             let news = self.feed.next().await;
             match self.take(&news).await {
                 // Who has the key can make it follow: sessiond reindex.
-                Err(error) if error.kind() == Kind::Sealed => tracing::debug!(%error, "the index does not follow what cannot be read"),
+                Err(error) if error.kind() == Kind::Sealed => {
+                    tracing::debug!(%error, "the index does not follow what cannot be read")
+                }
                 Ok(()) => {
                     backoff.reset();
                     self.answers.store(true, Ordering::Relaxed);
                     let now = self.logs.clock.now();
-                    self.feed.counts().note(|tally| tally.indexed_at = Some(now));
+                    self.feed
+                        .counts()
+                        .note(|tally| tally.indexed_at = Some(now));
                 }
                 Err(error) => {
                     let wait = backoff.wait_after_failure();
@@ -75,14 +79,27 @@ impl Indexer {
                 }
                 Ok(())
             }
-            News::Stale(name) => catch_up(&self.logs, &*self.index, &*self.profile, &self.logs.id(name.clone())).await.map(|_| ()),
+            News::Stale(name) => catch_up(
+                &self.logs,
+                &*self.index,
+                &*self.profile,
+                &self.logs.id(name.clone()),
+            )
+            .await
+            .map(|_| ()),
             News::Failed(failure) => self.index.note_failure(failure).await,
         }
     }
 }
 
 /// Marks the logs whose ledger is ahead of the index: an earlier run could not tell it. One query a thousand sessions.
-pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dyn Folder, names: &[LogName]) -> Result<()> {
+pub async fn mark_stale(
+    feed: &Feed,
+    index: &dyn Index,
+    logs: &Logs,
+    folder: &dyn Folder,
+    names: &[LogName],
+) -> Result<()> {
     let mut heads = std::collections::BTreeMap::new();
     let mut cursor = None;
     loop {
@@ -106,12 +123,16 @@ pub async fn mark_stale(feed: &Feed, index: &dyn Index, logs: &Logs, folder: &dy
     }
     let store = logs.store.address();
     for name in names {
-        let Some(ledger) = Ledger::load(folder, &store, &logs.id(name.clone())) else { continue };
+        let Some(ledger) = Ledger::load(folder, &store, &logs.id(name.clone())) else {
+            continue;
+        };
         let known = match ledger.pen.ground {
             // The numbers of a branch are its own; few logs have one.
             Ground::Branch => {
                 let entries = index.entries(&ledger.id).await?;
-                let ours = entries.iter().filter(|entry| entry.branch.as_deref() == Some(ledger.pen.writer.as_str()));
+                let ours = entries
+                    .iter()
+                    .filter(|entry| entry.branch.as_deref() == Some(ledger.pen.writer.as_str()));
                 ours.map(|entry| entry.seq).max()
             }
             // Not listed with the sessions; few as well.

@@ -23,17 +23,30 @@ impl FromStr for Listen {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |why: &str| {
-            Error::usage(format!("listen on {text:?}: {why}")).hint("use unix:///run/sessiond-store.sock or http://127.0.0.1:7474")
+            Error::usage(format!("listen on {text:?}: {why}"))
+                .hint("use unix:///run/sessiond-store.sock or http://127.0.0.1:7474")
         };
         if let Some(path) = text.strip_prefix("unix://") {
             let path = PathBuf::from(path);
-            return if path.is_absolute() { Ok(Listen::Unix(path)) } else { Err(wrong("the path must be absolute")) };
+            return if path.is_absolute() {
+                Ok(Listen::Unix(path))
+            } else {
+                Err(wrong("the path must be absolute"))
+            };
         }
-        let Some(address) = text.strip_prefix("http://") else { return Err(wrong("neither unix:// nor http://")) };
-        let address = address.trim_end_matches('/').replacen("localhost:", "127.0.0.1:", 1);
-        let address: SocketAddr = address.parse().map_err(|_| wrong("an address and a port are wanted"))?;
+        let Some(address) = text.strip_prefix("http://") else {
+            return Err(wrong("neither unix:// nor http://"));
+        };
+        let address = address
+            .trim_end_matches('/')
+            .replacen("localhost:", "127.0.0.1:", 1);
+        let address: SocketAddr = address
+            .parse()
+            .map_err(|_| wrong("an address and a port are wanted"))?;
         if !address.ip().is_loopback() {
-            return Err(wrong("other machines could reach that, and nobody would be asked for a password"));
+            return Err(wrong(
+                "other machines could reach that, and nobody would be asked for a password",
+            ));
         }
         Ok(Listen::Tcp(address))
     }
@@ -67,7 +80,10 @@ pub enum Caller {
 impl Listen {
     /// Begins to listen; answers where, for a port that was left open.
     pub async fn bind(&self) -> Result<(Listener, Listen)> {
-        let taken = || Error::conflict(format!("listen on {self}: somebody does already")).hint("give --listen another address");
+        let taken = || {
+            Error::conflict(format!("listen on {self}: somebody does already"))
+                .hint("give --listen another address")
+        };
         let failed = |cause: std::io::Error| match cause.kind() {
             std::io::ErrorKind::AddrInUse => taken(),
             _ => Error::named(format!("listen on {self}"), cause),
@@ -80,7 +96,8 @@ impl Listen {
                 }
                 let _ = std::fs::remove_file(path);
                 let listener = UnixListener::bind(path).map_err(failed)?;
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+                    .map_err(failed)?;
                 Ok((Listener::Unix(listener, path.clone()), self.clone()))
             }
             Listen::Tcp(address) => {
@@ -116,12 +133,36 @@ mod tests {
 
     #[test]
     fn only_this_machine_is_listened_to() {
-        let read = |text: &str| text.parse::<Listen>().map(|listen| listen.to_string()).map_err(|error| error.to_string());
-        assert_eq!(read("http://127.0.0.1:0").as_deref(), Ok("http://127.0.0.1:0"));
-        assert_eq!(read("http://localhost:7474/").as_deref(), Ok("http://127.0.0.1:7474"));
-        assert_eq!(read("http://[::1]:7474").as_deref(), Ok("http://[::1]:7474"));
-        assert_eq!(read("unix:///run/x.sock").as_deref(), Ok("unix:///run/x.sock"));
-        for bad in ["http://0.0.0.0:80", "http://[::]:80", "http://10.0.0.1:80", "http://example.org:80", "unix://x", "127.0.0.1:80", ""] {
+        let read = |text: &str| {
+            text.parse::<Listen>()
+                .map(|listen| listen.to_string())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            read("http://127.0.0.1:0").as_deref(),
+            Ok("http://127.0.0.1:0")
+        );
+        assert_eq!(
+            read("http://localhost:7474/").as_deref(),
+            Ok("http://127.0.0.1:7474")
+        );
+        assert_eq!(
+            read("http://[::1]:7474").as_deref(),
+            Ok("http://[::1]:7474")
+        );
+        assert_eq!(
+            read("unix:///run/x.sock").as_deref(),
+            Ok("unix:///run/x.sock")
+        );
+        for bad in [
+            "http://0.0.0.0:80",
+            "http://[::]:80",
+            "http://10.0.0.1:80",
+            "http://example.org:80",
+            "unix://x",
+            "127.0.0.1:80",
+            "",
+        ] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }

@@ -23,21 +23,38 @@ pub fn take(root: &Path, owner: Option<Owner>) -> Result<Lock> {
     let folder = state_folder(root);
     let failed = |cause| Error::named(format!("lock {}", folder.display()), cause);
     Disk::new(root).make(owner).map_err(failed)?;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&folder)
+        .map_err(failed)?;
     let path = folder.join("lock");
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             let holder = holder.trim();
-            return Err(Error::conflict(format!("another sessiond (process {holder}) already keeps {}", root.display()))
-                .hint("sessiond status shows it; stop it first, or give --root another folder"));
+            return Err(Error::conflict(format!(
+                "another sessiond (process {holder}) already keeps {}",
+                root.display()
+            ))
+            .hint("sessiond status shows it; stop it first, or give --root another folder"));
         }
         Err(TryLockError::Error(cause)) => return Err(failed(cause)),
     }
     // For whoever finds it taken; not what the lock rests on.
-    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| write!(file, "{}", std::process::id()));
+    let _ = file
+        .set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| write!(file, "{}", std::process::id()));
     Ok(Lock { _file: file })
 }

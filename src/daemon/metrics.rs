@@ -48,11 +48,33 @@ fn seconds(at: Timestamp) -> f64 {
 /// All of it.
 pub fn text(since: Timestamp, look: &Look, tally: &Tally) -> String {
     let mut page = Page::default();
-    page.family("sessiond_build_info", "gauge", "The version that runs; always 1.");
-    page.sample(format_args!("sessiond_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1);
-    page.gauge("process_start_time_seconds", "When the process started, in seconds since 1970.", seconds(since));
-    page.gauge("sessiond_healthy", "1 unless what streams is stuck or has ended; as /healthz.", u8::from(look.verdict.healthy));
-    page.gauge("sessiond_ready", "1 when everything is restored and streaming; as /readyz.", u8::from(look.verdict.ready));
+    page.family(
+        "sessiond_build_info",
+        "gauge",
+        "The version that runs; always 1.",
+    );
+    page.sample(
+        format_args!(
+            "sessiond_build_info{{version=\"{}\"}}",
+            env!("CARGO_PKG_VERSION")
+        ),
+        1,
+    );
+    page.gauge(
+        "process_start_time_seconds",
+        "When the process started, in seconds since 1970.",
+        seconds(since),
+    );
+    page.gauge(
+        "sessiond_healthy",
+        "1 unless what streams is stuck or has ended; as /healthz.",
+        u8::from(look.verdict.healthy),
+    );
+    page.gauge(
+        "sessiond_ready",
+        "1 when everything is restored and streaming; as /readyz.",
+        u8::from(look.verdict.ready),
+    );
     standing(&mut page, look);
     flushes(&mut page, tally);
     rest(&mut page, tally);
@@ -62,8 +84,16 @@ pub fn text(since: Timestamp, look: &Look, tally: &Tally) -> String {
 /// How things stand now. What is not known is left out.
 fn standing(page: &mut Page, look: &Look) {
     if let Some(all) = &look.overview {
-        page.gauge("sessiond_sessions", "Logs known here: sessions, and projects with files of their own.", all.logs);
-        page.gauge("sessiond_sessions_unflushed", "Logs with changes that are not durable yet: the queue.", all.unflushed);
+        page.gauge(
+            "sessiond_sessions",
+            "Logs known here: sessions, and projects with files of their own.",
+            all.logs,
+        );
+        page.gauge(
+            "sessiond_sessions_unflushed",
+            "Logs with changes that are not durable yet: the queue.",
+            all.unflushed,
+        );
         page.gauge(
             "sessiond_sessions_fenced",
             "Sessions that another writer took over; what is written here goes to a branch.",
@@ -75,62 +105,161 @@ fn standing(page: &mut Page, look: &Look) {
             "1 while file events cannot be relied on and the folder is scanned instead.",
             u8::from(all.scanning),
         );
-        page.gauge("sessiond_lag_max_seconds", "Age of the oldest change that is not durable.", all.lag_max_seconds);
-        page.gauge("sessiond_lag_sum_seconds", "Age of the oldest change that is not durable, added up over logs.", all.lag_sum_seconds);
-        page.gauge("sessiond_lag_max_bytes", "Bytes that are not durable, of the log with the most.", all.lag_max_bytes);
-        page.gauge("sessiond_lag_sum_bytes", "Bytes that are not durable, of all logs.", all.lag_sum_bytes);
+        page.gauge(
+            "sessiond_lag_max_seconds",
+            "Age of the oldest change that is not durable.",
+            all.lag_max_seconds,
+        );
+        page.gauge(
+            "sessiond_lag_sum_seconds",
+            "Age of the oldest change that is not durable, added up over logs.",
+            all.lag_sum_seconds,
+        );
+        page.gauge(
+            "sessiond_lag_max_bytes",
+            "Bytes that are not durable, of the log with the most.",
+            all.lag_max_bytes,
+        );
+        page.gauge(
+            "sessiond_lag_sum_bytes",
+            "Bytes that are not durable, of all logs.",
+            all.lag_sum_bytes,
+        );
     }
     if let Some((answers, behind)) = look.index {
-        page.gauge("sessiond_index_up", "1 if the index took what it was told last.", u8::from(answers));
-        page.gauge("sessiond_index_lag_entries", "Entries not yet in the index; a log that it missed more of counts once.", behind);
+        page.gauge(
+            "sessiond_index_up",
+            "1 if the index took what it was told last.",
+            u8::from(answers),
+        );
+        page.gauge(
+            "sessiond_index_lag_entries",
+            "Entries not yet in the index; a log that it missed more of counts once.",
+            behind,
+        );
     }
 }
 
 fn flushes(page: &mut Page, tally: &Tally) {
-    page.counter("sessiond_flushes_total", "Flushes that made something durable.", tally.flushes);
+    page.counter(
+        "sessiond_flushes_total",
+        "Flushes that made something durable.",
+        tally.flushes,
+    );
     let name = "sessiond_flush_duration_seconds";
-    page.family(name, "histogram", "From the beginning of such a flush until it was durable.");
+    page.family(
+        name,
+        "histogram",
+        "From the beginning of such a flush until it was durable.",
+    );
     let mut below = 0;
     for (bound, count) in BOUNDS.iter().zip(tally.flush_times.below) {
         below += count;
         page.sample(format_args!("{name}_bucket{{le=\"{bound}\"}}"), below);
     }
-    page.sample(format_args!("{name}_bucket{{le=\"+Inf\"}}"), tally.flush_times.count);
+    page.sample(
+        format_args!("{name}_bucket{{le=\"+Inf\"}}"),
+        tally.flush_times.count,
+    );
     page.sample(format_args!("{name}_sum"), tally.flush_times.sum);
     page.sample(format_args!("{name}_count"), tally.flush_times.count);
-    page.time("sessiond_flush_last_success_timestamp_seconds", "When the last such flush was durable; 0 if none was.", tally.flushed_at);
-    page.counter("sessiond_entries_written_total", "Entries written.", tally.entries);
-    page.counter("sessiond_uploaded_raw_bytes_total", "Bytes of the agent's files in them, before compression.", tally.raw);
-    page.counter("sessiond_uploaded_stored_bytes_total", "Bytes of them as stored.", tally.stored);
-    page.counter("sessiond_branches_written_total", "Branches begun, because the session belongs to another writer.", tally.branches);
-    page.counter("sessiond_merges_total", "Merges and snapshots written.", tally.merges);
-    page.counter("sessiond_merged_stored_bytes_total", "Bytes of them as stored.", tally.merged);
+    page.time(
+        "sessiond_flush_last_success_timestamp_seconds",
+        "When the last such flush was durable; 0 if none was.",
+        tally.flushed_at,
+    );
+    page.counter(
+        "sessiond_entries_written_total",
+        "Entries written.",
+        tally.entries,
+    );
+    page.counter(
+        "sessiond_uploaded_raw_bytes_total",
+        "Bytes of the agent's files in them, before compression.",
+        tally.raw,
+    );
+    page.counter(
+        "sessiond_uploaded_stored_bytes_total",
+        "Bytes of them as stored.",
+        tally.stored,
+    );
+    page.counter(
+        "sessiond_branches_written_total",
+        "Branches begun, because the session belongs to another writer.",
+        tally.branches,
+    );
+    page.counter(
+        "sessiond_merges_total",
+        "Merges and snapshots written.",
+        tally.merges,
+    );
+    page.counter(
+        "sessiond_merged_stored_bytes_total",
+        "Bytes of them as stored.",
+        tally.merged,
+    );
 }
 
 fn rest(page: &mut Page, tally: &Tally) {
-    page.family("sessiond_errors_total", "counter", "What failed, by what it was part of and by kind; each try counts.");
+    page.family(
+        "sessiond_errors_total",
+        "counter",
+        "What failed, by what it was part of and by kind; each try counts.",
+    );
     for during in During::ALL {
         for kind in Kind::ALL {
-            let labels = format_args!("sessiond_errors_total{{during=\"{}\",kind=\"{}\"}}", during.word(), kind.word()).to_string();
+            let labels = format_args!(
+                "sessiond_errors_total{{during=\"{}\",kind=\"{}\"}}",
+                during.word(),
+                kind.word()
+            )
+            .to_string();
             page.sample(labels, tally.errors(during, kind));
         }
     }
-    page.time("sessiond_index_last_success_timestamp_seconds", "When the index last took something; 0 if never.", tally.indexed_at);
-    page.counter("sessiond_restores_total", "Sessions restored.", tally.restores);
+    page.time(
+        "sessiond_index_last_success_timestamp_seconds",
+        "When the index last took something; 0 if never.",
+        tally.indexed_at,
+    );
+    page.counter(
+        "sessiond_restores_total",
+        "Sessions restored.",
+        tally.restores,
+    );
     page.gauge(
         "sessiond_restore_last_duration_seconds",
         "How long the last restore took; 0 if there was none.",
         tally.restore_took.as_secs_f64(),
     );
-    page.time("sessiond_restore_last_success_timestamp_seconds", "When it was done; 0 if there was none.", tally.restored_at);
-    page.counter("sessiond_restored_bytes_total", "Bytes put in place by restores.", tally.restored);
+    page.time(
+        "sessiond_restore_last_success_timestamp_seconds",
+        "When it was done; 0 if there was none.",
+        tally.restored_at,
+    );
+    page.counter(
+        "sessiond_restored_bytes_total",
+        "Bytes put in place by restores.",
+        tally.restored,
+    );
     page.family(
         "sessiond_heartbeats_total",
         "counter",
         "Heartbeats: sent and heard, failed, or withheld because not everything was durable.",
     );
-    for (result, count) in [("sent", tally.beats), ("failed", tally.missed_beats), ("withheld", tally.withheld_beats)] {
-        page.sample(format_args!("sessiond_heartbeats_total{{result=\"{result}\"}}"), count);
+    for (result, count) in [
+        ("sent", tally.beats),
+        ("failed", tally.missed_beats),
+        ("withheld", tally.withheld_beats),
+    ] {
+        page.sample(
+            format_args!("sessiond_heartbeats_total{{result=\"{result}\"}}"),
+            count,
+        );
     }
-    page.time("sessiond_heartbeat_last_success_timestamp_seconds", "When a heartbeat was last heard; 0 if never.", tally.beat_at);
+    page.time(
+        "sessiond_heartbeat_last_success_timestamp_seconds",
+        "When a heartbeat was last heard; 0 if never.",
+        tally.beat_at,
+    );
 }

@@ -62,14 +62,28 @@ pub struct Service {
 
 impl Service {
     /// Starts streaming. The caller holds the lock of the root.
-    pub async fn start(parts: &Parts, options: Options, stale: Vec<LogName>, vitals: &Arc<Vitals>) -> Result<Service> {
+    pub async fn start(
+        parts: &Parts,
+        options: Options,
+        stale: Vec<LogName>,
+        vitals: &Arc<Vitals>,
+    ) -> Result<Service> {
         let root = parts.root()?.to_owned();
         // What the store can do is found out now if it answers, and at the first write if not.
-        match tokio::time::timeout(STORE_PATIENCE, parts.logs.fence.choose(&*parts.store, &parts.logs.chance)).await {
+        match tokio::time::timeout(
+            STORE_PATIENCE,
+            parts.logs.fence.choose(&*parts.store, &parts.logs.chance),
+        )
+        .await
+        {
             Ok(Ok(_)) => {}
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
-            Ok(Err(error)) => tracing::warn!(%error, "the store does not answer; streaming starts all the same"),
-            Err(_) => tracing::warn!(waited = ?STORE_PATIENCE, "the store does not answer; streaming starts all the same"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the store does not answer; streaming starts all the same")
+            }
+            Err(_) => {
+                tracing::warn!(waited = ?STORE_PATIENCE, "the store does not answer; streaming starts all the same")
+            }
         }
         let feed = Arc::new(Feed::counting(vitals.counts.clone()));
         stale.into_iter().for_each(|name| feed.stale(name));
@@ -92,7 +106,12 @@ impl Service {
             parallel: options.parallel,
         };
         let hints = Arc::new(Hints::default());
-        let watch = DiskWatch::new(root.clone(), folder.clone(), parts.profile.clone(), hints.clone());
+        let watch = DiskWatch::new(
+            root.clone(),
+            folder.clone(),
+            parts.profile.clone(),
+            hints.clone(),
+        );
         let handle = Streamer::start(context, root.clone(), hints, Box::new(watch))?;
         let answers = Arc::new(AtomicBool::new(true));
         let follower = Indexer {
@@ -103,24 +122,63 @@ impl Service {
             answers: answers.clone(),
         };
         let mut tasks = vec![tokio::spawn(follower.run())];
-        tasks.push(tokio::spawn(compactor::run(feed.clone(), parts.logs.clone())));
+        tasks.push(tokio::spawn(compactor::run(
+            feed.clone(),
+            parts.logs.clone(),
+        )));
         if says {
-            tasks.push(tokio::spawn(sayer::run(feed.clone(), parts.logs.clone(), options.wishes)));
+            tasks.push(tokio::spawn(sayer::run(
+                feed.clone(),
+                parts.logs.clone(),
+                options.wishes,
+            )));
         }
-        tasks.extend(parts.mirror.clone().map(|mirror| tokio::spawn(follow(mirror))));
-        tasks.push(tokio::spawn(find_stale(parts.clone(), feed.clone(), handle.clone())));
-        let running = Running { handle: handle.clone(), feed: feed.clone(), index_answers: answers.clone(), mirror: parts.mirror.clone() };
-        let control = Control { parts: parts.clone(), handle: handle.clone(), feed: feed.clone(), answers, root: root.clone() };
+        tasks.extend(
+            parts
+                .mirror
+                .clone()
+                .map(|mirror| tokio::spawn(follow(mirror))),
+        );
+        tasks.push(tokio::spawn(find_stale(
+            parts.clone(),
+            feed.clone(),
+            handle.clone(),
+        )));
+        let running = Running {
+            handle: handle.clone(),
+            feed: feed.clone(),
+            index_answers: answers.clone(),
+            mirror: parts.mirror.clone(),
+        };
+        let control = Control {
+            parts: parts.clone(),
+            handle: handle.clone(),
+            feed: feed.clone(),
+            answers,
+            root: root.clone(),
+        };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
             std::fs::write(path, format!("{}\n", std::process::id()))
                 .map_err(|cause| Error::named(format!("write {}", path.display()), cause))?;
         }
         vitals.streaming(running);
-        tasks.extend(options.heartbeat.map(|heartbeat| tokio::spawn(heartbeat.run(vitals.clone()))));
+        tasks.extend(
+            options
+                .heartbeat
+                .map(|heartbeat| tokio::spawn(heartbeat.run(vitals.clone()))),
+        );
         crate::sys::notify_ready::tell("READY=1");
         tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
-        Ok(Service { handle, feed, tasks, ready_file: options.ready_file, root, mirror: parts.mirror.clone(), vitals: vitals.clone() })
+        Ok(Service {
+            handle,
+            feed,
+            tasks,
+            ready_file: options.ready_file,
+            root,
+            mirror: parts.mirror.clone(),
+            vitals: vitals.clone(),
+        })
     }
 
     /// Speaks to what streams.
@@ -141,19 +199,31 @@ impl Service {
         if let Some(mirror) = &self.mirror {
             match timeout_at(deadline, mirror.pull(Depth::Now)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "the agent's database was not read to its end"),
-                Err(_) => tracing::error!("out of time: the agent's database was not read to its end"),
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the agent's database was not read to its end")
+                }
+                Err(_) => {
+                    tracing::error!("out of time: the agent's database was not read to its end")
+                }
             }
         }
         let report = self.handle.finish(deadline).await;
         // Before the index, which can learn it again.
         report.iter().for_each(|report| say(report, began));
         if !sayer::finished(&self.feed, deadline).await {
-            tracing::error!("out of time: labels and the like were not said of every session; sessiond label does it");
+            tracing::error!(
+                "out of time: labels and the like were not said of every session; sessiond label does it"
+            );
         }
-        let drained = timeout_at(deadline.min(Instant::now() + INDEX_SHARE), self.feed.emptied()).await;
+        let drained = timeout_at(
+            deadline.min(Instant::now() + INDEX_SHARE),
+            self.feed.emptied(),
+        )
+        .await;
         if drained.is_err() {
-            tracing::warn!("the index is behind; it catches up with the next run, or by sessiond reindex");
+            tracing::warn!(
+                "the index is behind; it catches up with the next run, or by sessiond reindex"
+            );
         }
         self.tasks.iter().for_each(JoinHandle::abort);
         let _ = std::fs::remove_file(socket::path(&self.root));
@@ -167,7 +237,12 @@ impl Service {
 fn say(report: &FinishReport, began: Instant) {
     for left in &report.left {
         let error = left.last_error.as_deref().unwrap_or("out of time");
-        tracing::error!(session = left.session, bytes = left.lag_bytes, error, "not durable");
+        tracing::error!(
+            session = left.session,
+            bytes = left.lag_bytes,
+            error,
+            "not durable"
+        );
     }
     if report.left.is_empty() {
         tracing::info!(took = ?began.elapsed(), "everything is durable");
@@ -193,11 +268,18 @@ async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: Handle) {
     let Ok(folder) = parts.folder() else { return };
     let mut backoff = crate::sys::Backoff::new(parts.logs.chance.clone());
     loop {
-        let Ok(statuses) = handle.status().await else { return };
-        let names: Vec<LogName> = statuses.iter().filter_map(|status| status.session.parse().ok()).collect();
+        let Ok(statuses) = handle.status().await else {
+            return;
+        };
+        let names: Vec<LogName> = statuses
+            .iter()
+            .filter_map(|status| status.session.parse().ok())
+            .collect();
         match indexer::mark_stale(&feed, &*parts.index, &parts.logs, &*folder, &names).await {
             Ok(()) => return,
-            Err(error) if error.is_retryable() => tokio::time::sleep(backoff.wait_after_failure()).await,
+            Err(error) if error.is_retryable() => {
+                tokio::time::sleep(backoff.wait_after_failure()).await
+            }
             Err(error) => return tracing::error!(%error, "the index cannot be asked"),
         }
     }
@@ -216,7 +298,10 @@ impl Answers for Control {
     async fn answer(&self, request: Request) -> Answer {
         let answer = match request {
             Request::Flush { session } => self.flush(session).await.map(Answer::Flushed),
-            Request::Status => self.status().await.map(|status| Answer::Status(Box::new(status))),
+            Request::Status => self
+                .status()
+                .await
+                .map(|status| Answer::Status(Box::new(status))),
         };
         answer.unwrap_or_else(|error| Answer::failed(&error))
     }
@@ -243,7 +328,11 @@ impl Control {
             index_answers: self.answers.load(Ordering::Relaxed),
             index_waiting: self.feed.len(),
             fencing: self.parts.logs.fence.word().to_owned(),
-            database_error: self.parts.mirror.as_ref().and_then(|mirror| mirror.failure()),
+            database_error: self
+                .parts
+                .mirror
+                .as_ref()
+                .and_then(|mirror| mirror.failure()),
             sessions: self.handle.status().await?,
         })
     }

@@ -37,7 +37,9 @@ pub struct Signals {
 impl Signals {
     /// Takes every signal that is passed on to a child.
     pub fn all() -> Result<Signals> {
-        Signals::of(&[SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCHLD])
+        Signals::of(&[
+            SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCHLD,
+        ])
     }
 
     /// Takes those that ask to stop.
@@ -46,14 +48,18 @@ impl Signals {
     }
 
     fn of(numbers: &[i32]) -> Result<Signals> {
-        let inner = SignalsInfo::<WithOrigin>::new(numbers).map_err(|cause| Error::new(Kind::Internal, "take signals").because(cause))?;
+        let inner = SignalsInfo::<WithOrigin>::new(numbers)
+            .map_err(|cause| Error::new(Kind::Internal, "take signals").because(cause))?;
         Ok(Signals { inner })
     }
 
     /// Waits for the next one.
     pub async fn next(&mut self) -> Arrived {
         match self.inner.next().await {
-            Some(origin) => Arrived { number: origin.signal, from_kernel: matches!(origin.cause, Cause::Kernel) },
+            Some(origin) => Arrived {
+                number: origin.signal,
+                from_kernel: matches!(origin.cause, Cause::Kernel),
+            },
             // The stream ends only when its handle is closed, which nobody does.
             None => std::future::pending().await,
         }

@@ -86,7 +86,11 @@ pub enum Answer {
 impl Answer {
     /// It could not be done.
     pub fn failed(error: &Error) -> Answer {
-        Answer::Failed { error: error.to_string(), hint: error.hint_text().map(str::to_owned), kind: error.kind() }
+        Answer::Failed {
+            error: error.to_string(),
+            hint: error.hint_text().map(str::to_owned),
+            kind: error.kind(),
+        }
     }
 }
 
@@ -116,10 +120,16 @@ struct Address {
 fn address(root: &Path) -> std::io::Result<Address> {
     let path = path(root);
     if path.as_os_str().len() <= 107 {
-        return Ok(Address { path, _folder: None });
+        return Ok(Address {
+            path,
+            _folder: None,
+        });
     }
     let folder = std::fs::File::open(state_folder(root))?;
-    Ok(Address { path: PathBuf::from(format!("/proc/self/fd/{}/socket", folder.as_raw_fd())), _folder: Some(folder) })
+    Ok(Address {
+        path: PathBuf::from(format!("/proc/self/fd/{}/socket", folder.as_raw_fd())),
+        _folder: Some(folder),
+    })
 }
 
 /// Listens until dropped. The caller holds the lock of the root, so a socket that is there is a dead one's.
@@ -154,10 +164,15 @@ async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()>
     let peer = stream.peer_cred()?;
     let (read, mut write) = stream.into_split();
     let answer = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
-        Answer::failed(&Error::usage("only the user that runs this sessiond may ask it").hint("run this as that user, or as root"))
+        Answer::failed(
+            &Error::usage("only the user that runs this sessiond may ask it")
+                .hint("run this as that user, or as root"),
+        )
     } else {
         let mut line = String::new();
-        BufReader::new(read.take(LONGEST_REQUEST)).read_line(&mut line).await?;
+        BufReader::new(read.take(LONGEST_REQUEST))
+            .read_line(&mut line)
+            .await?;
         match serde_json::from_str(&line) {
             Ok(request) => answers.answer(request).await,
             Err(error) => Answer::failed(&Error::usage("read a request").because(error)),
@@ -176,19 +191,26 @@ pub async fn ask(root: &Path, request: &Request) -> Result<Answer> {
         let doing = format!("ask the sessiond that keeps {}", root.display());
         let error = match cause.kind() {
             // No socket, or one that its sessiond has left behind.
-            E::NotFound | E::NotADirectory | E::ConnectionRefused => Error::unavailable(format!("{doing}: there is none")),
+            E::NotFound | E::NotADirectory | E::ConnectionRefused => {
+                Error::unavailable(format!("{doing}: there is none"))
+            }
             _ => Error::unavailable(doing).because(cause),
         };
         error.hint("is it running? sessiond daemon starts it; --root says which folder is meant")
     };
     let address = address(root).map_err(absent)?;
     let mut stream = UnixStream::connect(&address.path).await.map_err(absent)?;
-    let mut line = serde_json::to_vec(request).map_err(|cause| Error::new(Kind::Internal, "write a request").because(cause))?;
+    let mut line = serde_json::to_vec(request)
+        .map_err(|cause| Error::new(Kind::Internal, "write a request").because(cause))?;
     line.push(b'\n');
-    let broke = |cause: std::io::Error| Error::unavailable("hear from the sessiond that runs: it broke off").because(cause);
+    let broke = |cause: std::io::Error| {
+        Error::unavailable("hear from the sessiond that runs: it broke off").because(cause)
+    };
     stream.write_all(&line).await.map_err(broke)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.map_err(broke)?;
-    serde_json::from_str(&answer)
-        .map_err(|cause| Error::unavailable("hear from the sessiond that runs: it stopped before it answered").because(cause))
+    serde_json::from_str(&answer).map_err(|cause| {
+        Error::unavailable("hear from the sessiond that runs: it stopped before it answered")
+            .because(cause)
+    })
 }

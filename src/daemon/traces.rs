@@ -67,20 +67,30 @@ impl Asked {
     /// Whether there may be somebody to tell.
     pub fn wanted(&self) -> bool {
         let told = &self.environment;
-        self.endpoint.as_deref().map_or(!told.disabled && (told.endpoint.is_some() || told.traces_endpoint.is_some()), |url| url != "off")
+        self.endpoint.as_deref().map_or(
+            !told.disabled && (told.endpoint.is_some() || told.traces_endpoint.is_some()),
+            |url| url != "off",
+        )
     }
 }
 
 impl Environment {
     /// Reads them.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Environment {
-        let told = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let is = |name: &str, text: &str| told(name).is_some_and(|told| told.eq_ignore_ascii_case(text));
+        let told = |name: &str| {
+            variable(name)
+                .map(|text| text.trim().to_owned())
+                .filter(|text| !text.is_empty())
+        };
+        let is =
+            |name: &str, text: &str| told(name).is_some_and(|told| told.eq_ignore_ascii_case(text));
         Environment {
             endpoint: told("OTEL_EXPORTER_OTLP_ENDPOINT"),
             traces_endpoint: told("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
-            protocol: told("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL").or_else(|| told("OTEL_EXPORTER_OTLP_PROTOCOL")),
-            headers: told("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| told("OTEL_EXPORTER_OTLP_HEADERS")),
+            protocol: told("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+                .or_else(|| told("OTEL_EXPORTER_OTLP_PROTOCOL")),
+            headers: told("OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+                .or_else(|| told("OTEL_EXPORTER_OTLP_HEADERS")),
             service: told("OTEL_SERVICE_NAME"),
             resource: told("OTEL_RESOURCE_ATTRIBUTES"),
             disabled: is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none"),
@@ -105,7 +115,12 @@ struct Queue {
 impl Traces {
     /// Begins to gather.
     pub fn new() -> Arc<Traces> {
-        Arc::new(Traces { queue: Mutex::default(), arrived: Notify::new(), clock: Arc::new(SystemClock), chance: Arc::new(SystemChance) })
+        Arc::new(Traces {
+            queue: Mutex::default(),
+            arrived: Notify::new(),
+            clock: Arc::new(SystemClock),
+            chance: Arc::new(SystemChance),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -114,8 +129,11 @@ impl Traces {
 
     /// What sees the spans.
     pub fn layer(self: &Arc<Self>) -> Box<dyn Layer<Registry> + Send + Sync> {
-        let wanted = filter_fn(|metadata: &Metadata<'_>| metadata.is_span() && metadata.target() == TRACED);
-        Gatherer(self.clone()).with_filter(wanted.with_max_level_hint(LevelFilter::INFO)).boxed()
+        let wanted =
+            filter_fn(|metadata: &Metadata<'_>| metadata.is_span() && metadata.target() == TRACED);
+        Gatherer(self.clone())
+            .with_filter(wanted.with_max_level_hint(LevelFilter::INFO))
+            .boxed()
     }
 
     fn add(&self, span: Span) {
@@ -132,7 +150,10 @@ impl Traces {
     fn take(&self) -> (Vec<Span>, u64) {
         let mut queue = self.lock();
         let most = queue.spans.len().min(BATCH);
-        (queue.spans.drain(..most).collect(), std::mem::take(&mut queue.dropped))
+        (
+            queue.spans.drain(..most).collect(),
+            std::mem::take(&mut queue.dropped),
+        )
     }
 }
 
@@ -148,10 +169,18 @@ pub struct Exporter {
 
 impl Exporter {
     /// One for what was asked; none if nothing was.
-    pub async fn of(asked: &Asked, traces: &Arc<Traces>, ca_file: Option<&std::path::Path>) -> Result<Option<Exporter>> {
+    pub async fn of(
+        asked: &Asked,
+        traces: &Arc<Traces>,
+        ca_file: Option<&std::path::Path>,
+    ) -> Result<Option<Exporter>> {
         let told = &asked.environment;
         let server = match (&asked.endpoint, &told.traces_endpoint, &told.endpoint) {
-            (Some(url), _, _) => Some(Outbound::to("--otlp-endpoint", url, ca_file).await?.below("v1/traces")),
+            (Some(url), _, _) => Some(
+                Outbound::to("--otlp-endpoint", url, ca_file)
+                    .await?
+                    .below("v1/traces"),
+            ),
             (None, None, None) => None,
             // They may be meant for the agent alone, so what we cannot use is no error.
             _ if told.protocol.as_deref() == Some("grpc") => {
@@ -160,16 +189,27 @@ impl Exporter {
                 );
                 None
             }
-            (None, Some(url), _) => usable(Outbound::to("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url, ca_file).await),
+            (None, Some(url), _) => {
+                usable(Outbound::to("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url, ca_file).await)
+            }
             (None, None, Some(url)) => {
-                usable(Outbound::to("OTEL_EXPORTER_OTLP_ENDPOINT", url, ca_file).await).map(|server| server.below("v1/traces"))
+                usable(Outbound::to("OTEL_EXPORTER_OTLP_ENDPOINT", url, ca_file).await)
+                    .map(|server| server.below("v1/traces"))
             }
         };
-        let Some(server) = server else { return Ok(None) };
+        let Some(server) = server else {
+            return Ok(None);
+        };
         let mut headers = otlp::pairs(told.headers.as_deref());
         headers.push(("content-type".to_owned(), "application/json".to_owned()));
         let resource = Resource::new(told.service.as_deref(), told.resource.as_deref());
-        Ok(Some(Exporter { traces: traces.clone(), server, headers, resource, heard: None }))
+        Ok(Some(Exporter {
+            traces: traces.clone(),
+            server,
+            headers,
+            resource,
+            heard: None,
+        }))
     }
 
     /// Tells for ever; drop it to stop.
@@ -195,8 +235,12 @@ impl Exporter {
                 let heard = failed.is_none();
                 if self.heard.replace(heard) != Some(heard) {
                     match &failed {
-                        Some(error) => tracing::warn!(%error, "the collector does not take traces; they are dropped, streaming goes on"),
-                        None => tracing::info!(to = self.server.place(), "the collector takes traces"),
+                        Some(error) => {
+                            tracing::warn!(%error, "the collector does not take traces; they are dropped, streaming goes on")
+                        }
+                        None => {
+                            tracing::info!(to = self.server.place(), "the collector takes traces")
+                        }
                     }
                 }
             }
@@ -212,7 +256,12 @@ impl Exporter {
 }
 
 /// An exporter at work.
-pub struct Telling(Option<(tokio::task::JoinHandle<()>, Arc<tokio::sync::Mutex<Exporter>>)>);
+pub struct Telling(
+    Option<(
+        tokio::task::JoinHandle<()>,
+        Arc<tokio::sync::Mutex<Exporter>>,
+    )>,
+);
 
 impl Telling {
     /// Starts it, if there is one.
@@ -220,13 +269,18 @@ impl Telling {
         Telling(exporter.map(|exporter| {
             let exporter = Arc::new(tokio::sync::Mutex::new(exporter));
             let at_work = exporter.clone();
-            (tokio::spawn(async move { at_work.lock().await.run().await }), exporter)
+            (
+                tokio::spawn(async move { at_work.lock().await.run().await }),
+                exporter,
+            )
         }))
     }
 
     /// Tells what is left, if the collector takes it soon.
     pub async fn finish(self) {
-        let Some((task, exporter)) = self.0 else { return };
+        let Some((task, exporter)) = self.0 else {
+            return;
+        };
         task.abort();
         let last = async { exporter.lock().await.empty().await };
         if tokio::time::timeout(LAST, last).await.is_err() {
@@ -258,7 +312,12 @@ where
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let above = span.parent().and_then(|parent| parent.extensions().get::<Open>().map(|open| (open.trace, open.id)));
+        let above = span.parent().and_then(|parent| {
+            parent
+                .extensions()
+                .get::<Open>()
+                .map(|open| (open.trace, open.id))
+        });
         // Others read logs too; only what is part of a flush or a restore is told.
         if above.is_none() && !WHOLE.contains(&span.name()) {
             return;
@@ -267,7 +326,10 @@ where
         let mut gathered = Gathered::default();
         attributes.record(&mut gathered);
         span.extensions_mut().insert(Open {
-            trace: above.map_or_else(|| u128::from(chance()) << 64 | u128::from(chance()), |(trace, _)| trace),
+            trace: above.map_or_else(
+                || u128::from(chance()) << 64 | u128::from(chance()),
+                |(trace, _)| trace,
+            ),
             id: chance(),
             parent: above.map(|(_, id)| id),
             began: self.0.clock.now(),
@@ -283,9 +345,28 @@ where
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
-        let Some(span) = context.span(&id) else { return };
-        let Some(Open { trace, id, parent, began, attributes }) = span.extensions_mut().remove::<Open>() else { return };
+        let Some(span) = context.span(&id) else {
+            return;
+        };
+        let Some(Open {
+            trace,
+            id,
+            parent,
+            began,
+            attributes,
+        }) = span.extensions_mut().remove::<Open>()
+        else {
+            return;
+        };
         let ended = self.0.clock.now().max(began);
-        self.0.add(Span { name: span.name(), trace, id, parent, began, ended, attributes });
+        self.0.add(Span {
+            name: span.name(),
+            trace,
+            id,
+            parent,
+            began,
+            ended,
+            attributes,
+        });
     }
 }

@@ -90,7 +90,12 @@ pub struct Vitals {
 impl Vitals {
     /// Begins.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Vitals> {
-        Arc::new(Vitals { since: clock.now(), counts: Arc::default(), clock, phase: Mutex::default() })
+        Arc::new(Vitals {
+            since: clock.now(),
+            counts: Arc::default(),
+            clock,
+            phase: Mutex::default(),
+        })
     }
 
     fn set(&self, phase: Phase) {
@@ -119,9 +124,18 @@ impl Vitals {
 
     /// Looks.
     pub async fn look(&self) -> Look {
-        let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let phase = self
+            .phase
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let Phase::Streaming(running) = &phase else {
-            return Look { verdict: verdict(&phase, None), overview: None, index: None, database_fails: false };
+            return Look {
+                verdict: verdict(&phase, None),
+                overview: None,
+                index: None,
+                database_fails: false,
+            };
         };
         let heard = match tokio::time::timeout(PATIENCE, running.handle.overview()).await {
             Ok(Ok(overview)) => Heard::Overview(overview),
@@ -130,9 +144,19 @@ impl Vitals {
         };
         Look {
             verdict: verdict(&phase, Some(heard)),
-            overview: if let Heard::Overview(overview) = heard { Some(overview) } else { None },
-            index: Some((running.index_answers.load(Ordering::Relaxed), running.feed.behind())),
-            database_fails: running.mirror.as_ref().is_some_and(|mirror| mirror.failure().is_some()),
+            overview: if let Heard::Overview(overview) = heard {
+                Some(overview)
+            } else {
+                None
+            },
+            index: Some((
+                running.index_answers.load(Ordering::Relaxed),
+                running.feed.behind(),
+            )),
+            database_fails: running
+                .mirror
+                .as_ref()
+                .is_some_and(|mirror| mirror.failure().is_some()),
         }
     }
 }
@@ -140,16 +164,36 @@ impl Vitals {
 /// Pure: what is said. A store or a database that is away changes nothing here: restarting us would not bring it back, and the
 /// agent does without.
 fn verdict(phase: &Phase, heard: Option<Heard>) -> Verdict {
-    let said = |healthy, ready, phase, why: Option<&str>| Verdict { healthy, ready, phase, why: why.map(str::to_owned) };
+    let said = |healthy, ready, phase, why: Option<&str>| Verdict {
+        healthy,
+        ready,
+        phase,
+        why: why.map(str::to_owned),
+    };
     match (phase, heard) {
         (Phase::Starting, _) => said(true, false, "starting", Some("streaming has not begun")),
-        (Phase::Restoring, _) => said(true, false, "restoring", Some("the session is being restored")),
-        (Phase::Streaming(_), Some(Heard::Gone)) => said(false, false, "streaming", Some("what streams has ended")),
-        (Phase::Streaming(_), Some(Heard::Silence)) => {
-            said(false, false, "streaming", Some(&format!("what streams has not answered for {PATIENCE:?}")))
+        (Phase::Restoring, _) => said(
+            true,
+            false,
+            "restoring",
+            Some("the session is being restored"),
+        ),
+        (Phase::Streaming(_), Some(Heard::Gone)) => {
+            said(false, false, "streaming", Some("what streams has ended"))
         }
+        (Phase::Streaming(_), Some(Heard::Silence)) => said(
+            false,
+            false,
+            "streaming",
+            Some(&format!("what streams has not answered for {PATIENCE:?}")),
+        ),
         (Phase::Streaming(_), _) => said(true, true, "streaming", None),
         (Phase::Stopping, _) => said(true, false, "stopping", Some("the final flush")),
-        (Phase::Without, _) => said(true, false, "not streaming", Some("streaming failed to start; the log says why")),
+        (Phase::Without, _) => said(
+            true,
+            false,
+            "not streaming",
+            Some("streaming failed to start; the log says why"),
+        ),
     }
 }

@@ -17,7 +17,10 @@ use crate::log::fork::Renaming;
 use crate::log::pen::{Appended, Pen};
 use crate::log::state::State;
 use crate::log::walk::{Reading, Sink};
-use crate::model::{Digest, EntryKind, FileKind, Header, LogId, LogName, Part, RelPath, RunningHash, SessionId, Turns, Wishes, WriterId};
+use crate::model::{
+    Digest, EntryKind, FileKind, Header, LogId, LogName, Part, RelPath, RunningHash, SessionId,
+    Turns, Wishes, WriterId,
+};
 use crate::sys::{Backoff, Folder, OpenFile};
 
 /// Somebody may write between our look and our claim; so often we look again.
@@ -44,23 +47,40 @@ struct Stage<'a> {
 
 impl Taker for Stage<'_> {
     fn begin(&mut self, manifest: &Manifest) -> Result<()> {
-        self.staged = (0..manifest.files.len()).map(|number| format!("import-{number:08}").parse()).collect::<Result<_>>()?;
+        self.staged = (0..manifest.files.len())
+            .map(|number| format!("import-{number:08}").parse())
+            .collect::<Result<_>>()?;
         for path in &self.staged {
-            self.folder.write_at(path, 0, &[]).map_err(|cause| Error::io("unpack", cause))?;
+            self.folder
+                .write_at(path, 0, &[])
+                .map_err(|cause| Error::io("unpack", cause))?;
         }
         Ok(())
     }
 
     fn bytes(&mut self, file: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.folder.write_at(&self.staged[file], offset, bytes).map_err(|cause| Error::io("unpack", cause))
+        self.folder
+            .write_at(&self.staged[file], offset, bytes)
+            .map_err(|cause| Error::io("unpack", cause))
     }
 }
 
 /// Unpacks an archive into a folder that nobody else uses. It is called `name` in errors.
-pub fn unpack<'a>(name: &str, input: impl std::io::Read, folder: &'a dyn Folder) -> Result<Unpacked<'a>> {
-    let mut stage = Stage { folder, staged: Vec::new() };
+pub fn unpack<'a>(
+    name: &str,
+    input: impl std::io::Read,
+    folder: &'a dyn Folder,
+) -> Result<Unpacked<'a>> {
+    let mut stage = Stage {
+        folder,
+        staged: Vec::new(),
+    };
     let manifest = archive::read(name, input, &mut stage)?;
-    Ok(Unpacked { folder, manifest, staged: stage.staged })
+    Ok(Unpacked {
+        folder,
+        manifest,
+        staged: stage.staged,
+    })
 }
 
 impl Unpacked<'_> {
@@ -74,9 +94,20 @@ impl Unpacked<'_> {
         for (member, staged) in self.manifest.files.iter_mut().zip(&mut self.staged) {
             let renamed: RelPath = format!("{staged}-renamed").parse()?;
             let gone = || Error::corrupt("what was unpacked is gone");
-            let file = self.folder.open(staged).map_err(|cause| Error::io("read what was unpacked", cause))?.ok_or_else(gone)?;
-            let (len, hash) = renaming.copy(self.folder, &*file, &member.path, (member.kind, member.len), &renamed)?;
-            (member.path, member.len, member.sha256) = (renaming.path(&member.path)?, len, hash.digest());
+            let file = self
+                .folder
+                .open(staged)
+                .map_err(|cause| Error::io("read what was unpacked", cause))?
+                .ok_or_else(gone)?;
+            let (len, hash) = renaming.copy(
+                self.folder,
+                &*file,
+                &member.path,
+                (member.kind, member.len),
+                &renamed,
+            )?;
+            (member.path, member.len, member.sha256) =
+                (renaming.path(&member.path)?, len, hash.digest());
             *staged = renamed;
         }
         self.manifest.session = to.clone();
@@ -104,10 +135,21 @@ pub struct Imported {
 }
 
 /// Writes an unpacked archive to a store, as a new log.
-pub async fn import(logs: &Logs, profile: &dyn Profile, unpacked: &Unpacked<'_>, dry_run: bool) -> Result<Imported> {
+pub async fn import(
+    logs: &Logs,
+    profile: &dyn Profile,
+    unpacked: &Unpacked<'_>,
+    dry_run: bool,
+) -> Result<Imported> {
     let manifest = &unpacked.manifest;
     let id = logs.id(LogName::Session(manifest.session.clone()));
-    let job = Job { logs, profile, unpacked, id: &id, kinds: kinds(profile, &id, manifest)? };
+    let job = Job {
+        logs,
+        profile,
+        unpacked,
+        id: &id,
+        kinds: kinds(profile, &id, manifest)?,
+    };
     let mut imported = Imported {
         session: manifest.session.to_string(),
         files: manifest.files.len(),
@@ -118,11 +160,21 @@ pub async fn import(logs: &Logs, profile: &dyn Profile, unpacked: &Unpacked<'_>,
         dry_run,
     };
     for _ in 0..MOST_RACES {
-        if job.attempt(&mut imported).await.doing_with(|| format!("import {id}"))? {
+        if job
+            .attempt(&mut imported)
+            .await
+            .doing_with(|| format!("import {id}"))?
+        {
             if !dry_run {
                 let said = manifest.wishes();
                 // What was said here counts more.
-                logs.say(&id, |before| Ok(Wishes { status: before.status, ..said.then(before) })).await?;
+                logs.say(&id, |before| {
+                    Ok(Wishes {
+                        status: before.status,
+                        ..said.then(before)
+                    })
+                })
+                .await?;
             }
             return Ok(imported);
         }
@@ -133,13 +185,19 @@ pub async fn import(logs: &Logs, profile: &dyn Profile, unpacked: &Unpacked<'_>,
 /// Only what the agent's profile would have kept for that session may come in: what is restored from it later must be so too.
 fn kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<Vec<FileKind>> {
     if manifest.agent != id.agent {
-        return Err(Error::usage(format!("import {id}: it is a session of {}, and this is {}", manifest.agent, id.agent))
-            .hint(format!("--agent {} takes it", manifest.agent)));
+        return Err(Error::usage(format!(
+            "import {id}: it is a session of {}, and this is {}",
+            manifest.agent, id.agent
+        ))
+        .hint(format!("--agent {} takes it", manifest.agent)));
     }
     let kind = |member: &Member| match profile.place(&member.path) {
         Place::Keep(name, kind) if name == id.name => Ok(kind),
         Place::Ask(_, kind, _) => Ok(kind),
-        _ => Err(Error::corrupt(format!("import {id}: {} is not a file that {} keeps for it", member.path, id.agent))),
+        _ => Err(Error::corrupt(format!(
+            "import {id}: {} is not a file that {} keeps for it",
+            member.path, id.agent
+        ))),
     };
     manifest.files.iter().map(kind).collect()
 }
@@ -175,7 +233,10 @@ impl Sink for Found {
 impl Job<'_> {
     /// False if somebody wrote in between.
     async fn attempt(&self, imported: &mut Imported) -> Result<bool> {
-        let read = self.logs.read_log(self.id, Reading::default(), Found::default).await?;
+        let read = self
+            .logs
+            .read_log(self.id, Reading::default(), Found::default)
+            .await?;
         let end = read.head;
         imported.head = end;
         let Found { state, writers } = read.sound()?;
@@ -192,7 +253,10 @@ impl Job<'_> {
                 imported.already = imported.entries == 0;
                 return Ok(true);
             }
-            None if writers.iter().all(|writer| writer.as_str().starts_with(&self.mark())) => {
+            None if writers
+                .iter()
+                .all(|writer| writer.as_str().starts_with(&self.mark())) =>
+            {
                 tracing::info!(id = %self.id, "going on with an import that was cut off");
             }
             None => {
@@ -209,8 +273,14 @@ impl Job<'_> {
             return Ok(false);
         }
         imported.entries += 1;
-        let have = if digest.is_none() { State::default() } else { state };
-        let written = self.write_all(&mut pen, have, &mut imported.entries).await?;
+        let have = if digest.is_none() {
+            State::default()
+        } else {
+            state
+        };
+        let written = self
+            .write_all(&mut pen, have, &mut imported.entries)
+            .await?;
         imported.head = pen.seq;
         Ok(written)
     }
@@ -226,20 +296,43 @@ impl Job<'_> {
 
     fn is_all_of(&self, state: &State) -> bool {
         let files = &self.unpacked.manifest.files;
-        let same = |member: &Member| state.files.get(&member.path).is_some_and(|file| file.sha256 == member.sha256);
+        let same = |member: &Member| {
+            state
+                .files
+                .get(&member.path)
+                .is_some_and(|file| file.sha256 == member.sha256)
+        };
         state.files.len() == files.len() && files.iter().all(same)
     }
 
     /// False if somebody took the session over.
     async fn write_all(&self, pen: &mut Pen, have: State, entries: &mut u32) -> Result<bool> {
-        let lines = have.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+        let lines = have
+            .files
+            .iter()
+            .filter(|(_, file)| file.kind == FileKind::Append);
         let lengths = lines.map(|(path, file)| (path.clone(), file.len)).collect();
-        let mut cutter = Cutter { job: self, reader: Reader::default(), turns: have.turns.clone(), lengths, delta: Delta::new() };
+        let mut cutter = Cutter {
+            job: self,
+            reader: Reader::default(),
+            turns: have.turns.clone(),
+            lengths,
+            delta: Delta::new(),
+        };
         for number in self.order() {
             let member = &self.unpacked.manifest.files[number];
-            let mut file = Progress::begin(self.unpacked.folder, &self.unpacked.staged[number], have.files.get(&member.path))?;
+            let mut file = Progress::begin(
+                self.unpacked.folder,
+                &self.unpacked.staged[number],
+                have.files.get(&member.path),
+            )?;
             // Which of several transcripts counts is told by the entry that it is in.
-            if cutter.delta.parts.iter().any(|part| self.profile.is_transcript(&part.path)) {
+            if cutter
+                .delta
+                .parts
+                .iter()
+                .any(|part| self.profile.is_transcript(&part.path))
+            {
                 cutter.delta.room = 0;
             }
             // Also a file of no bytes has a part.
@@ -265,7 +358,12 @@ impl Job<'_> {
         let mut order: Vec<usize> = (0..files.len()).collect();
         order.sort_by_key(|number| {
             let (member, kind) = (&files[*number], self.kinds[*number]);
-            (self.profile.is_transcript(&member.path), kind == FileKind::Append, member.mtime_ns, &member.path)
+            (
+                self.profile.is_transcript(&member.path),
+                kind == FileKind::Append,
+                member.mtime_ns,
+                &member.path,
+            )
         });
         order
     }
@@ -283,7 +381,9 @@ impl Job<'_> {
                     tracing::debug!(%error, "writing again");
                     tokio::time::sleep(backoff.wait_after_failure()).await;
                 }
-                Err(error) if error.is_retryable() => return Err(error.hint("the same command goes on where it stopped")),
+                Err(error) if error.is_retryable() => {
+                    return Err(error.hint("the same command goes on where it stopped"));
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -300,12 +400,25 @@ struct Progress {
 
 impl Progress {
     /// Begins behind what the log has of it.
-    fn begin(folder: &dyn Folder, staged: &RelPath, have: Option<&crate::model::FileAt>) -> Result<Progress> {
+    fn begin(
+        folder: &dyn Folder,
+        staged: &RelPath,
+        have: Option<&crate::model::FileAt>,
+    ) -> Result<Progress> {
         let failed = |cause| Error::io("read what was unpacked", cause);
-        let file = folder.open(staged).map_err(failed)?.ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
-        let mut progress = Progress { file, at: 0, hash: RunningHash::default(), begun: false };
+        let file = folder
+            .open(staged)
+            .map_err(failed)?
+            .ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+        let mut progress = Progress {
+            file,
+            at: 0,
+            hash: RunningHash::default(),
+            begun: false,
+        };
         if let Some(have) = have {
-            let over = crate::log::ledger::FileCursor::over(&*progress.file, have.kind, have.len).map_err(failed)?;
+            let over = crate::log::ledger::FileCursor::over(&*progress.file, have.kind, have.len)
+                .map_err(failed)?;
             if let Some(cursor) = over.filter(|cursor| cursor.hash.digest() == have.sha256) {
                 (progress.at, progress.hash, progress.begun) = (have.len, cursor.hash, true);
             }
@@ -317,7 +430,11 @@ impl Progress {
     fn next(&mut self, len: u64, kind: FileKind, room: u64) -> Result<Vec<u8>> {
         let left = len - self.at;
         let most = left.min(MOST_RAW - (CUT_AT - room));
-        let mut want = if kind == FileKind::Whole { most } else { left.min(room) };
+        let mut want = if kind == FileKind::Whole {
+            most
+        } else {
+            left.min(room)
+        };
         loop {
             let mut bytes = vec![0; want as usize];
             let mut got = 0;
@@ -328,7 +445,10 @@ impl Progress {
                     Err(cause) => return Err(Error::io("read what was unpacked", cause)),
                 }
             }
-            let line = bytes.iter().rposition(|byte| *byte == b'\n').filter(|_| kind == FileKind::Append && want < left);
+            let line = bytes
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .filter(|_| kind == FileKind::Append && want < left);
             match line {
                 Some(end) => bytes.truncate(end + 1),
                 None if kind == FileKind::Append && want < most => {
@@ -354,7 +474,11 @@ struct Delta {
 
 impl Delta {
     fn new() -> Delta {
-        Delta { parts: Vec::new(), bodies: Vec::new(), room: CUT_AT }
+        Delta {
+            parts: Vec::new(),
+            bodies: Vec::new(),
+            room: CUT_AT,
+        }
     }
 }
 
@@ -375,7 +499,11 @@ impl Cutter<'_> {
         let (path, len) = (member.path.clone(), bytes.len() as u64);
         let taken = len + path.as_str().len() as u64 + PART;
         // One part of a file in an entry.
-        self.delta.room = if file.at < member.len { 0 } else { self.delta.room.saturating_sub(taken) };
+        self.delta.room = if file.at < member.len {
+            0
+        } else {
+            self.delta.room.saturating_sub(taken)
+        };
         if kind == FileKind::Append {
             self.lengths.insert(path.clone(), file.at);
         }
@@ -396,10 +524,25 @@ impl Cutter<'_> {
     /// The delta as it would be written next, with the points to go back to that are reached in it.
     fn take(&mut self, pen: &Pen) -> Result<Encoded> {
         let Delta { parts, bodies, .. } = std::mem::replace(&mut self.delta, Delta::new());
-        let told = self.reader.read(self.job.profile, parts.iter().zip(bodies.iter().map(Vec::as_slice)));
+        let told = self.reader.read(
+            self.job.profile,
+            parts.iter().zip(bodies.iter().map(Vec::as_slice)),
+        );
         let checkpoints = self.turns.take(&told.marks, &self.lengths);
-        let header = pen.header(self.job.id, EntryKind::Delta, self.job.logs.clock.now(), Vec::new(), parts);
-        let encoded = entry::encode(Header { checkpoints, ..header }, &bodies)?;
+        let header = pen.header(
+            self.job.id,
+            EntryKind::Delta,
+            self.job.logs.clock.now(),
+            Vec::new(),
+            parts,
+        );
+        let encoded = entry::encode(
+            Header {
+                checkpoints,
+                ..header
+            },
+            &bodies,
+        )?;
         if encoded.header.body_len() > MOST_RAW {
             return Err(Error::new(Kind::Internal, "import: an entry is too large"));
         }

@@ -14,19 +14,36 @@ use crate::model::{FileKind, RelPath};
 use crate::sys::{Folder, OpenFile};
 
 /// Writes an archive of these files of a folder: everything of `manifest` but the files is known.
-pub fn pack(folder: &dyn Folder, files: &[(RelPath, FileKind)], manifest: Manifest, base64: bool, out: impl Write) -> Result<Manifest> {
+pub fn pack(
+    folder: &dyn Folder,
+    files: &[(RelPath, FileKind)],
+    manifest: Manifest,
+    base64: bool,
+    out: impl Write,
+) -> Result<Manifest> {
     let mut manifest = manifest;
     for (path, kind) in files {
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let gone = || failed(std::io::ErrorKind::NotFound.into());
         let file = folder.open(path).map_err(failed)?.ok_or_else(gone)?;
         let stat = file.stat().map_err(failed)?;
-        let cursor = FileCursor::over(&*file, *kind, stat.size).map_err(failed)?.ok_or_else(gone)?;
+        let cursor = FileCursor::over(&*file, *kind, stat.size)
+            .map_err(failed)?
+            .ok_or_else(gone)?;
         let (mode, mtime_ns, sha256) = (stat.mode & 0o777, stat.mtime_ns, cursor.hash.digest());
-        manifest.files.push(Member { path: path.clone(), kind: *kind, len: stat.size, mode, mtime_ns, sha256 });
+        manifest.files.push(Member {
+            path: path.clone(),
+            kind: *kind,
+            len: stat.size,
+            mode,
+            mtime_ns,
+            sha256,
+        });
     }
     archive::write(out, base64, &manifest, |member| {
-        let file = folder.open(&member.path)?.ok_or(std::io::ErrorKind::NotFound)?;
+        let file = folder
+            .open(&member.path)?
+            .ok_or(std::io::ErrorKind::NotFound)?;
         Ok(Box::new(Sequential { file, at: 0 }))
     })?;
     Ok(manifest)

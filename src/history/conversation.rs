@@ -37,12 +37,22 @@ impl Ear for Conversation {
     fn said(&mut self, said: Said) {
         let (path, end) = (said.path.clone(), said.start + said.len);
         let before = self.said.last(&path).map_or(-1, |last| last.position);
-        let position = said.message.at.map_or(0, Timestamp::as_microsecond).max(before.saturating_add(1));
-        let Some(spoken) = Spoken::of(said, position, self.full) else { return };
+        let position = said
+            .message
+            .at
+            .map_or(0, Timestamp::as_microsecond)
+            .max(before.saturating_add(1));
+        let Some(spoken) = Spoken::of(said, position, self.full) else {
+            return;
+        };
         // Some agents write a message again when it has changed.
         let again = |before: &&mut Spoken| before.name == spoken.name && before.role == spoken.role;
         if let Some(before) = self.said.recent(&path).take(RECENT).find(again) {
-            *before = Spoken { position: before.position, at: before.at, ..spoken };
+            *before = Spoken {
+                position: before.position,
+                at: before.at,
+                ..spoken
+            };
         } else {
             self.said.push(path, end, spoken);
         }
@@ -76,13 +86,32 @@ impl Conversation {
         last: Option<usize>,
         full: bool,
     ) -> Result<Read<Hearing<'a, Conversation>>> {
-        let fresh = || Hearing::new(profile, Conversation { full, said: ByFile::default() });
+        let fresh = || {
+            Hearing::new(
+                profile,
+                Conversation {
+                    full,
+                    said: ByFile::default(),
+                },
+            )
+        };
         for after in ends(logs, id, at, last.is_some()).await? {
-            let mut read = logs.read_log(id, Reading { at, after, ..Reading::default() }, fresh).await?;
+            let mut read = logs
+                .read_log(
+                    id,
+                    Reading {
+                        at,
+                        after,
+                        ..Reading::default()
+                    },
+                    fresh,
+                )
+                .await?;
             if let Some(point) = cut {
                 read.sink.cut_to(&point.files);
             }
-            let enough = read.damage.is_none() && last.is_some_and(|last| read.sink.ear.said.iter().count() >= last);
+            let enough = read.damage.is_none()
+                && last.is_some_and(|last| read.sink.ear.said.iter().count() >= last);
             if enough || after == 0 {
                 return Ok(read);
             }
@@ -94,7 +123,10 @@ impl Conversation {
     pub fn shown(self, last: Option<usize>) -> Vec<Shown> {
         let mut talks: BTreeMap<Option<String>, Vec<Spoken>> = BTreeMap::new();
         for spoken in self.said.into_all() {
-            talks.entry(spoken.sub_agent.clone()).or_default().push(spoken);
+            talks
+                .entry(spoken.sub_agent.clone())
+                .or_default()
+                .push(spoken);
         }
         for talk in talks.values_mut() {
             talk.sort_by_key(|spoken| spoken.position);
@@ -117,8 +149,20 @@ pub(super) async fn ends(logs: &Logs, id: &LogId, at: At, only_the_end: bool) ->
     if !only_the_end {
         return Ok(vec![0]);
     }
-    let picked = cover(&logs.newest_pieces(id).await?, 0, most, Prefer::Long, &BTreeSet::new());
-    let begin = |objects: usize| picked.len().checked_sub(objects).and_then(|first| picked.get(first)).map_or(0, |piece| piece.from - 1);
+    let picked = cover(
+        &logs.newest_pieces(id).await?,
+        0,
+        most,
+        Prefer::Long,
+        &BTreeSet::new(),
+    );
+    let begin = |objects: usize| {
+        picked
+            .len()
+            .checked_sub(objects)
+            .and_then(|first| picked.get(first))
+            .map_or(0, |piece| piece.from - 1)
+    };
     let mut ends = vec![begin(2), begin(8), 0];
     ends.dedup();
     Ok(ends)
@@ -127,8 +171,17 @@ pub(super) async fn ends(logs: &Logs, id: &LogId, at: At, only_the_end: bool) ->
 /// What tools answered, by call: failed, and how much they said.
 pub fn answers<'s>(shown: impl Iterator<Item = &'s Spoken>) -> HashMap<String, (bool, usize)> {
     let bits = shown.flat_map(|spoken| &spoken.bits);
-    bits.filter_map(|bit| if let Bit::Answer { id, bytes, failed, .. } = bit { Some((id.clone(), (*failed, *bytes))) } else { None })
-        .collect()
+    bits.filter_map(|bit| {
+        if let Bit::Answer {
+            id, bytes, failed, ..
+        } = bit
+        {
+            Some((id.clone(), (*failed, *bytes)))
+        } else {
+            None
+        }
+    })
+    .collect()
 }
 
 /// Which conversation was started within which other.
@@ -142,7 +195,10 @@ impl Tree {
     fn new(talks: BTreeMap<Option<String>, Vec<Spoken>>) -> Tree {
         let mut below: BTreeMap<(Option<String>, usize), Vec<String>> = BTreeMap::new();
         let mut taken: BTreeSet<(Option<String>, usize)> = BTreeSet::new();
-        let mut agents: Vec<(&String, &Vec<Spoken>)> = talks.iter().filter_map(|(name, talk)| Some((name.as_ref()?, talk))).collect();
+        let mut agents: Vec<(&String, &Vec<Spoken>)> = talks
+            .iter()
+            .filter_map(|(name, talk)| Some((name.as_ref()?, talk)))
+            .collect();
         agents.sort_by_key(|(name, talk)| (talk.first().map(|first| first.position), *name));
         for (name, talk) in agents {
             let place = place(&talks, name, talk, &taken);
@@ -163,7 +219,9 @@ impl Tree {
     }
 
     fn take(&mut self, name: Option<String>, depth: usize, shown: &mut Vec<Shown>) {
-        let Some(talk) = self.talks.remove(&name) else { return };
+        let Some(talk) = self.talks.remove(&name) else {
+            return;
+        };
         for (at, spoken) in talk.into_iter().enumerate() {
             shown.push(Shown { depth, spoken });
             for agent in self.below.remove(&(name.clone(), at)).unwrap_or_default() {
@@ -181,10 +239,15 @@ fn place(
     taken: &BTreeSet<(Option<String>, usize)>,
 ) -> (Option<String>, usize) {
     let first = talk.first();
-    let others = talks.iter().filter(|(other, _)| other.as_deref() != Some(name));
+    let others = talks
+        .iter()
+        .filter(|(other, _)| other.as_deref() != Some(name));
     if let Some(prompt) = first.and_then(|first| first.prompt) {
         let mut starts = others.flat_map(|(other, talk)| {
-            let starting = talk.iter().enumerate().filter(move |(_, spoken)| spoken.starts(prompt));
+            let starting = talk
+                .iter()
+                .enumerate()
+                .filter(move |(_, spoken)| spoken.starts(prompt));
             starting.map(move |(at, _)| (other.clone(), at))
         });
         if let Some(found) = starts.find(|place| !taken.contains(place)) {
@@ -193,7 +256,9 @@ fn place(
     }
     let main = talks.get(&None).map_or(&[][..], Vec::as_slice);
     let began = first.map_or(i64::MAX, |first| first.position);
-    let called = main.iter().rposition(|spoken| spoken.position <= began && spoken.calls().next().is_some());
+    let called = main
+        .iter()
+        .rposition(|spoken| spoken.position <= began && spoken.calls().next().is_some());
     let before = || main.iter().rposition(|spoken| spoken.position <= began);
     (None, called.or_else(before).unwrap_or(0))
 }

@@ -59,9 +59,17 @@ impl Ear for Fresh {
     fn said(&mut self, said: Said) {
         let (path, end) = (said.path.clone(), said.start + said.len);
         let before = self.news.last(&path).map_or(0, |last| last.position);
-        let position = said.message.at.map_or(0, Timestamp::as_microsecond).max(before);
-        let Some(spoken) = Spoken::of(said, position, self.full) else { return };
-        let older = self.newest.is_some_and(|newest| spoken.at.is_some_and(|at| at < newest));
+        let position = said
+            .message
+            .at
+            .map_or(0, Timestamp::as_microsecond)
+            .max(before);
+        let Some(spoken) = Spoken::of(said, position, self.full) else {
+            return;
+        };
+        let older = self
+            .newest
+            .is_some_and(|newest| spoken.at.is_some_and(|at| at < newest));
         let again = self.all_again || self.again.contains(&path);
         if !again || !older && !self.names.contains(&spoken.name) {
             self.news.push(path, end, spoken);
@@ -94,7 +102,9 @@ impl Fresh {
         // Files come one behind the other; what was said in them did not.
         news.sort_by_key(|spoken| spoken.position);
         self.names.extend(news.iter().map(|spoken| spoken.name));
-        self.newest = self.newest.max(news.iter().filter_map(|spoken| spoken.at).max());
+        self.newest = self
+            .newest
+            .max(news.iter().filter_map(|spoken| spoken.at).max());
         self.again.clear();
         self.all_again = false;
         news
@@ -103,9 +113,28 @@ impl Fresh {
 
 impl<'a> Follow<'a> {
     /// Reads the end of a session, from as few objects as have `last` messages, and follows it from there.
-    pub async fn begin(logs: &'a Logs, profile: &'a dyn Profile, id: &LogId, last: usize, full: bool) -> Result<(Follow<'a>, Vec<News>)> {
-        let heard = Hearing::new(profile, Fresh { full, ..Fresh::default() });
-        let mut follow = Follow { logs, profile, id: id.clone(), seq: 0, heard, told: None };
+    pub async fn begin(
+        logs: &'a Logs,
+        profile: &'a dyn Profile,
+        id: &LogId,
+        last: usize,
+        full: bool,
+    ) -> Result<(Follow<'a>, Vec<News>)> {
+        let heard = Hearing::new(
+            profile,
+            Fresh {
+                full,
+                ..Fresh::default()
+            },
+        );
+        let mut follow = Follow {
+            logs,
+            profile,
+            id: id.clone(),
+            seq: 0,
+            heard,
+            told: None,
+        };
         for after in ends(logs, id, At::Latest, true).await? {
             let mut read = follow.listen(after, &follow.heard).await?;
             let enough = read.damage.is_none() && read.sink.ear.news.iter().count() >= last;
@@ -153,11 +182,16 @@ impl<'a> Follow<'a> {
                 return Ok(self.keep(read.seq, read.sink));
             }
         }
-        let ear = Fresh { all_again: true, ..self.heard.ear.clone() };
+        let ear = Fresh {
+            all_again: true,
+            ..self.heard.ear.clone()
+        };
         let mut read = self.listen(0, &Hearing::new(self.profile, ear)).await?;
         let damage = read.damage.take();
         if read.seq <= self.seq && !anew {
-            let damage = damage.unwrap_or_else(|| Error::corrupt(format!("nothing behind entry {} can be read", self.seq)));
+            let damage = damage.unwrap_or_else(|| {
+                Error::corrupt(format!("nothing behind entry {} can be read", self.seq))
+            });
             return Ok(self.damaged(&damage).into_iter().collect());
         }
         let mut news = self.keep(read.seq, read.sink);
@@ -165,14 +199,33 @@ impl<'a> Follow<'a> {
         Ok(news)
     }
 
-    async fn listen(&self, after: Seq, heard: &Hearing<'a, Fresh>) -> Result<Read<Hearing<'a, Fresh>>> {
-        self.logs.read_log(&self.id, Reading { after, ..Reading::default() }, || heard.clone()).await
+    async fn listen(
+        &self,
+        after: Seq,
+        heard: &Hearing<'a, Fresh>,
+    ) -> Result<Read<Hearing<'a, Fresh>>> {
+        self.logs
+            .read_log(
+                &self.id,
+                Reading {
+                    after,
+                    ..Reading::default()
+                },
+                || heard.clone(),
+            )
+            .await
     }
 
     fn keep(&mut self, seq: Seq, heard: Hearing<'a, Fresh>) -> Vec<News> {
         let removed = heard.removed && !self.heard.removed;
         (self.seq, self.heard) = (seq, heard);
-        let mut news: Vec<News> = self.heard.ear.take().into_iter().map(|spoken| News::Said(Box::new(spoken))).collect();
+        let mut news: Vec<News> = self
+            .heard
+            .ear
+            .take()
+            .into_iter()
+            .map(|spoken| News::Said(Box::new(spoken)))
+            .collect();
         news.extend(removed.then_some(News::Removed));
         news
     }

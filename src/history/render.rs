@@ -44,24 +44,49 @@ impl Look {
     /// Nothing shown yet. `answers` is what tools answered, as far as it is known: a call shows it, and the answer is not shown
     /// again.
     pub fn new(style: Style, answers: HashMap<String, (bool, usize)>) -> Look {
-        Look { style, answers, calls: HashSet::new(), last: None }
+        Look {
+            style,
+            answers,
+            calls: HashSet::new(),
+            last: None,
+        }
     }
 
     /// The next message; empty if there is nothing to show of it.
     pub fn message(&mut self, spoken: &Spoken, depth: usize) -> String {
         self.calls.extend(spoken.calls().map(str::to_owned));
-        let bits: Vec<String> = spoken.bits.iter().filter_map(|bit| self.bit(spoken, bit)).collect();
+        let bits: Vec<String> = spoken
+            .bits
+            .iter()
+            .filter_map(|bit| self.bit(spoken, bit))
+            .collect();
         if bits.is_empty() && !self.style.full {
             return String::new();
         }
         // The agent's words, its calls and what they answer are one to who reads.
-        let role = if spoken.role == Role::Tool { Role::Assistant } else { spoken.role };
-        let odd = !matches!(spoken.kind.as_str(), "text" | "thinking" | "tool_use" | "tool_result");
-        let speaker = Speaker { role, depth, sub_agent: spoken.sub_agent.clone(), kind: odd.then(|| spoken.kind.clone()) };
+        let role = if spoken.role == Role::Tool {
+            Role::Assistant
+        } else {
+            spoken.role
+        };
+        let odd = !matches!(
+            spoken.kind.as_str(),
+            "text" | "thinking" | "tool_use" | "tool_result"
+        );
+        let speaker = Speaker {
+            role,
+            depth,
+            sub_agent: spoken.sub_agent.clone(),
+            kind: odd.then(|| spoken.kind.clone()),
+        };
         let mut lines = String::new();
         if self.last.as_ref() != Some(&speaker) {
             // In Markdown every block ends with an empty line already; only a quotation has to be left.
-            if self.last.as_ref().is_some_and(|last| !self.style.markdown || last.depth > depth) {
+            if self
+                .last
+                .as_ref()
+                .is_some_and(|last| !self.style.markdown || last.depth > depth)
+            {
                 lines.push('\n');
             }
             lines.push_str(&self.heading(spoken, &speaker));
@@ -76,8 +101,17 @@ impl Look {
     fn heading(&self, spoken: &Spoken, speaker: &Speaker) -> String {
         let mut about = Vec::new();
         about.extend(speaker.kind.as_deref().map(line));
-        about.extend(spoken.sub_agent.as_deref().map(|name| format!("sub-agent {}", line(name))));
-        about.extend(spoken.at.map(|at| at.strftime("%Y-%m-%d %H:%M:%S").to_string()));
+        about.extend(
+            spoken
+                .sub_agent
+                .as_deref()
+                .map(|name| format!("sub-agent {}", line(name))),
+        );
+        about.extend(
+            spoken
+                .at
+                .map(|at| at.strftime("%Y-%m-%d %H:%M:%S").to_string()),
+        );
         about.extend(spoken.model.as_deref().map(line));
         let (role, about) = (speaker.role.word(), about.join(" · "));
         if self.style.markdown {
@@ -88,29 +122,56 @@ impl Look {
             Role::Assistant => "\x1b[1;36m",
             Role::System | Role::Tool => "\x1b[1;35m",
         };
-        format!("{}  {}\n", self.paint(colour, role), self.paint("\x1b[2m", &about))
+        format!(
+            "{}  {}\n",
+            self.paint(colour, role),
+            self.paint("\x1b[2m", &about)
+        )
     }
 
     fn bit(&self, spoken: &Spoken, bit: &Bit) -> Option<String> {
         match bit {
             Bit::Text(text) if spoken.role == Role::System && !self.style.full => {
-                let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+                let first = text
+                    .lines()
+                    .find(|line| !line.trim().is_empty())
+                    .unwrap_or_default();
                 let rest = text.trim().len() > first.trim().len();
-                Some(self.note(&format!("{}{}", short(first).trim_end_matches('…'), if rest { " …" } else { "" })))
+                Some(self.note(&format!(
+                    "{}{}",
+                    short(first).trim_end_matches('…'),
+                    if rest { " …" } else { "" }
+                )))
             }
             Bit::Text(text) => Some(self.text(text)),
             Bit::Thought(text) => Some(self.quoted("thought", text)),
-            Bit::Call { id, name, input, .. } => Some(self.call(id, name, input)),
+            Bit::Call {
+                id, name, input, ..
+            } => Some(self.call(id, name, input)),
             // Shown with its call.
-            Bit::Answer { id, .. } if !self.style.full && self.calls.contains(id) && self.answers.contains_key(id) => None,
-            Bit::Answer { text, bytes, failed, .. } if self.style.full => Some(self.quoted(&verdict(*failed, *bytes), text)),
-            Bit::Answer { bytes, failed, .. } => Some(self.note(&format!("⎿ {}", verdict(*failed, *bytes)))),
+            Bit::Answer { id, .. }
+                if !self.style.full && self.calls.contains(id) && self.answers.contains_key(id) =>
+            {
+                None
+            }
+            Bit::Answer {
+                text,
+                bytes,
+                failed,
+                ..
+            } if self.style.full => Some(self.quoted(&verdict(*failed, *bytes), text)),
+            Bit::Answer { bytes, failed, .. } => {
+                Some(self.note(&format!("⎿ {}", verdict(*failed, *bytes))))
+            }
             Bit::Other(kind) => Some(self.note(&format!("[{}]", line(kind)))),
         }
     }
 
     fn call(&self, id: &str, name: &str, input: &str) -> String {
-        let answer = self.answers.get(id).map(|(failed, bytes)| verdict(*failed, *bytes));
+        let answer = self
+            .answers
+            .get(id)
+            .map(|(failed, bytes)| verdict(*failed, *bytes));
         let failed = self.answers.get(id).is_some_and(|(failed, _)| *failed);
         let name = line(name);
         if self.style.full {
@@ -118,16 +179,38 @@ impl Look {
         }
         let input = short(input);
         if self.style.markdown {
-            let input = if input.is_empty() { input } else { format!(" {}", code(&input)) };
-            return format!("- **{name}**{input}{}\n", answer.map(|answer| format!(" — {answer}")).unwrap_or_default()) + "\n";
+            let input = if input.is_empty() {
+                input
+            } else {
+                format!(" {}", code(&input))
+            };
+            return format!(
+                "- **{name}**{input}{}\n",
+                answer
+                    .map(|answer| format!(" — {answer}"))
+                    .unwrap_or_default()
+            ) + "\n";
         }
-        let answer = answer.map(|answer| format!("  {}", self.paint(if failed { "\x1b[31m" } else { "\x1b[2m" }, &answer)));
-        format!("  ▸ {} {input}{}\n", self.paint("\x1b[1m", &name), answer.unwrap_or_default())
+        let answer = answer.map(|answer| {
+            format!(
+                "  {}",
+                self.paint(if failed { "\x1b[31m" } else { "\x1b[2m" }, &answer)
+            )
+        });
+        format!(
+            "  ▸ {} {input}{}\n",
+            self.paint("\x1b[1m", &name),
+            answer.unwrap_or_default()
+        )
     }
 
     fn text(&self, text: &str) -> String {
         let text = clean(text);
-        let mut lines: String = text.trim_matches('\n').lines().map(|line| self.indented(line)).collect();
+        let mut lines: String = text
+            .trim_matches('\n')
+            .lines()
+            .map(|line| self.indented(line))
+            .collect();
         if self.style.markdown {
             lines.push('\n');
         }
@@ -136,7 +219,11 @@ impl Look {
 
     /// A line of ours.
     fn note(&self, text: &str) -> String {
-        if self.style.markdown { format!("*{text}*\n\n") } else { format!("  {}\n", self.paint("\x1b[2m", text)) }
+        if self.style.markdown {
+            format!("*{text}*\n\n")
+        } else {
+            format!("  {}\n", self.paint("\x1b[2m", text))
+        }
     }
 
     /// Text of another kind, under a word for it.
@@ -167,13 +254,27 @@ impl Look {
         if depth == 0 {
             return lines.to_owned();
         }
-        let before = if self.style.markdown { "> ".repeat(depth) } else { "    ".repeat(depth) };
-        let indent = |line: &str| if line.is_empty() { format!("{}\n", before.trim_end()) } else { format!("{before}{line}\n") };
+        let before = if self.style.markdown {
+            "> ".repeat(depth)
+        } else {
+            "    ".repeat(depth)
+        };
+        let indent = |line: &str| {
+            if line.is_empty() {
+                format!("{}\n", before.trim_end())
+            } else {
+                format!("{before}{line}\n")
+            }
+        };
         lines.lines().map(indent).collect()
     }
 
     fn paint(&self, colour: &str, text: &str) -> String {
-        if self.style.colour && !text.is_empty() { format!("{colour}{text}\x1b[0m") } else { text.to_owned() }
+        if self.style.colour && !text.is_empty() {
+            format!("{colour}{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 
@@ -218,18 +319,27 @@ fn short(text: &str) -> String {
 /// JSON with a line for each field; anything else as it is.
 fn pretty(input: &str) -> String {
     let value: Option<serde_json::Value> = serde_json::from_str(input).ok();
-    value.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| input.to_owned())
+    value
+        .and_then(|value| serde_json::to_string_pretty(&value).ok())
+        .unwrap_or_else(|| input.to_owned())
 }
 
 /// A span of code in Markdown, whatever is in it.
 fn code(text: &str) -> String {
     let fence = "`".repeat(longest_run(text, '`') + 1);
-    let blank = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
+    let blank = if text.starts_with('`') || text.ends_with('`') {
+        " "
+    } else {
+        ""
+    };
     format!("{fence}{blank}{text}{blank}{fence}")
 }
 
 fn longest_run(text: &str, letter: char) -> usize {
-    text.split(|other| other != letter).map(str::len).max().unwrap_or(0)
+    text.split(|other| other != letter)
+        .map(str::len)
+        .max()
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -257,25 +367,63 @@ mod tests {
         let bits = vec![
             Bit::Text(evil.into()),
             Bit::Thought(evil.into()),
-            Bit::Call { id: "1".into(), name: evil.into(), input: evil.into(), prompt: None },
-            Bit::Answer { id: "2".into(), text: evil.into(), bytes: 3, failed: true },
+            Bit::Call {
+                id: "1".into(),
+                name: evil.into(),
+                input: evil.into(),
+                prompt: None,
+            },
+            Bit::Answer {
+                id: "2".into(),
+                text: evil.into(),
+                bytes: 3,
+                failed: true,
+            },
             Bit::Other(evil.into()),
         ];
         let mut message = said(Role::Assistant, evil, bits);
         (message.model, message.sub_agent) = (Some(evil.into()), Some(evil.into()));
         for (markdown, full) in [(false, false), (false, true), (true, false), (true, true)] {
-            let shown = Look::new(Style { colour: false, markdown, full }, HashMap::new()).message(&message, 1);
-            assert!(shown.chars().all(|letter| letter == '\n' || !letter.is_control()), "{shown:?}");
+            let shown = Look::new(
+                Style {
+                    colour: false,
+                    markdown,
+                    full,
+                },
+                HashMap::new(),
+            )
+            .message(&message, 1);
+            assert!(
+                shown
+                    .chars()
+                    .all(|letter| letter == '\n' || !letter.is_control()),
+                "{shown:?}"
+            );
             assert!(shown.contains("a\u{fffd}[31mb\n"), "{shown}");
         }
     }
 
     #[test]
     fn code_stays_code_whatever_is_in_it() {
-        assert_eq!((code("a"), code("a`b"), code("`a")), ("`a`".into(), "``a`b``".into(), "`` `a ``".into()));
-        let bits = vec![Bit::Answer { id: "1".into(), text: "```\nx\n````".into(), bytes: 9, failed: false }];
-        let shown = Look::new(Style { full: true, markdown: true, colour: false }, HashMap::new())
-            .message(&said(Role::Tool, "tool_result", bits), 0);
+        assert_eq!(
+            (code("a"), code("a`b"), code("`a")),
+            ("`a`".into(), "``a`b``".into(), "`` `a ``".into())
+        );
+        let bits = vec![Bit::Answer {
+            id: "1".into(),
+            text: "```\nx\n````".into(),
+            bytes: 9,
+            failed: false,
+        }];
+        let shown = Look::new(
+            Style {
+                full: true,
+                markdown: true,
+                colour: false,
+            },
+            HashMap::new(),
+        )
+        .message(&said(Role::Tool, "tool_result", bits), 0);
         assert!(shown.contains("\n`````\n```\nx\n````\n`````\n"), "{shown}");
     }
 
@@ -284,11 +432,31 @@ mod tests {
         let call = said(
             Role::Assistant,
             "tool_use",
-            vec![Bit::Call { id: "1".into(), name: "Bash".into(), input: "ls\n-l".into(), prompt: None }],
+            vec![Bit::Call {
+                id: "1".into(),
+                name: "Bash".into(),
+                input: "ls\n-l".into(),
+                prompt: None,
+            }],
         );
-        let answer = said(Role::Tool, "tool_result", vec![Bit::Answer { id: "1".into(), text: "x".into(), bytes: 1234, failed: true }]);
-        let mut look = Look::new(Style::default(), HashMap::from([("1".to_owned(), (true, 1234))]));
-        assert_eq!(look.message(&call, 0), "assistant  2026-05-01 12:00:00\n  ▸ Bash ls -l  failed, 1.2 KB\n");
+        let answer = said(
+            Role::Tool,
+            "tool_result",
+            vec![Bit::Answer {
+                id: "1".into(),
+                text: "x".into(),
+                bytes: 1234,
+                failed: true,
+            }],
+        );
+        let mut look = Look::new(
+            Style::default(),
+            HashMap::from([("1".to_owned(), (true, 1234))]),
+        );
+        assert_eq!(
+            look.message(&call, 0),
+            "assistant  2026-05-01 12:00:00\n  ▸ Bash ls -l  failed, 1.2 KB\n"
+        );
         assert_eq!(look.message(&answer, 0), "");
         let mut look = Look::new(Style::default(), HashMap::new());
         assert!(look.message(&answer, 0).ends_with("  ⎿ failed, 1.2 KB\n"));

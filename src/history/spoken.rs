@@ -14,7 +14,18 @@ use crate::model::{Block, Message, Role, Said};
 const FOLDED: usize = 400;
 
 /// Names of what says most about a call, where a tool has them, the best first.
-const TELLING: [&str; 10] = ["command", "file_path", "notebook_path", "path", "pattern", "query", "url", "skill", "description", "prompt"];
+const TELLING: [&str; 10] = [
+    "command",
+    "file_path",
+    "notebook_path",
+    "path",
+    "pattern",
+    "query",
+    "url",
+    "skill",
+    "description",
+    "prompt",
+];
 
 /// A message as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -88,30 +99,69 @@ fn hash(value: impl Hash) -> u64 {
 impl Spoken {
     /// What is shown of a message; none if nothing is. `full` shows all.
     pub fn of(said: Said, position: i64, full: bool) -> Option<Spoken> {
-        let Said { path, start, message, .. } = said;
+        let Said {
+            path,
+            start,
+            message,
+            ..
+        } = said;
         // What the agent itself adds for the model is no part of the conversation; that it was summarised or told something is.
         let told = matches!(message.kind.as_str(), "summary" | "task_notification");
         if !full && message.role == Role::System && !told {
             return None;
         }
         let prompt = (message.role == Role::User).then(|| hash(message.text()));
-        let name = message.uuid.as_deref().map_or_else(|| hash((path.as_str(), start)), hash);
-        let Message { uuid, role, kind, at, model, sub_agent, blocks, .. } = message;
-        let bits: Vec<Bit> = blocks.into_iter().filter_map(|block| bit(block, full)).collect();
+        let name = message
+            .uuid
+            .as_deref()
+            .map_or_else(|| hash((path.as_str(), start)), hash);
+        let Message {
+            uuid,
+            role,
+            kind,
+            at,
+            model,
+            sub_agent,
+            blocks,
+            ..
+        } = message;
+        let bits: Vec<Bit> = blocks
+            .into_iter()
+            .filter_map(|block| bit(block, full))
+            .collect();
         if !full && bits.is_empty() {
             return None;
         }
-        Some(Spoken { position, uuid, role, kind, at, model, sub_agent, name, prompt, bits })
+        Some(Spoken {
+            position,
+            uuid,
+            role,
+            kind,
+            at,
+            model,
+            sub_agent,
+            name,
+            prompt,
+            bits,
+        })
     }
 
     /// The calls it makes.
     pub fn calls(&self) -> impl Iterator<Item = &str> {
-        self.bits.iter().filter_map(|bit| if let Bit::Call { id, .. } = bit { Some(id.as_str()) } else { None })
+        self.bits.iter().filter_map(|bit| {
+            if let Bit::Call { id, .. } = bit {
+                Some(id.as_str())
+            } else {
+                None
+            }
+        })
     }
 
     /// Whether it starts a sub-agent with this prompt.
     pub fn starts(&self, with: u64) -> bool {
-        self.bits.iter().any(|bit| matches!(bit, Bit::Call { prompt: Some(prompt), .. } if *prompt == with))
+        self.bits
+            .iter()
+            .any(|bit| matches!(bit, Bit::Call { prompt: Some(prompt), .. } if *prompt == with))
     }
 }
 
@@ -123,13 +173,30 @@ fn bit(block: Block, full: bool) -> Option<Bit> {
         Block::Thinking(_) => None,
         Block::Call(call) => {
             let input: Option<Value> = serde_json::from_str(&call.input).ok();
-            let prompt = input.as_ref().and_then(|input| input.get("prompt")?.as_str()).map(|prompt| hash(prompt.to_owned()));
-            let input = if full { call.input } else { clip(&telling(input.as_ref(), &call.input)) };
-            Some(Bit::Call { id: call.id, name: call.name, input, prompt })
+            let prompt = input
+                .as_ref()
+                .and_then(|input| input.get("prompt")?.as_str())
+                .map(|prompt| hash(prompt.to_owned()));
+            let input = if full {
+                call.input
+            } else {
+                clip(&telling(input.as_ref(), &call.input))
+            };
+            Some(Bit::Call {
+                id: call.id,
+                name: call.name,
+                input,
+                prompt,
+            })
         }
         Block::Answer { id, text, failed } => {
             let bytes = text.len();
-            Some(Bit::Answer { id, text: if full { text } else { clip(&text) }, bytes, failed })
+            Some(Bit::Answer {
+                id,
+                text: if full { text } else { clip(&text) },
+                bytes,
+                failed,
+            })
         }
         Block::Other(kind) => Some(Bit::Other(kind)),
     }
@@ -138,7 +205,16 @@ fn bit(block: Block, full: bool) -> Option<Bit> {
 /// What says most about a call.
 fn telling(input: Option<&Value>, text: &str) -> String {
     let best = TELLING.iter().find_map(|key| input?.get(key)?.as_str());
-    best.map_or_else(|| if text == "{}" { String::new() } else { text.to_owned() }, str::to_owned)
+    best.map_or_else(
+        || {
+            if text == "{}" {
+                String::new()
+            } else {
+                text.to_owned()
+            }
+        },
+        str::to_owned,
+    )
 }
 
 fn clip(text: &str) -> String {

@@ -28,7 +28,10 @@ pub struct Totals {
 }
 
 /// Millionths of a dollar as dollars.
-pub fn dollars<S: Serializer>(cost: &Option<u64>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+pub fn dollars<S: Serializer>(
+    cost: &Option<u64>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
     cost.map(|cost| cost as f64 / 1e6).serialize(serializer)
 }
 
@@ -227,7 +230,14 @@ mod tests {
         assert_eq!(cost_of(5, 1, None), None);
         assert_eq!(cost_of(5, 1, Some(7)), Some(7));
         assert_eq!(cost_of(9, 0, Some(7)), Some(9));
-        assert_eq!(serde_json::to_value(Totals { cost: Some(11_690), ..Totals::default() }).unwrap()["cost_usd"], 0.01169);
+        assert_eq!(
+            serde_json::to_value(Totals {
+                cost: Some(11_690),
+                ..Totals::default()
+            })
+            .unwrap()["cost_usd"],
+            0.01169
+        );
         assert!(serde_json::to_value(Totals::default()).unwrap()["cost_usd"].is_null());
     }
 }

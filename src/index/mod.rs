@@ -14,9 +14,15 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::model::{AgentName, Checkpoint, Digest, Header, Label, LogId, NamedFile, Namespace, Seq, Told, Ttl, Wishes, WriterId};
+use crate::model::{
+    AgentName, Checkpoint, Digest, Header, Label, LogId, NamedFile, Namespace, Seq, Told, Ttl,
+    Wishes, WriterId,
+};
 
-pub use catalog::{By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter, StatsRow, Totals};
+pub use catalog::{
+    By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter,
+    StatsRow, Totals,
+};
 pub use words::{Snippet, Words};
 
 /// One entry of a log, as the index takes it in.
@@ -231,7 +237,8 @@ pub trait Index: Send + Sync + 'static {
     async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>>;
 
     /// Moves the fence from exactly `from` to `to`; false if it was not at `from`.
-    async fn move_fence(&self, log: &LogId, from: Option<&FenceRow>, to: &FenceRow) -> Result<bool>;
+    async fn move_fence(&self, log: &LogId, from: Option<&FenceRow>, to: &FenceRow)
+    -> Result<bool>;
 
     /// Answers if the database does.
     async fn ping(&self) -> Result<()>;

@@ -30,7 +30,9 @@ use self::fault::{Fault, classify};
 use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::config::Prices;
 use crate::error::Result;
-use crate::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow};
+use crate::index::{
+    EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow,
+};
 use crate::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Wishes};
 use crate::sys::{Chance, SystemChance};
 
@@ -65,7 +67,9 @@ pub struct Terms {
 /// Without the pool, whose options hold the password.
 impl fmt::Debug for SqlIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SqlIndex").field(&self.target.address()).finish()
+        f.debug_tuple("SqlIndex")
+            .field(&self.target.address())
+            .finish()
     }
 }
 
@@ -73,7 +77,11 @@ impl SqlIndex {
     /// An index at `sqlite:///folder/file.db` or `postgres://user:password@host/database`. Nothing is connected yet, so
     /// only a URL that can never work is refused.
     pub fn open(url: &str) -> Result<SqlIndex> {
-        Ok(SqlIndex { target: Target::parse(url)?, terms: Terms::default(), pool: Mutex::new(None) })
+        Ok(SqlIndex {
+            target: Target::parse(url)?,
+            terms: Terms::default(),
+            pool: Mutex::new(None),
+        })
     }
 
     /// The same on other terms.
@@ -97,7 +105,11 @@ impl SqlIndex {
         self.call_within(LONGEST_CALL, work).await
     }
 
-    async fn call_within<T>(&self, most: Duration, work: impl Future<Output = Result<T, Fault>> + Send) -> Result<T> {
+    async fn call_within<T>(
+        &self,
+        most: Duration,
+        work: impl Future<Output = Result<T, Fault>> + Send,
+    ) -> Result<T> {
         let fault = match tokio::time::timeout(most, work).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(fault)) => fault,
@@ -118,7 +130,8 @@ impl SqlIndex {
 impl Index for SqlIndex {
     async fn record(&self, record: &Record) -> Result<Recorded> {
         // A fork can begin with a hundred thousand messages.
-        let most = LONGEST_CALL + PER_MESSAGE * u32::try_from(record.told.said.len()).unwrap_or(u32::MAX);
+        let most =
+            LONGEST_CALL + PER_MESSAGE * u32::try_from(record.told.said.len()).unwrap_or(u32::MAX);
         self.call_within(most, async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
             let recorded = record::record(&mut transaction, record, &self.terms).await?;
@@ -155,8 +168,16 @@ impl Index for SqlIndex {
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
             let mut connection = self.pool().await?.acquire().await?;
-            let sql = format!("SELECT {} FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3", rows::SESSION);
-            let row = sqlx::query(AssertSqlSafe(sql)).bind(namespace).bind(agent).bind(&id).fetch_optional(&mut *connection).await?;
+            let sql = format!(
+                "SELECT {} FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
+                rows::SESSION
+            );
+            let row = sqlx::query(AssertSqlSafe(sql))
+                .bind(namespace)
+                .bind(agent)
+                .bind(&id)
+                .fetch_optional(&mut *connection)
+                .await?;
             let Some(row) = row else {
                 return Ok(None);
             };
@@ -170,7 +191,11 @@ impl Index for SqlIndex {
     }
 
     async fn sessions(&self, filter: &Filter) -> Result<SessionPage> {
-        let cursor = filter.cursor.as_deref().map(list::Cursor::parse).transpose()?;
+        let cursor = filter
+            .cursor
+            .as_deref()
+            .map(list::Cursor::parse)
+            .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             list::page(&mut connection, filter, cursor).await
@@ -183,7 +208,12 @@ impl Index for SqlIndex {
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY path";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL).bind(namespace).bind(agent).bind(id).fetch_all(&self.pool().await?).await?;
+            let found = sqlx::query(SQL)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .fetch_all(&self.pool().await?)
+                .await?;
             found.iter().map(rows::file).collect()
         })
         .await
@@ -194,7 +224,12 @@ impl Index for SqlIndex {
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY branch, seq";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL).bind(namespace).bind(agent).bind(id).fetch_all(&self.pool().await?).await?;
+            let found = sqlx::query(SQL)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .fetch_all(&self.pool().await?)
+                .await?;
             found.iter().map(rows::entry).collect()
         })
         .await
@@ -203,8 +238,18 @@ impl Index for SqlIndex {
     async fn logs(&self, namespace: &Namespace, agent: &AgentName) -> Result<Vec<LogId>> {
         const SQL: &str = "SELECT id FROM sessions WHERE namespace = $1 AND agent = $2 ORDER BY id";
         self.call(async {
-            let found = sqlx::query(SQL).bind(namespace.as_str()).bind(agent.as_str()).fetch_all(&self.pool().await?).await?;
-            let log = |row| Ok(LogId { namespace: namespace.clone(), agent: agent.clone(), name: rows::parsed(row, "id")? });
+            let found = sqlx::query(SQL)
+                .bind(namespace.as_str())
+                .bind(agent.as_str())
+                .fetch_all(&self.pool().await?)
+                .await?;
+            let log = |row| {
+                Ok(LogId {
+                    namespace: namespace.clone(),
+                    agent: agent.clone(),
+                    name: rows::parsed(row, "id")?,
+                })
+            };
             found.iter().map(log).collect()
         })
         .await
@@ -224,7 +269,12 @@ impl Index for SqlIndex {
                 "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3",
             ] {
-                sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+                sqlx::query(sql)
+                    .bind(namespace)
+                    .bind(agent)
+                    .bind(&id)
+                    .execute(&mut *transaction)
+                    .await?;
             }
             transaction.commit().await?;
             Ok(())
@@ -238,7 +288,11 @@ impl Index for SqlIndex {
              (SELECT at, id FROM errors WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT 1 OFFSET $2)";
         static NOTED: AtomicU64 = AtomicU64::new(0);
         // Failures of one process and the same time stay in order; those of several never meet.
-        let id = format!("{:016x}-{:016x}", NOTED.fetch_add(1, Ordering::Relaxed), SystemChance.next());
+        let id = format!(
+            "{:016x}-{:016x}",
+            NOTED.fetch_add(1, Ordering::Relaxed),
+            SystemChance.next()
+        );
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             sqlx::query(ADD)
@@ -251,7 +305,11 @@ impl Index for SqlIndex {
                 .bind(clip(&failure.message, LONGEST))
                 .execute(&mut *connection)
                 .await?;
-            sqlx::query(CUT).bind(failure.namespace.as_str()).bind(i64::from(FAILURES) - 1).execute(&mut *connection).await?;
+            sqlx::query(CUT)
+                .bind(failure.namespace.as_str())
+                .bind(i64::from(FAILURES) - 1)
+                .execute(&mut *connection)
+                .await?;
             Ok(())
         })
         .await
@@ -262,23 +320,38 @@ impl Index for SqlIndex {
              WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT $2";
         self.call(async {
             let limit = i64::from(limit.min(FAILURES));
-            let found = sqlx::query(SQL).bind(namespace.as_str()).bind(limit).fetch_all(&self.pool().await?).await?;
+            let found = sqlx::query(SQL)
+                .bind(namespace.as_str())
+                .bind(limit)
+                .fetch_all(&self.pool().await?)
+                .await?;
             found.iter().map(rows::failure).collect()
         })
         .await
     }
 
     async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>> {
-        const SQL: &str = "SELECT seq, writer FROM fences WHERE namespace = $1 AND agent = $2 AND session = $3";
+        const SQL: &str =
+            "SELECT seq, writer FROM fences WHERE namespace = $1 AND agent = $2 AND session = $3";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL).bind(namespace).bind(agent).bind(id).fetch_optional(&self.pool().await?).await?;
+            let found = sqlx::query(SQL)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .fetch_optional(&self.pool().await?)
+                .await?;
             found.as_ref().map(rows::fence).transpose()
         })
         .await
     }
 
-    async fn move_fence(&self, log: &LogId, from: Option<&FenceRow>, to: &FenceRow) -> Result<bool> {
+    async fn move_fence(
+        &self,
+        log: &LogId,
+        from: Option<&FenceRow>,
+        to: &FenceRow,
+    ) -> Result<bool> {
         const FIRST: &str = "INSERT INTO fences (namespace, agent, session, seq, writer) VALUES ($1, $2, $3, $4, $5) \
              ON CONFLICT (namespace, agent, session) DO NOTHING";
         const NEXT: &str = "UPDATE fences SET seq = $4, writer = $5 \
@@ -287,9 +360,16 @@ impl Index for SqlIndex {
             let (namespace, agent, id) = log_columns(log);
             let seq = whole("entry number", to.seq)?;
             let mut query = sqlx::query(if from.is_some() { NEXT } else { FIRST });
-            query = query.bind(namespace).bind(agent).bind(id).bind(seq).bind(to.writer.as_str());
+            query = query
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .bind(seq)
+                .bind(to.writer.as_str());
             if let Some(from) = from {
-                query = query.bind(whole("entry number", from.seq)?).bind(from.writer.as_str());
+                query = query
+                    .bind(whole("entry number", from.seq)?)
+                    .bind(from.writer.as_str());
             }
             Ok(query.execute(&self.pool().await?).await?.rows_affected() == 1)
         })
@@ -299,7 +379,9 @@ impl Index for SqlIndex {
     async fn ping(&self) -> Result<()> {
         self.call(async {
             // A table of ours, as a database that answers but has lost its schema is of no use.
-            let row = sqlx::query("SELECT COUNT(*) FROM (SELECT 1 FROM sessions LIMIT 1) AS one").fetch_one(&self.pool().await?).await?;
+            let row = sqlx::query("SELECT COUNT(*) FROM (SELECT 1 FROM sessions LIMIT 1) AS one")
+                .fetch_one(&self.pool().await?)
+                .await?;
             let _: i64 = row.try_get(0)?;
             Ok(())
         })

@@ -32,14 +32,17 @@ impl Words {
         let mut all = vec![Alternative::default()];
         let mut rest = text.trim_start();
         while !rest.is_empty() {
-            let (minus, term) = rest.strip_prefix('-').map_or((false, rest), |term| (true, term));
+            let (minus, term) = rest
+                .strip_prefix('-')
+                .map_or((false, rest), |term| (true, term));
             let (term, quoted, after) = match term.strip_prefix('"') {
                 Some(open) => {
                     let (inner, after) = open.split_once('"').unwrap_or((open, ""));
                     (inner, true, after)
                 }
                 None => {
-                    let (word, after) = term.split_at(term.find(char::is_whitespace).unwrap_or(term.len()));
+                    let (word, after) =
+                        term.split_at(term.find(char::is_whitespace).unwrap_or(term.len()));
                     (word, false, after)
                 }
             };
@@ -50,7 +53,11 @@ impl Words {
             }
             let phrase: Vec<String> = words(term).map(|(_, _, word)| word).collect();
             if let (Some(last), false) = (all.last_mut(), phrase.is_empty()) {
-                if minus { last.without.push(phrase) } else { last.with.push(phrase) }
+                if minus {
+                    last.without.push(phrase)
+                } else {
+                    last.with.push(phrase)
+                }
             }
         }
         // Everything but some words is not a search.
@@ -72,22 +79,43 @@ impl Words {
         let marks = self.marks(text);
         let first = marks.iter().map(|(from, _)| from.saturating_sub(BEFORE));
         // Where most of it can be seen, and of several such places the first.
-        let seen = |from: usize| marks.iter().filter(|(start, end)| from <= *start && *end <= from + SNIPPET).count();
-        let from = first.min_by_key(|from| std::cmp::Reverse(seen(*from))).unwrap_or(0);
+        let seen = |from: usize| {
+            marks
+                .iter()
+                .filter(|(start, end)| from <= *start && *end <= from + SNIPPET)
+                .count()
+        };
+        let from = first
+            .min_by_key(|from| std::cmp::Reverse(seen(*from)))
+            .unwrap_or(0);
         let from = text.ceil_char_boundary(from);
         let to = text.floor_char_boundary(from + SNIPPET);
-        let mut snippet = Snippet { text: if from > 0 { "…" } else { "" }.to_owned(), marks: Vec::new() };
+        let mut snippet = Snippet {
+            text: if from > 0 { "…" } else { "" }.to_owned(),
+            marks: Vec::new(),
+        };
         let mut open = None;
-        for (at, letter) in text[from..to].char_indices().map(|(at, letter)| (from + at, letter)) {
+        for (at, letter) in text[from..to]
+            .char_indices()
+            .map(|(at, letter)| (from + at, letter))
+        {
             if let Some(start) = open.take_if(|_| marks.iter().any(|(_, end)| *end == at)) {
                 snippet.marks.push((start, snippet.text.len()));
             }
             if open.is_none() && marks.iter().any(|(start, end)| *start == at && *end <= to) {
                 open = Some(snippet.text.len());
             }
-            snippet.text.push(if letter.is_control() || letter.is_whitespace() { ' ' } else { letter });
+            snippet
+                .text
+                .push(if letter.is_control() || letter.is_whitespace() {
+                    ' '
+                } else {
+                    letter
+                });
         }
-        snippet.marks.extend(open.map(|start| (start, snippet.text.len())));
+        snippet
+            .marks
+            .extend(open.map(|start| (start, snippet.text.len())));
         if to < text.len() {
             snippet.text.push('…');
         }
@@ -97,12 +125,28 @@ impl Words {
     /// Where the phrases stand: from and to, in order, none within another.
     fn marks(&self, text: &str) -> Vec<(usize, usize)> {
         let said: Vec<(usize, usize, String)> = words(text).collect();
-        let phrases: Vec<&Vec<String>> = self.0.iter().flat_map(|alternative| &alternative.with).collect();
+        let phrases: Vec<&Vec<String>> = self
+            .0
+            .iter()
+            .flat_map(|alternative| &alternative.with)
+            .collect();
         let mut marks = Vec::new();
         let mut at = 0;
         while at < said.len() {
-            let here = |phrase: &&Vec<String>| said[at..].iter().map(|(_, _, word)| word).take(phrase.len()).eq(phrase.iter());
-            let length = phrases.iter().copied().filter(here).map(Vec::len).max().unwrap_or(0);
+            let here = |phrase: &&Vec<String>| {
+                said[at..]
+                    .iter()
+                    .map(|(_, _, word)| word)
+                    .take(phrase.len())
+                    .eq(phrase.iter())
+            };
+            let length = phrases
+                .iter()
+                .copied()
+                .filter(here)
+                .map(Vec::len)
+                .max()
+                .unwrap_or(0);
             if length > 0 {
                 marks.push((said[at].0, said[at + length - 1].1));
             }
@@ -127,14 +171,19 @@ fn words(text: &str) -> impl Iterator<Item = (usize, usize, String)> {
     let mut rest = 0;
     std::iter::from_fn(move || {
         let start = rest + text[rest..].find(char::is_alphanumeric)?;
-        rest = text[start..].find(|letter: char| !letter.is_alphanumeric()).map_or(text.len(), |len| start + len);
+        rest = text[start..]
+            .find(|letter: char| !letter.is_alphanumeric())
+            .map_or(text.len(), |len| start + len);
         Some((start, rest, text[start..rest].to_lowercase()))
     })
 }
 
 /// A text as its words, with blanks between: for a database that would make other words of it.
 pub fn plain(text: &str) -> String {
-    words(text).map(|(_, _, word)| word).collect::<Vec<_>>().join(" ")
+    words(text)
+        .map(|(_, _, word)| word)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -142,9 +191,20 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Option<Vec<(String, String)>> {
-        let phrases = |phrases: &[Vec<String>]| phrases.iter().map(|phrase| phrase.join(" ")).collect::<Vec<_>>().join(",");
+        let phrases = |phrases: &[Vec<String>]| {
+            phrases
+                .iter()
+                .map(|phrase| phrase.join(" "))
+                .collect::<Vec<_>>()
+                .join(",")
+        };
         let all = Words::read(text).ok()?;
-        Some(all.0.iter().map(|one| (phrases(&one.with), phrases(&one.without))).collect())
+        Some(
+            all.0
+                .iter()
+                .map(|one| (phrases(&one.with), phrases(&one.without)))
+                .collect(),
+        )
     }
 
     #[test]
@@ -172,12 +232,21 @@ mod tests {
             }
             shown
         };
-        assert_eq!(show("main.rs", "look\nat src/Main.RS, main"), "look at src/[Main.RS], main");
+        assert_eq!(
+            show("main.rs", "look\nat src/Main.RS, main"),
+            "look at src/[Main.RS], main"
+        );
         assert_eq!(show("\"b c\" c", "a b c c"), "a [b c] [c]");
         assert_eq!(show("nowhere", "a\tb"), "a b");
         let long = format!("{} needle {}", "ä".repeat(500), "hay ".repeat(200));
         let shown = show("needle", &long);
-        assert!(shown.starts_with('…') && shown.ends_with('…') && shown.contains("[needle]") && shown.len() < 300, "{shown}");
+        assert!(
+            shown.starts_with('…')
+                && shown.ends_with('…')
+                && shown.contains("[needle]")
+                && shown.len() < 300,
+            "{shown}"
+        );
         // Two of them are better than one.
         let text = format!("one {} one two", "x ".repeat(300));
         assert!(show("one two", &text).contains("[one] [two]"));
@@ -185,6 +254,9 @@ mod tests {
 
     #[test]
     fn plain_text_is_words_and_blanks() {
-        assert_eq!(plain("It's src/main.rs:7 — ÄB_c"), "it s src main rs 7 äb c");
+        assert_eq!(
+            plain("It's src/main.rs:7 — ÄB_c"),
+            "it s src main rs 7 äb c"
+        );
     }
 }

@@ -38,24 +38,44 @@ pub struct Staged {
 impl<'a> Assembly<'a> {
     /// Begins in `stage`, a folder that nobody else uses but earlier attempts.
     pub fn new(folder: &'a dyn Folder, stage: RelPath, attempt: u32) -> Self {
-        Assembly { folder, stage, attempt, state: State::default(), staged: BTreeMap::new(), made: 0, writers: BTreeMap::new() }
+        Assembly {
+            folder,
+            stage,
+            attempt,
+            state: State::default(),
+            staged: BTreeMap::new(),
+            made: 0,
+            writers: BTreeMap::new(),
+        }
     }
 }
 
 impl Sink for Assembly<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         // The rules first: an entry that breaks them changes no file.
-        let forked: BTreeMap<RelPath, FileAt> = if entry.header.fork.is_some() { self.state.files.clone() } else { BTreeMap::new() };
+        let forked: BTreeMap<RelPath, FileAt> = if entry.header.fork.is_some() {
+            self.state.files.clone()
+        } else {
+            BTreeMap::new()
+        };
         self.state.apply(&entry.header, entry.digest)?;
         for (path, was) in forked {
-            if self.state.files.get(&path).is_none_or(|now| (now.len, now.sha256) != (was.len, was.sha256)) {
-                return Err(Error::corrupt(format!("{path} is not what the fork says that it begins with")));
+            if self
+                .state
+                .files
+                .get(&path)
+                .is_none_or(|now| (now.len, now.sha256) != (was.len, was.sha256))
+            {
+                return Err(Error::corrupt(format!(
+                    "{path} is not what the fork says that it begins with"
+                )));
             }
         }
         match &entry.header.covers {
             Some(covers) => self.writers.extend(covers.writers.clone()),
             None => {
-                self.writers.insert(entry.header.writer.clone(), entry.header.seq);
+                self.writers
+                    .insert(entry.header.writer.clone(), entry.header.seq);
             }
         }
         if self.state.files.is_empty() {
@@ -67,7 +87,11 @@ impl Sink for Assembly<'_> {
                 self.new_file(&part.path)?;
             }
             self.write(&part.path, part.start, bytes)?;
-            self.check(&part.path, part.file_sha256, &format!("entry {}", entry.header.seq))?;
+            self.check(
+                &part.path,
+                part.file_sha256,
+                &format!("entry {}", entry.header.seq),
+            )?;
         }
         Ok(())
     }
@@ -98,50 +122,99 @@ impl Assembly<'_> {
     }
 
     /// How long transcripts that are so long now will be under the other id.
-    pub fn renamed_lengths(&self, lengths: &BTreeMap<RelPath, u64>, renaming: &Renaming) -> Result<BTreeMap<RelPath, u64>> {
+    pub fn renamed_lengths(
+        &self,
+        lengths: &BTreeMap<RelPath, u64>,
+        renaming: &Renaming,
+    ) -> Result<BTreeMap<RelPath, u64>> {
         let scratch = self.stage.join("measured")?;
         let mut renamed = BTreeMap::new();
         for (path, len) in lengths {
-            let Some(staged) = self.staged.get(path).filter(|staged| staged.len >= *len) else { continue };
-            let opened = self.folder.open(&staged.at).map_err(|cause| Error::io(format!("read {path}"), cause))?;
+            let Some(staged) = self.staged.get(path).filter(|staged| staged.len >= *len) else {
+                continue;
+            };
+            let opened = self
+                .folder
+                .open(&staged.at)
+                .map_err(|cause| Error::io(format!("read {path}"), cause))?;
             let opened = opened.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
-            let (len, _) = renaming.copy(self.folder, &*opened, path, (FileKind::Append, *len), &scratch)?;
+            let (len, _) = renaming.copy(
+                self.folder,
+                &*opened,
+                path,
+                (FileKind::Append, *len),
+                &scratch,
+            )?;
             renamed.insert(renaming.path(path)?, len);
         }
         Ok(renamed)
     }
 
     /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
-    pub fn fork(&mut self, cut: Option<&BTreeMap<RelPath, u64>>, renaming: &Renaming) -> Result<()> {
+    pub fn fork(
+        &mut self,
+        cut: Option<&BTreeMap<RelPath, u64>>,
+        renaming: &Renaming,
+    ) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, cut);
-        let (files, staged) = (std::mem::take(&mut self.state.files), std::mem::take(&mut self.staged));
+        let (files, staged) = (
+            std::mem::take(&mut self.state.files),
+            std::mem::take(&mut self.staged),
+        );
         self.state = State::default();
         self.writers.clear();
         for (path, len) in lengths {
-            let (Some(file), Some(from)) = (files.get(&path), staged.get(&path)) else { continue };
+            let (Some(file), Some(from)) = (files.get(&path), staged.get(&path)) else {
+                continue;
+            };
             let failed = |cause| Error::io(format!("read {path}"), cause);
-            let opened = self.folder.open(&from.at).map_err(failed)?.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
+            let opened = self
+                .folder
+                .open(&from.at)
+                .map_err(failed)?
+                .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
             let name = renaming.path(&path)?;
             self.new_file(&name)?;
-            let Some(to) = self.staged.get_mut(&name) else { continue };
-            let (len, hash) = renaming.copy(self.folder, &*opened, &path, (file.kind, len), &to.at)?;
+            let Some(to) = self.staged.get_mut(&name) else {
+                continue;
+            };
+            let (len, hash) =
+                renaming.copy(self.folder, &*opened, &path, (file.kind, len), &to.at)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
-            self.state.files.insert(name, FileAt { len, sha256, ..file.clone() });
+            self.state.files.insert(
+                name,
+                FileAt {
+                    len,
+                    sha256,
+                    ..file.clone()
+                },
+            );
         }
         Ok(())
     }
 
     fn new_file(&mut self, path: &RelPath) -> Result<()> {
         self.made += 1;
-        let at = self.stage.join(&format!("{}-{:08}", self.attempt, self.made))?;
-        self.staged.insert(path.clone(), Staged { at, hash: RunningHash::default(), len: 0 });
+        let at = self
+            .stage
+            .join(&format!("{}-{:08}", self.attempt, self.made))?;
+        self.staged.insert(
+            path.clone(),
+            Staged {
+                at,
+                hash: RunningHash::default(),
+                len: 0,
+            },
+        );
         Ok(())
     }
 
     fn write(&mut self, path: &RelPath, start: u64, bytes: &[u8]) -> Result<()> {
         let failed = |cause| Error::io(format!("write {path}"), cause);
-        let Some(staged) = self.staged.get_mut(path) else { return Ok(()) };
+        let Some(staged) = self.staged.get_mut(path) else {
+            return Ok(());
+        };
         if start != staged.len {
             staged.hash = match self.folder.open(&staged.at).map_err(failed)? {
                 Some(file) => FileCursor::over(&*file, crate::model::FileKind::Whole, start)
@@ -151,27 +224,43 @@ impl Assembly<'_> {
                 None => RunningHash::default(),
             };
         }
-        self.folder.write_at(&staged.at, start, bytes).map_err(failed)?;
+        self.folder
+            .write_at(&staged.at, start, bytes)
+            .map_err(failed)?;
         staged.hash.update(bytes);
         staged.len = start + bytes.len() as u64;
         Ok(())
     }
 
     fn check(&self, path: &RelPath, digest: crate::model::Digest, by: &str) -> Result<()> {
-        let matches = self.staged.get(path).is_some_and(|staged| staged.hash.digest() == digest);
+        let matches = self
+            .staged
+            .get(path)
+            .is_some_and(|staged| staged.hash.digest() == digest);
         if matches {
             return Ok(());
         }
-        Err(Error::corrupt(format!("{path} does not have the digest that {by} says")))
+        Err(Error::corrupt(format!(
+            "{path} does not have the digest that {by} says"
+        )))
     }
 
     /// Goes back within the last entry: what was appended behind a checkpoint goes from the files.
     pub fn cut(&mut self, point: &Checkpoint) -> Result<()> {
-        let transcripts: Vec<RelPath> =
-            self.state.files.iter().filter(|(_, file)| file.kind == FileKind::Append).map(|(path, _)| path.clone()).collect();
+        let transcripts: Vec<RelPath> = self
+            .state
+            .files
+            .iter()
+            .filter(|(_, file)| file.kind == FileKind::Append)
+            .map(|(path, _)| path.clone())
+            .collect();
         for path in transcripts {
             let keep = point.files.get(&path).copied();
-            let (Some(file), Some(staged)) = (self.state.files.get_mut(&path), self.staged.get_mut(&path)) else { continue };
+            let (Some(file), Some(staged)) =
+                (self.state.files.get_mut(&path), self.staged.get_mut(&path))
+            else {
+                continue;
+            };
             if file.len <= keep.unwrap_or(0) {
                 continue;
             }
@@ -182,10 +271,18 @@ impl Assembly<'_> {
                 continue;
             };
             let failed = |cause| Error::io(format!("cut {path}"), cause);
-            self.folder.write_at(&staged.at, keep, &[]).map_err(failed)?;
-            let opened = self.folder.open(&staged.at).map_err(failed)?.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
+            self.folder
+                .write_at(&staged.at, keep, &[])
+                .map_err(failed)?;
+            let opened = self
+                .folder
+                .open(&staged.at)
+                .map_err(failed)?
+                .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
             let cursor = FileCursor::over(&*opened, FileKind::Append, keep).map_err(failed)?;
-            let cursor = cursor.ok_or_else(|| Error::corrupt(format!("{path} is shorter than the checkpoint says")))?;
+            let cursor = cursor.ok_or_else(|| {
+                Error::corrupt(format!("{path} is shorter than the checkpoint says"))
+            })?;
             (file.len, file.sha256) = (keep, cursor.hash.digest());
             (staged.len, staged.hash) = (keep, cursor.hash);
         }
@@ -195,11 +292,16 @@ impl Assembly<'_> {
 
     /// Whether all that was written behind entry `seq` was written by `writer`.
     pub fn only_by(&self, writer: &WriterId, seq: Seq) -> bool {
-        self.writers.iter().all(|(other, last)| other == writer || *last <= seq)
+        self.writers
+            .iter()
+            .all(|(other, last)| other == writer || *last <= seq)
     }
 
     /// Each file: its path, what the log says of it, and where its bytes are.
     pub fn files(&self) -> impl Iterator<Item = (&RelPath, &FileAt, &Staged)> {
-        self.state.files.iter().filter_map(|(path, at)| Some((path, at, self.staged.get(path)?)))
+        self.state
+            .files
+            .iter()
+            .filter_map(|(path, at)| Some((path, at, self.staged.get(path)?)))
     }
 }

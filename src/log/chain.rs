@@ -51,7 +51,10 @@ impl Chain {
 
     /// A chain that begins with whatever comes first.
     pub fn anywhere(what: impl Into<String>) -> Self {
-        Chain { open: true, ..Chain::new(what, 0, None) }
+        Chain {
+            open: true,
+            ..Chain::new(what, 0, None)
+        }
     }
 
     /// Takes in what was read at the next number; answers an entry that has become certain.
@@ -78,7 +81,11 @@ impl Chain {
         let header = &entry.header;
         if header.kind.is_composite() {
             self.certain = header.seq;
-        } else if header.kind == EntryKind::Delta && self.held(follows).is_some_and(|held| held.header.writer == header.writer) {
+        } else if header.kind == EntryKind::Delta
+            && self
+                .held(follows)
+                .is_some_and(|held| held.header.writer == header.writer)
+        {
             self.certain = self.certain.max(follows);
         }
         self.held.push_back(entry);
@@ -103,7 +110,10 @@ impl Chain {
 
     /// The held entry of that number.
     fn held(&self, seq: Seq) -> Option<&Entry> {
-        let at = self.held.binary_search_by_key(&seq, |held| held.header.seq).ok()?;
+        let at = self
+            .held
+            .binary_search_by_key(&seq, |held| held.header.seq)
+            .ok()?;
         self.held.get(at)
     }
 
@@ -114,11 +124,18 @@ impl Chain {
             first = at;
             at = link(linked);
         }
-        while self.held.front().is_some_and(|front| front.header.seq < first) {
+        while self
+            .held
+            .front()
+            .is_some_and(|front| front.header.seq < first)
+        {
             self.held.pop_front();
         }
         let Some(entry) = self.held.pop_front() else {
-            return self.damaged.take().map_or(Ok(None), |(_, error)| Err(error));
+            return self
+                .damaged
+                .take()
+                .map_or(Ok(None), |(_, error)| Err(error));
         };
         let header = &entry.header;
         if std::mem::take(&mut self.open) {
@@ -132,12 +149,19 @@ impl Chain {
         if header.follows() < self.last {
             self.refused = Some(header.seq);
             // Only a mark passes over others.
-            self.passed_from = (!matches!(header.kind, EntryKind::Delta)).then_some(header.follows());
-            return Err(Error::corrupt(format!("read {}: entry {} was written by two", self.what, header.seq)));
+            self.passed_from =
+                (!matches!(header.kind, EntryKind::Delta)).then_some(header.follows());
+            return Err(Error::corrupt(format!(
+                "read {}: entry {} was written by two",
+                self.what, header.seq
+            )));
         }
         if self.last > 0 && self.digest.is_some() && header.prev != self.digest {
             self.refused = Some(header.seq);
-            return Err(Error::corrupt(format!("read {}: entry {} does not follow entry {}", self.what, header.seq, self.last)));
+            return Err(Error::corrupt(format!(
+                "read {}: entry {} does not follow entry {}",
+                self.what, header.seq, self.last
+            )));
         }
         self.last = header.seq;
         self.digest = Some(entry.digest);
@@ -158,7 +182,11 @@ impl Chain {
 
 /// The number of the entry that this one builds on; 0 for none.
 fn link(entry: &Entry) -> Seq {
-    if entry.header.begins_anew() { 0 } else { entry.header.follows() }
+    if entry.header.begins_anew() {
+        0
+    } else {
+        entry.header.follows()
+    }
 }
 
 #[cfg(test)]
@@ -192,7 +220,11 @@ mod tests {
         let mut chain = Chain::new("session s", 0, None);
         let mut out = Vec::new();
         for entry in entries {
-            out.extend(chain.push(entry.header.seq, Ok((*entry).clone()))?.map(|entry| entry.header.seq));
+            out.extend(
+                chain
+                    .push(entry.header.seq, Ok((*entry).clone()))?
+                    .map(|entry| entry.header.seq),
+            );
         }
         while let Some(entry) = chain.pop()? {
             out.push(entry.header.seq);
@@ -206,7 +238,10 @@ mod tests {
         for seq in 1..=9 {
             all.push(entry(seq, all.last().map(|entry| entry.digest), None, "w"));
         }
-        assert_eq!(run(&all.iter().collect::<Vec<_>>()).unwrap(), (1..=9).collect::<Vec<_>>());
+        assert_eq!(
+            run(&all.iter().collect::<Vec<_>>()).unwrap(),
+            (1..=9).collect::<Vec<_>>()
+        );
     }
 
     #[test]
@@ -214,9 +249,19 @@ mod tests {
         let one = entry(1, None, None, "w");
         let two = entry(2, Some(one.digest), None, "w");
         let three = entry(3, Some(two.digest), None, "w");
-        assert!(run(&[&one, &three]).unwrap_err().to_string().contains("entry 2 is missing"));
+        assert!(
+            run(&[&one, &three])
+                .unwrap_err()
+                .to_string()
+                .contains("entry 2 is missing")
+        );
         let other = entry(2, Some(three.digest), None, "w");
-        assert!(run(&[&one, &other]).unwrap_err().to_string().contains("does not follow"));
+        assert!(
+            run(&[&one, &other])
+                .unwrap_err()
+                .to_string()
+                .contains("does not follow")
+        );
         // Number 2 was reserved by a writer that died; its late write is not part of the log.
         let claim = entry(3, Some(one.digest), Some(1), "v");
         assert_eq!(run(&[&one, &claim]).unwrap(), [1, 3]);
@@ -233,12 +278,21 @@ mod tests {
         let five = entry(5, Some(four.digest), None, "u");
         assert_eq!(run(&[&one, &two, &four]).unwrap(), [1, 2, 4]);
         assert_eq!(run(&[&one, &two, &late, &four]).unwrap(), [1, 2, 4]);
-        assert_eq!(run(&[&one, &two, &late, &four, &five]).unwrap(), [1, 2, 4, 5]);
+        assert_eq!(
+            run(&[&one, &two, &late, &four, &five]).unwrap(),
+            [1, 2, 4, 5]
+        );
         assert_eq!(run(&[&one, &two, &late]).unwrap(), [1, 3]);
         // However many of them there are.
-        let many: Vec<Entry> = (3..30).map(|seq| entry(seq, Some(one.digest), Some(1), "v")).collect();
+        let many: Vec<Entry> = (3..30)
+            .map(|seq| entry(seq, Some(one.digest), Some(1), "v"))
+            .collect();
         let last = entry(30, Some(two.digest), Some(2), "u");
-        let all: Vec<&Entry> = [&one, &two].into_iter().chain(&many).chain([&last]).collect();
+        let all: Vec<&Entry> = [&one, &two]
+            .into_iter()
+            .chain(&many)
+            .chain([&last])
+            .collect();
         assert_eq!(run(&all).unwrap(), [1, 2, 30]);
     }
 
@@ -265,7 +319,10 @@ mod tests {
                     Err(_) => refused = true,
                 }
             }
-            assert_eq!((chain.refused(), chain.passed_from()), (Some(4), passed_from));
+            assert_eq!(
+                (chain.refused(), chain.passed_from()),
+                (Some(4), passed_from)
+            );
         }
     }
 
@@ -277,7 +334,13 @@ mod tests {
         for seq in 2..20 {
             let mut next = entry(seq, Some(before.digest), None, "w");
             next.header.kind = EntryKind::Delta;
-            assert_eq!(chain.push(seq, Ok(next.clone())).unwrap().map(|entry| entry.header.seq), Some(seq - 1));
+            assert_eq!(
+                chain
+                    .push(seq, Ok(next.clone()))
+                    .unwrap()
+                    .map(|entry| entry.header.seq),
+                Some(seq - 1)
+            );
             before = next;
         }
     }
@@ -291,12 +354,19 @@ mod tests {
         chain.push(2, Ok(two.clone())).unwrap();
         chain.push(3, Err(Error::corrupt("read entry 3"))).unwrap();
         for seq in 4..20 {
-            assert!(chain.push(seq, Ok(entry(seq, Some(two.digest), None, "w"))).unwrap().is_none());
+            assert!(
+                chain
+                    .push(seq, Ok(entry(seq, Some(two.digest), None, "w")))
+                    .unwrap()
+                    .is_none()
+            );
         }
         let mut passed = Chain::new("session s", 0, None);
         passed.held = chain.held.clone();
         passed.damaged = Some((3, Error::corrupt("read entry 3")));
-        passed.push(20, Ok(entry(20, Some(two.digest), Some(2), "v"))).unwrap();
+        passed
+            .push(20, Ok(entry(20, Some(two.digest), Some(2), "v")))
+            .unwrap();
         for expected in [1, 2] {
             assert_eq!(chain.pop().unwrap().unwrap().header.seq, expected);
             assert_eq!(passed.pop().unwrap().unwrap().header.seq, expected);

@@ -55,7 +55,8 @@ impl FromStr for Wanted {
             "store" => Ok(Wanted::Store),
             "database" => Ok(Wanted::Database),
             "off" => Ok(Wanted::Off),
-            _ => Err(Error::usage(format!("read fencing {text:?}")).hint("use auto, store, database or off")),
+            _ => Err(Error::usage(format!("read fencing {text:?}"))
+                .hint("use auto, store, database or off")),
         }
     }
 }
@@ -72,12 +73,20 @@ pub struct Fencing {
 impl Fencing {
     /// Fences as `wanted`, through `index` where the store cannot.
     pub fn new(wanted: Wanted, index: Arc<dyn Index>, index_is_shared: bool) -> Self {
-        Fencing { wanted, index, index_is_shared, chosen: OnceCell::new() }
+        Fencing {
+            wanted,
+            index,
+            index_is_shared,
+            chosen: OnceCell::new(),
+        }
     }
 
     /// The fence. An error of kind `Unavailable` means: ask again.
     pub async fn choose(&self, store: &dyn Store, chance: &Arc<dyn Chance>) -> Result<Fence> {
-        self.chosen.get_or_try_init(|| self.find(store, chance)).await.cloned()
+        self.chosen
+            .get_or_try_init(|| self.find(store, chance))
+            .await
+            .cloned()
     }
 
     /// The word for the fence, once it is chosen.
@@ -96,7 +105,10 @@ impl Fencing {
             return Ok(Fence::Store);
         }
         if self.index_is_shared {
-            tracing::info!(store = store.address(), "the store ignores conditions; fencing through the database");
+            tracing::info!(
+                store = store.address(),
+                "the store ignores conditions; fencing through the database"
+            );
             return Ok(Fence::Database(self.index.clone()));
         }
         Err(Error::usage(format!("{} ignores conditional writes, so it cannot keep two writers apart", store.address()))

@@ -25,7 +25,10 @@ pub struct Renaming {
 impl Renaming {
     /// The ids, as they stand in files.
     pub fn new(from: &LogName, to: &LogName) -> Renaming {
-        Renaming { from: from.to_string(), to: to.to_string() }
+        Renaming {
+            from: from.to_string(),
+            to: to.to_string(),
+        }
     }
 
     /// What a file of the other session is called in this one. A folder is renamed that is the id, by itself or behind `session-`;
@@ -37,14 +40,23 @@ impl Renaming {
         };
         let mut parts: Vec<&str> = path.parts().collect();
         let name = parts.pop().map(|name| self.name(name));
-        parts.into_iter().map(folder).chain(name).collect::<Vec<_>>().join("/").parse()
+        parts
+            .into_iter()
+            .map(folder)
+            .chain(name)
+            .collect::<Vec<_>>()
+            .join("/")
+            .parse()
     }
 
     /// A file's name with the other id: where it stands as a word of its own, or its first digits last before the ending.
     fn name(&self, name: &str) -> String {
         let within = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
         let word = name.match_indices(&self.from).find(|(at, id)| {
-            let (before, after) = (name[..*at].chars().next_back(), name[at + id.len()..].chars().next());
+            let (before, after) = (
+                name[..*at].chars().next_back(),
+                name[at + id.len()..].chars().next(),
+            );
             !within(before) && !within(after)
         });
         if let Some((at, id)) = word {
@@ -52,7 +64,9 @@ impl Renaming {
         }
         let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
         match name.split_once(&digits(&self.from)) {
-            Some((before, rest)) if before.ends_with('-') && rest.starts_with('.') => format!("{before}{}{rest}", digits(&self.to)),
+            Some((before, rest)) if before.ends_with('-') && rest.starts_with('.') => {
+                format!("{before}{}{rest}", digits(&self.to))
+            }
             _ => name.to_owned(),
         }
     }
@@ -78,12 +92,19 @@ impl Renaming {
     fn replace(&self, bytes: &[u8], last: bool, out: &mut Vec<u8>) -> usize {
         let from = self.from.as_bytes();
         let mut at = 0;
-        while let Some(found) = bytes[at..].windows(from.len()).position(|window| window == from) {
+        while let Some(found) = bytes[at..]
+            .windows(from.len())
+            .position(|window| window == from)
+        {
             out.extend_from_slice(&bytes[at..at + found]);
             out.extend_from_slice(self.to.as_bytes());
             at += found + from.len();
         }
-        let end = if last { bytes.len() } else { bytes.len().saturating_sub(from.len() - 1).max(at) };
+        let end = if last {
+            bytes.len()
+        } else {
+            bytes.len().saturating_sub(from.len() - 1).max(at)
+        };
         out.extend_from_slice(&bytes[at..end]);
         end
     }
@@ -103,8 +124,14 @@ impl Renaming {
         let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
         folder.write_at(to, 0, &[]).map_err(failed)?;
         loop {
-            let want = buffer.len().min(usize::try_from(len - read).unwrap_or(usize::MAX));
-            let got = if want == 0 { 0 } else { from.read_at(&mut buffer[..want], read).map_err(failed)? };
+            let want = buffer
+                .len()
+                .min(usize::try_from(len - read).unwrap_or(usize::MAX));
+            let got = if want == 0 {
+                0
+            } else {
+                from.read_at(&mut buffer[..want], read).map_err(failed)?
+            };
             read += got as u64;
             held.extend_from_slice(&buffer[..got]);
             let mut out = Vec::new();
@@ -122,22 +149,35 @@ impl Renaming {
                 break;
             }
         }
-        if read < len { Err(Error::corrupt(format!("{path} is shorter than the log says"))) } else { Ok((written, hash)) }
+        if read < len {
+            Err(Error::corrupt(format!(
+                "{path} is shorter than the log says"
+            )))
+        } else {
+            Ok((written, hash))
+        }
     }
 }
 
 /// Cuts lengths: the transcripts of a session as they were at a point.
-pub fn cut_lengths(files: &BTreeMap<RelPath, FileAt>, cut: Option<&BTreeMap<RelPath, u64>>) -> BTreeMap<RelPath, u64> {
+pub fn cut_lengths(
+    files: &BTreeMap<RelPath, FileAt>,
+    cut: Option<&BTreeMap<RelPath, u64>>,
+) -> BTreeMap<RelPath, u64> {
     let length = |path: &RelPath, file: &FileAt| match (cut, file.kind) {
         (Some(cut), FileKind::Append) => cut.get(path).map(|len| file.len.min(*len)),
         _ => Some(file.len),
     };
-    files.iter().filter_map(|(path, file)| Some((path.clone(), length(path, file)?))).collect()
+    files
+        .iter()
+        .filter_map(|(path, file)| Some((path.clone(), length(path, file)?)))
+        .collect()
 }
 
 /// The cursor over a file, for its digest.
 pub fn cursor(file: &dyn OpenFile, kind: FileKind, len: u64) -> Result<FileCursor> {
-    let read = FileCursor::over(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
+    let read =
+        FileCursor::over(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
     read.ok_or_else(|| Error::corrupt("a file is shorter than it should be"))
 }
 
@@ -150,20 +190,45 @@ mod tests {
         let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
-        assert_eq!(path("projects/-w/3f2a/subagents/agent-1.jsonl"), "projects/-w/new-id/subagents/agent-1.jsonl");
-        assert_eq!(path("projects/-w-3f2a/3f2ab.jsonl"), "projects/-w-3f2a/3f2ab.jsonl");
-        assert_eq!(path("sessions/2026/rollout-3f2a1-3f2a.jsonl"), "sessions/2026/rollout-3f2a1-new-id.jsonl");
-        let renaming = Renaming::new(&"01234567-89ab".parse().unwrap(), &"fedcba98-7654".parse().unwrap());
+        assert_eq!(
+            path("projects/-w/3f2a/subagents/agent-1.jsonl"),
+            "projects/-w/new-id/subagents/agent-1.jsonl"
+        );
+        assert_eq!(
+            path("projects/-w-3f2a/3f2ab.jsonl"),
+            "projects/-w-3f2a/3f2ab.jsonl"
+        );
+        assert_eq!(
+            path("sessions/2026/rollout-3f2a1-3f2a.jsonl"),
+            "sessions/2026/rollout-3f2a1-new-id.jsonl"
+        );
+        let renaming = Renaming::new(
+            &"01234567-89ab".parse().unwrap(),
+            &"fedcba98-7654".parse().unwrap(),
+        );
         let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
-        assert_eq!(path("tmp/w/chats/session-x-01234567.jsonl"), "tmp/w/chats/session-x-fedcba98.jsonl");
-        assert_eq!(path("tmp/w/tool-outputs/session-01234567-89ab/a.txt"), "tmp/w/tool-outputs/session-fedcba98-7654/a.txt");
-        assert_eq!(path("projects/-w-01234567-89ab/x-01234567"), "projects/-w-01234567-89ab/x-01234567");
+        assert_eq!(
+            path("tmp/w/chats/session-x-01234567.jsonl"),
+            "tmp/w/chats/session-x-fedcba98.jsonl"
+        );
+        assert_eq!(
+            path("tmp/w/tool-outputs/session-01234567-89ab/a.txt"),
+            "tmp/w/tool-outputs/session-fedcba98-7654/a.txt"
+        );
+        assert_eq!(
+            path("projects/-w-01234567-89ab/x-01234567"),
+            "projects/-w-01234567-89ab/x-01234567"
+        );
         let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
-        let wanted = b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
+        let wanted =
+            b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();
         assert_eq!(renaming.bytes(&transcript, FileKind::Append, text), wanted);
-        assert_eq!(renaming.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text), text);
+        assert_eq!(
+            renaming.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text),
+            text
+        );
         // However it comes in pieces.
         for piece in 1..text.len() {
             let (mut held, mut out) = (Vec::new(), Vec::new());

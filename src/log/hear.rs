@@ -53,7 +53,14 @@ pub struct Hearing<'a, E> {
 impl<'a, E: Ear> Hearing<'a, E> {
     /// Nothing heard yet.
     pub fn new(profile: &'a dyn Profile, ear: E) -> Self {
-        Hearing { profile, reader: Reader::default(), lengths: BTreeMap::new(), facts: Facts::default(), removed: false, ear }
+        Hearing {
+            profile,
+            reader: Reader::default(),
+            lengths: BTreeMap::new(),
+            facts: Facts::default(),
+            removed: false,
+            ear,
+        }
     }
 
     /// Takes the next entry in, whether or not it follows.
@@ -72,14 +79,20 @@ impl<'a, E: Ear> Hearing<'a, E> {
             self.ear.moved(&moved.from, &moved.to);
         }
         let told = self.reader.read(self.profile, entry.parts());
-        for part in header.parts.iter().filter(|part| told.read.contains_key(&part.path)) {
+        for part in header
+            .parts
+            .iter()
+            .filter(|part| told.read.contains_key(&part.path))
+        {
             let before = self.lengths.insert(part.path.clone(), part.end());
             if before.is_some_and(|before| part.start < before) {
                 self.ear.cut(&part.path, part.start);
             }
         }
         self.facts = std::mem::take(&mut self.facts).then(told.facts);
-        told.marks.into_iter().for_each(|marked| self.ear.marked(marked));
+        told.marks
+            .into_iter()
+            .for_each(|marked| self.ear.marked(marked));
         told.said.into_iter().for_each(|said| self.ear.said(said));
     }
 
@@ -105,7 +118,11 @@ impl<E: Ear> Sink for Hearing<'_, E> {
         if let Some(cut) = &fork.cut {
             self.cut_to(cut);
         }
-        let names: Result<BTreeMap<RelPath, RelPath>> = self.lengths.keys().map(|path| Ok((path.clone(), renaming.path(path)?))).collect();
+        let names: Result<BTreeMap<RelPath, RelPath>> = self
+            .lengths
+            .keys()
+            .map(|path| Ok((path.clone(), renaming.path(path)?)))
+            .collect();
         let names = names?;
         self.ear.forked(&names);
         self.reader = Reader::default();
@@ -142,7 +159,10 @@ impl<T> ByFile<T> {
 
     /// What was heard of a transcript, the newest first.
     pub fn recent(&mut self, path: &RelPath) -> impl Iterator<Item = &mut T> {
-        self.0.get_mut(path).into_iter().flat_map(|heard| heard.iter_mut().rev().map(|(_, heard)| heard))
+        self.0
+            .get_mut(path)
+            .into_iter()
+            .flat_map(|heard| heard.iter_mut().rev().map(|(_, heard)| heard))
     }
 
     /// See `Ear::cut`.
@@ -163,7 +183,12 @@ impl<T> ByFile<T> {
     pub fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
         let all = std::mem::take(&mut self.0).into_iter();
         self.0 = all
-            .filter_map(|(path, heard)| Some((names.get(&path)?.clone(), heard.into_iter().map(|(_, heard)| (0, heard)).collect())))
+            .filter_map(|(path, heard)| {
+                Some((
+                    names.get(&path)?.clone(),
+                    heard.into_iter().map(|(_, heard)| (0, heard)).collect(),
+                ))
+            })
             .collect();
     }
 
@@ -174,7 +199,9 @@ impl<T> ByFile<T> {
 
     /// Everything, by transcript and then in order.
     pub fn iter(&self) -> impl Iterator<Item = (&RelPath, &T)> {
-        self.0.iter().flat_map(|(path, heard)| heard.iter().map(move |(_, heard)| (path, heard)))
+        self.0
+            .iter()
+            .flat_map(|(path, heard)| heard.iter().map(move |(_, heard)| (path, heard)))
     }
 
     /// Everything, by transcript and then in order.
@@ -189,15 +216,28 @@ mod tests {
 
     #[test]
     fn a_transcript_that_is_cut_keeps_what_is_whole_before() {
-        let (path, other): (RelPath, RelPath) = ("p/a.jsonl".parse().unwrap(), "p/b.jsonl".parse().unwrap());
+        let (path, other): (RelPath, RelPath) =
+            ("p/a.jsonl".parse().unwrap(), "p/b.jsonl".parse().unwrap());
         let mut heard = ByFile::default();
-        [10, 20, 30].into_iter().for_each(|end| heard.push(path.clone(), end, end));
+        [10, 20, 30]
+            .into_iter()
+            .for_each(|end| heard.push(path.clone(), end, end));
         heard.push(other.clone(), 15, 15);
         heard.cut(&path, 25);
-        assert_eq!(heard.iter().map(|(_, end)| *end).collect::<Vec<_>>(), [10, 20, 15]);
-        heard.forked(&BTreeMap::from([(path.clone(), other.clone()), (other, path.clone())]));
+        assert_eq!(
+            heard.iter().map(|(_, end)| *end).collect::<Vec<_>>(),
+            [10, 20, 15]
+        );
+        heard.forked(&BTreeMap::from([
+            (path.clone(), other.clone()),
+            (other, path.clone()),
+        ]));
         heard.cut(&path, 3);
-        assert_eq!(heard.last(&path), Some(&15), "a place in the origin says nothing about the fork");
+        assert_eq!(
+            heard.last(&path),
+            Some(&15),
+            "a place in the origin says nothing about the fork"
+        );
         heard.cut(&path, 0);
         assert_eq!(heard.into_all().collect::<Vec<_>>(), [10, 20]);
     }

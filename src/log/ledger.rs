@@ -42,13 +42,24 @@ pub struct FileCursor {
 impl FileCursor {
     /// A file of which nothing is shipped.
     pub fn new(kind: FileKind, stat: Stat) -> Self {
-        FileCursor { kind, len: 0, hash: RunningHash::default(), tail: tail_of(&[]), stat, torn: 0, fresh: false }
+        FileCursor {
+            kind,
+            len: 0,
+            hash: RunningHash::default(),
+            tail: tail_of(&[]),
+            stat,
+            torn: 0,
+            fresh: false,
+        }
     }
 
     /// Reads the first `len` bytes of a file and puts the cursor behind them; none if it has fewer. How long ago it changed
     /// is not asked: one that is replaced as one is looked at once more.
     pub fn over(file: &dyn OpenFile, kind: FileKind, len: u64) -> std::io::Result<Option<Self>> {
-        let mut cursor = FileCursor { fresh: kind == FileKind::Whole, ..FileCursor::new(kind, file.stat()?) };
+        let mut cursor = FileCursor {
+            fresh: kind == FileKind::Whole,
+            ..FileCursor::new(kind, file.stat()?)
+        };
         let mut buffer = vec![0; 128 << 10];
         let mut window = Vec::new();
         while cursor.len < len {
@@ -108,12 +119,24 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger for a log of a store.
     pub fn new(store: String, id: LogId, pen: Pen) -> Self {
-        Ledger { v: VERSION, store, id, pen, files: BTreeMap::new(), seen: 0, turns: Turns::default() }
+        Ledger {
+            v: VERSION,
+            store,
+            id,
+            pen,
+            files: BTreeMap::new(),
+            seen: 0,
+            turns: Turns::default(),
+        }
     }
 
     /// Where the ledger of a log is.
     pub fn path(id: &LogId) -> Result<RelPath> {
-        format!("{STATE_FOLDER}/ledger/{}/{}/{}.json", id.namespace, id.agent, id.name).parse()
+        format!(
+            "{STATE_FOLDER}/ledger/{}/{}/{}.json",
+            id.namespace, id.agent, id.name
+        )
+        .parse()
     }
 
     /// Reads the ledger of a log. None if there is none, or it is damaged, or about another store: the bucket is asked
@@ -127,8 +150,12 @@ impl Ledger {
                 return None;
             }
         };
-        let checked = bytes.split_at_checked(64).filter(|(digest, body)| Digest::of(body).to_string().as_bytes() == *digest);
-        let Some(ledger) = checked.and_then(|(_, body)| serde_json::from_slice::<Ledger>(body).ok()).filter(|ledger| ledger.v == VERSION)
+        let checked = bytes
+            .split_at_checked(64)
+            .filter(|(digest, body)| Digest::of(body).to_string().as_bytes() == *digest);
+        let Some(ledger) = checked
+            .and_then(|(_, body)| serde_json::from_slice::<Ledger>(body).ok())
+            .filter(|ledger| ledger.v == VERSION)
         else {
             tracing::warn!(%path, "the ledger is damaged; asking the bucket");
             return None;
@@ -141,11 +168,14 @@ impl Ledger {
     pub fn save(&self, folder: &dyn Folder, durable: bool) -> Result<()> {
         let path = Self::path(&self.id)?;
         let mut body = vec![b'\n'];
-        serde_json::to_writer(&mut body, self)
-            .map_err(|cause| Error::new(crate::error::Kind::Internal, "write the ledger").because(cause))?;
+        serde_json::to_writer(&mut body, self).map_err(|cause| {
+            Error::new(crate::error::Kind::Internal, "write the ledger").because(cause)
+        })?;
         let mut bytes = Digest::of(&body).to_string().into_bytes();
         bytes.append(&mut body);
-        folder.replace(&path, &bytes, durable).map_err(|cause| Error::io(format!("write {path}"), cause))
+        folder
+            .replace(&path, &bytes, durable)
+            .map_err(|cause| Error::io(format!("write {path}"), cause))
     }
 }
 
@@ -155,10 +185,25 @@ mod tests {
     use crate::sys::Disk;
 
     fn ledger() -> Ledger {
-        let id = LogId { namespace: "n".parse().unwrap(), agent: "a".parse().unwrap(), name: "s".parse().unwrap() };
-        let pen = Pen::unclaimed("w".parse().unwrap(), 3, None, "2026-05-01T12:00:00Z".parse().unwrap());
+        let id = LogId {
+            namespace: "n".parse().unwrap(),
+            agent: "a".parse().unwrap(),
+            name: "s".parse().unwrap(),
+        };
+        let pen = Pen::unclaimed(
+            "w".parse().unwrap(),
+            3,
+            None,
+            "2026-05-01T12:00:00Z".parse().unwrap(),
+        );
         let mut ledger = Ledger::new("file:///x".into(), id, pen);
-        let stat = Stat { dev: 1, ino: 2, size: 3, mtime_ns: 4, mode: 0o600 };
+        let stat = Stat {
+            dev: 1,
+            ino: 2,
+            size: 3,
+            mtime_ns: 4,
+            mode: 0o600,
+        };
         let mut cursor = FileCursor::new(FileKind::Append, stat);
         cursor.advance(&mut Vec::new(), b"hello\n");
         ledger.files.insert("a.jsonl".parse().unwrap(), cursor);
@@ -172,7 +217,10 @@ mod tests {
         let ledger = ledger();
         assert_eq!(Ledger::load(&disk, "file:///x", &ledger.id), None);
         ledger.save(&disk, true).unwrap();
-        assert_eq!(Ledger::load(&disk, "file:///x", &ledger.id), Some(ledger.clone()));
+        assert_eq!(
+            Ledger::load(&disk, "file:///x", &ledger.id),
+            Some(ledger.clone())
+        );
         assert_eq!(Ledger::load(&disk, "file:///other", &ledger.id), None);
         let path = Ledger::path(&ledger.id).unwrap().below(root.path());
         let mut bytes = std::fs::read(&path).unwrap();
@@ -192,7 +240,9 @@ mod tests {
         let path: RelPath = "f".parse().unwrap();
         disk.write_at(&path, 0, &text).unwrap();
         let file = disk.open(&path).unwrap().unwrap();
-        let whole = FileCursor::over(&*file, FileKind::Append, 15_000).unwrap().unwrap();
+        let whole = FileCursor::over(&*file, FileKind::Append, 15_000)
+            .unwrap()
+            .unwrap();
         let mut pieces = FileCursor::new(FileKind::Append, whole.stat);
         let mut window = Vec::new();
         for piece in text[..15_000].chunks(700) {
@@ -200,6 +250,10 @@ mod tests {
         }
         assert_eq!(pieces, whole);
         assert_eq!(whole.tail, tail_of(&text[15_000 - 4096..15_000]));
-        assert!(FileCursor::over(&*file, FileKind::Append, 30_000).unwrap().is_none());
+        assert!(
+            FileCursor::over(&*file, FileKind::Append, 30_000)
+                .unwrap()
+                .is_none()
+        );
     }
 }

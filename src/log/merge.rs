@@ -10,7 +10,10 @@ use crate::codec::entry::{self, Encoded, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MOST_CHECKPOINTS;
-use crate::model::{Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId, entry::FORMAT};
+use crate::model::{
+    Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId,
+    entry::FORMAT,
+};
 
 /// Entries in the making of one.
 #[derive(Debug, Default)]
@@ -44,7 +47,10 @@ struct Last {
 impl Merger {
     /// Bytes gathered so far.
     pub fn size(&self) -> u64 {
-        self.files.values().map(|(_, bytes)| bytes.len() as u64).sum()
+        self.files
+            .values()
+            .map(|(_, bytes)| bytes.len() as u64)
+            .sum()
     }
 
     fn apply_moves(&mut self, header: &Header) -> Result<()> {
@@ -54,8 +60,14 @@ impl Merger {
                     self.files.insert(moved.to.clone(), file);
                 }
                 // Whether it was there before the run is not known here; a file that it would have replaced is.
-                None if !self.from_nothing && self.files.contains_key(&moved.to) && !is_written_anew(header, at) => {
-                    return Err(Error::conflict(format!("merge: {} may or may not have become {}", moved.from, moved.to)));
+                None if !self.from_nothing
+                    && self.files.contains_key(&moved.to)
+                    && !is_written_anew(header, at) =>
+                {
+                    return Err(Error::conflict(format!(
+                        "merge: {} may or may not have become {}",
+                        moved.from, moved.to
+                    )));
                 }
                 None => {}
             }
@@ -67,7 +79,10 @@ impl Merger {
     }
 
     fn apply_part(&mut self, part: &Part, seq: Seq, bytes: &[u8]) {
-        let new = Part { seq: Some(part.seq.unwrap_or(seq)), ..part.clone() };
+        let new = Part {
+            seq: Some(part.seq.unwrap_or(seq)),
+            ..part.clone()
+        };
         let Some((old, kept)) = self.files.get_mut(&part.path) else {
             self.files.insert(part.path.clone(), (new, bytes.to_vec()));
             return;
@@ -75,19 +90,32 @@ impl Merger {
         let start = old.start.min(part.start);
         kept.truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
         kept.extend_from_slice(bytes);
-        *old = Part { start, len: kept.len() as u64, ..new };
+        *old = Part {
+            start,
+            len: kept.len() as u64,
+            ..new
+        };
     }
 
     /// The run as one piece, from number `from` on: a snapshot if nothing before it counts, else a merge. None if nothing
     /// was taken in, or if it ends with a removal: whether a session is removed must be told by the entry itself.
     pub fn finish(self, from: Seq) -> Result<Option<Encoded>> {
-        let (Some(first), Some(last)) = (self.first, self.last.filter(|last| !last.header.kind.is_removal())) else { return Ok(None) };
+        let (Some(first), Some(last)) = (
+            self.first,
+            self.last.filter(|last| !last.header.kind.is_removal()),
+        ) else {
+            return Ok(None);
+        };
         let (mut parts, mut bodies) = (Vec::new(), Vec::new());
         for (path, (part, bytes)) in self.files {
             parts.push(Part { path, ..part });
             bodies.push(bytes);
         }
-        let kind = if self.from_nothing { EntryKind::Snapshot } else { EntryKind::Merge };
+        let kind = if self.from_nothing {
+            EntryKind::Snapshot
+        } else {
+            EntryKind::Merge
+        };
         let covers = Covers {
             from: if self.from_nothing { 1 } else { from },
             digest: last.digest,
@@ -114,7 +142,12 @@ impl Merger {
             fork: None,
             back_to: None,
         };
-        if self.from_nothing { snapshot::encode(header, &bodies) } else { entry::encode(header, &bodies) }.map(Some)
+        if self.from_nothing {
+            snapshot::encode(header, &bodies)
+        } else {
+            entry::encode(header, &bodies)
+        }
+        .map(Some)
     }
 }
 
@@ -123,7 +156,11 @@ impl Merger {
 fn is_written_anew(header: &Header, at: usize) -> bool {
     let to = &header.moves[at].to;
     let moves_on = header.moves[at + 1..].iter().any(|next| next.from == *to);
-    !moves_on && header.parts.iter().any(|part| part.path == *to && part.start == 0)
+    !moves_on
+        && header
+            .parts
+            .iter()
+            .any(|part| part.path == *to && part.start == 0)
 }
 
 impl Sink for Merger {
@@ -131,10 +168,15 @@ impl Sink for Merger {
         let header = &entry.header;
         if header.fork.is_some() {
             // It stands for entries of another log, which stay where they are.
-            return Err(Error::conflict("merge: what a fork begins with stays an entry of its own"));
+            return Err(Error::conflict(
+                "merge: what a fork begins with stays an entry of its own",
+            ));
         }
         if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
-            *self = Merger { from_nothing: true, ..Merger::default() };
+            *self = Merger {
+                from_nothing: true,
+                ..Merger::default()
+            };
         }
         self.apply_moves(header)?;
         for (part, bytes) in entry.parts() {
@@ -158,7 +200,14 @@ impl Sink for Merger {
                 self.writers.insert(header.writer.clone(), header.seq);
             }
         }
-        self.last = Some(Last { header: Header { parts: Vec::new(), moves: Vec::new(), ..header.clone() }, digest: entry.digest });
+        self.last = Some(Last {
+            header: Header {
+                parts: Vec::new(),
+                moves: Vec::new(),
+                ..header.clone()
+            },
+            digest: entry.digest,
+        });
         Ok(())
     }
 }

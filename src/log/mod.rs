@@ -68,20 +68,40 @@ pub struct Numbered {
 impl Logs {
     /// The log of that name.
     pub fn id(&self, name: LogName) -> LogId {
-        LogId { namespace: self.namespace.clone(), agent: self.agent.clone(), name }
+        LogId {
+            namespace: self.namespace.clone(),
+            agent: self.agent.clone(),
+            name,
+        }
     }
 
     /// Every log of the agent whose name begins with `prefix`.
     pub async fn names(&self, prefix: &str) -> Result<Vec<LogName>> {
-        let folder = format!("{}{prefix}", keys::agent_folder(&self.namespace, &self.agent));
-        let folders = store::list_folders(&*self.store, &folder).await.doing("list sessions")?;
+        let folder = format!(
+            "{}{prefix}",
+            keys::agent_folder(&self.namespace, &self.agent)
+        );
+        let folders = store::list_folders(&*self.store, &folder)
+            .await
+            .doing("list sessions")?;
         // A key that is not ours may stand in the bucket; it is passed over.
-        Ok(folders.iter().filter_map(|folder| keys::log_name(folder)).collect())
+        Ok(folders
+            .iter()
+            .filter_map(|folder| keys::log_name(folder))
+            .collect())
     }
 
     /// The numbers of a log's entries from behind `after` on, in order.
     pub async fn entries(&self, id: &LogId, after: Seq) -> Result<Vec<Numbered>> {
-        Ok(self.entry_pieces(id, after).await?.iter().map(|piece| Numbered { seq: piece.to, size: piece.size }).collect())
+        Ok(self
+            .entry_pieces(id, after)
+            .await?
+            .iter()
+            .map(|piece| Numbered {
+                seq: piece.to,
+                size: piece.size,
+            })
+            .collect())
     }
 
     /// The snapshots and merges of a log.
@@ -92,13 +112,22 @@ impl Logs {
             store::list_objects(&*self.store, &merges, None),
         );
         let (snapshots, merges) = listed.await.doing_with(|| format!("list {id}"))?;
-        let snapshots = snapshots.iter().filter_map(|object| piece(object, PieceKind::Snapshot));
-        Ok(snapshots.chain(merges.iter().filter_map(|object| piece(object, PieceKind::Merge))).collect())
+        let snapshots = snapshots
+            .iter()
+            .filter_map(|object| piece(object, PieceKind::Snapshot));
+        Ok(snapshots
+            .chain(
+                merges
+                    .iter()
+                    .filter_map(|object| piece(object, PieceKind::Merge)),
+            )
+            .collect())
     }
 
     /// All pieces of a log.
     pub async fn pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
-        let (mut pieces, entries) = futures_util::future::try_join(self.composites(id), self.entry_pieces(id, 0)).await?;
+        let (mut pieces, entries) =
+            futures_util::future::try_join(self.composites(id), self.entry_pieces(id, 0)).await?;
         pieces.extend(entries);
         Ok(pieces)
     }
@@ -108,31 +137,54 @@ impl Logs {
         let mut pieces = self.composites(id).await?;
         let covered = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
         // Up to the first number that only an entry can stand for.
-        let to = covered.iter().fold(0, |to, piece| if piece.from == to + 1 { piece.to } else { to });
+        let to = covered.iter().fold(
+            0,
+            |to, piece| if piece.from == to + 1 { piece.to } else { to },
+        );
         pieces.extend(self.entry_pieces(id, to).await?);
         let read = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
         let whole = read.last().map_or(0, |last| last.to) == pieces::head(&pieces);
         // Where two cross, the way on may begin with an entry before them.
-        if whole { Ok(pieces) } else { self.pieces(id).await }
+        if whole {
+            Ok(pieces)
+        } else {
+            self.pieces(id).await
+        }
     }
 
     /// The same in one round trip where the log is not long: what has few entries, or had its history collected, is listed
     /// from its beginning at once.
     pub async fn few_pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
         let folder = keys::entries_folder(id);
-        let entries = async { self.store.list(&folder, None).await.doing_with(|| format!("list {id}")) };
-        let (mut pieces, entries) = futures_util::future::try_join(self.composites(id), entries).await?;
+        let entries = async {
+            self.store
+                .list(&folder, None)
+                .await
+                .doing_with(|| format!("list {id}"))
+        };
+        let (mut pieces, entries) =
+            futures_util::future::try_join(self.composites(id), entries).await?;
         if entries.next.is_some() {
             return self.newest_pieces(id).await;
         }
-        pieces.extend(entries.objects.iter().filter_map(|object| piece(object, PieceKind::Entry)));
+        pieces.extend(
+            entries
+                .objects
+                .iter()
+                .filter_map(|object| piece(object, PieceKind::Entry)),
+        );
         Ok(pieces)
     }
 
     async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Piece>> {
         let from = (after > 0).then(|| keys::entry(id, after));
-        let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from).await.doing_with(|| format!("list {id}"))?;
-        Ok(objects.iter().filter_map(|object| piece(object, PieceKind::Entry)).collect())
+        let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from)
+            .await
+            .doing_with(|| format!("list {id}"))?;
+        Ok(objects
+            .iter()
+            .filter_map(|object| piece(object, PieceKind::Entry))
+            .collect())
     }
 
     /// The pieces of a branch, in order.
@@ -140,14 +192,21 @@ impl Logs {
         let objects = store::list_objects(&*self.store, &keys::branch_folder(id, writer), None)
             .await
             .doing_with(|| format!("list branch of {id}"))?;
-        Ok(objects.iter().filter_map(|object| piece(object, PieceKind::Entry)).collect())
+        Ok(objects
+            .iter()
+            .filter_map(|object| piece(object, PieceKind::Entry))
+            .collect())
     }
 
     /// The writers that lost a log and have a branch.
     pub async fn branches(&self, id: &LogId) -> Result<Vec<WriterId>> {
-        let folders =
-            store::list_folders(&*self.store, &keys::branches_folder(id)).await.doing_with(|| format!("list branches of {id}"))?;
-        Ok(folders.iter().filter_map(|folder| keys::folder_name(folder).ok()?.parse().ok()).collect())
+        let folders = store::list_folders(&*self.store, &keys::branches_folder(id))
+            .await
+            .doing_with(|| format!("list branches of {id}"))?;
+        Ok(folders
+            .iter()
+            .filter_map(|folder| keys::folder_name(folder).ok()?.parse().ok())
+            .collect())
     }
 
     /// Reads one entry of the log; none if it does not exist.
@@ -156,32 +215,58 @@ impl Logs {
     }
 
     /// Reads a piece that a listing has shown, of a log or of a writer's branch; none if it was collected meanwhile.
-    pub async fn read_piece(&self, id: &LogId, piece: &Piece, branch: Option<&WriterId>) -> Result<Option<Entry>> {
+    pub async fn read_piece(
+        &self,
+        id: &LogId,
+        piece: &Piece,
+        branch: Option<&WriterId>,
+    ) -> Result<Option<Entry>> {
         let key = piece.key_in(id, branch);
-        let Some(stored) = self.store.get(&key).await? else { return Ok(None) };
+        let Some(stored) = self.store.get(&key).await? else {
+            return Ok(None);
+        };
         decode(id, piece, &key, &stored).map(Some)
     }
 
     /// The same for who only merges: what was written here of late needs not be asked for.
     pub async fn read_to_merge(&self, id: &LogId, piece: &Piece) -> Result<Option<Entry>> {
-        match self.recent.get(id, piece.to).filter(|_| piece.kind == PieceKind::Entry) {
+        match self
+            .recent
+            .get(id, piece.to)
+            .filter(|_| piece.kind == PieceKind::Entry)
+        {
             Some(written) => decode(id, piece, &piece.key(id), &written).map(Some),
             None => self.read_piece(id, piece, None).await,
         }
     }
 
     /// Reads one entry of a branch; none if it does not exist.
-    pub async fn read_branch(&self, id: &LogId, writer: &WriterId, seq: Seq) -> Result<Option<Entry>> {
+    pub async fn read_branch(
+        &self,
+        id: &LogId,
+        writer: &WriterId,
+        seq: Seq,
+    ) -> Result<Option<Entry>> {
         self.read_piece(id, &Piece::entry(seq), Some(writer)).await
     }
 }
 
 fn decode(id: &LogId, piece: &Piece, key: &str, stored: &[u8]) -> Result<Entry> {
-    let entry = if piece.kind == PieceKind::Snapshot { snapshot::decode(key, stored)? } else { entry::decode(key, stored)? };
+    let entry = if piece.kind == PieceKind::Snapshot {
+        snapshot::decode(key, stored)?
+    } else {
+        entry::decode(key, stored)?
+    };
     let header = &entry.header;
-    let from = header.covers.as_ref().map_or(header.seq, |covers| covers.from);
+    let from = header
+        .covers
+        .as_ref()
+        .map_or(header.seq, |covers| covers.from);
     if (&header.session, from, header.seq) != (&id.name, piece.from, piece.to) {
-        return Err(Error::corrupt(format!("read {key}: it says it is entry {} of {}", header.seq, header.session)));
+        return Err(Error::corrupt(format!(
+            "read {key}: it says it is entry {} of {}",
+            header.seq, header.session
+        )));
     }
     Ok(entry)
 }
@@ -192,5 +277,11 @@ fn piece(object: &store::Object, kind: PieceKind) -> Option<Piece> {
         PieceKind::Merge => keys::merge_range(&object.key),
         PieceKind::Snapshot => keys::snapshot_number(&object.key).map(|seq| (1, seq)),
     }?;
-    Some(Piece { from, to, kind, size: object.size, modified: object.modified })
+    Some(Piece {
+        from,
+        to,
+        kind,
+        size: object.size,
+        modified: object.modified,
+    })
 }

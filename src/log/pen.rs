@@ -10,7 +10,9 @@ use super::{Fence, Logs};
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::error::{Doing, Error, Kind, Result};
 use crate::index::{FenceRow, Index};
-use crate::model::{Digest, EntryKind, Fork, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys};
+use crate::model::{
+    Digest, EntryKind, Fork, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys,
+};
 use crate::store::Created;
 
 /// What a merge or a snapshot stands for is collected no sooner than this after it was made, and what was removed no
@@ -68,16 +70,34 @@ pub enum Appended {
 impl Pen {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen { writer, ground: Ground::Unclaimed, seq, digest, wrote: now, seen: None, back_to: None, moves: Vec::new(), fork: None }
+        Pen {
+            writer,
+            ground: Ground::Unclaimed,
+            seq,
+            digest,
+            wrote: now,
+            seen: None,
+            back_to: None,
+            moves: Vec::new(),
+            fork: None,
+        }
     }
 
     /// Whether so much time has passed that the entry it follows, or the number it would write, may have been collected.
     pub fn has_slept(&self, now: Timestamp) -> bool {
-        now.duration_since(self.wrote).unsigned_abs() > GRACE / 2 || self.seen.is_some_and(|seen| seen.elapsed() > GRACE / 2)
+        now.duration_since(self.wrote).unsigned_abs() > GRACE / 2
+            || self.seen.is_some_and(|seen| seen.elapsed() > GRACE / 2)
     }
 
     /// The header of the entry that this pen would write next.
-    pub fn header(&self, id: &LogId, kind: EntryKind, at: Timestamp, moves: Vec<Move>, parts: Vec<Part>) -> Header {
+    pub fn header(
+        &self,
+        id: &LogId,
+        kind: EntryKind,
+        at: Timestamp,
+        moves: Vec<Move>,
+        parts: Vec<Part>,
+    ) -> Header {
         Header {
             v: FORMAT,
             kind,
@@ -92,7 +112,10 @@ impl Pen {
             moves,
             parts,
             checkpoints: Vec::new(),
-            fork: self.fork.clone().filter(|_| kind == EntryKind::Claim && self.seq == 0),
+            fork: self
+                .fork
+                .clone()
+                .filter(|_| kind == EntryKind::Claim && self.seq == 0),
             back_to: self.back_to.filter(|_| kind == EntryKind::Claim),
         }
     }
@@ -132,7 +155,11 @@ impl Logs {
         // After half the grace period the number may have been written by another, covered by a snapshot and collected: the
         // create then succeeds, and nobody reads it. Asked afterwards, for we may have been asleep in between.
         if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {
-            let covered = self.composites(id).await?.iter().any(|piece| piece.to >= seq);
+            let covered = self
+                .composites(id)
+                .await?
+                .iter()
+                .any(|piece| piece.to >= seq);
             if covered || !self.entries(id, seq).await?.is_empty() {
                 return Ok(Appended::Taken(None));
             }
@@ -151,7 +178,11 @@ impl Logs {
             Fence::Database(index) => self.append_reserved(&*index, id, pen, encoded).await,
             Fence::Off => match self.store.get(&key).await? {
                 Some(_) => self.taken(id, seq, encoded).await,
-                None => self.store.put(&key, encoded.bytes.clone()).await.map(|()| Appended::Done),
+                None => self
+                    .store
+                    .put(&key, encoded.bytes.clone())
+                    .await
+                    .map(|()| Appended::Done),
             },
         }
     }
@@ -160,16 +191,31 @@ impl Logs {
     async fn taken(&self, id: &LogId, seq: Seq, encoded: &Encoded) -> Result<Appended> {
         match held(self.read(id, seq).await, encoded)? {
             Some(appended) => Ok(appended),
-            None => Err(Error::unavailable(format!("{id} changes under us: entry {seq} was there and is gone"))),
+            None => Err(Error::unavailable(format!(
+                "{id} changes under us: entry {seq} was there and is gone"
+            ))),
         }
     }
 
     /// Fences through the database: reserve the number, write it, and see that it is still ours.
-    async fn append_reserved(&self, index: &dyn Index, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+    async fn append_reserved(
+        &self,
+        index: &dyn Index,
+        id: &LogId,
+        pen: &Pen,
+        encoded: &Encoded,
+    ) -> Result<Appended> {
         let seq = encoded.header.seq;
-        let ours = FenceRow { seq, writer: pen.writer.clone() };
-        let before = (pen.seq > 0).then(|| FenceRow { seq: pen.seq, writer: pen.writer.clone() });
-        let reserved = index.move_fence(id, before.as_ref(), &ours).await? || index.fence(id).await? == Some(ours.clone());
+        let ours = FenceRow {
+            seq,
+            writer: pen.writer.clone(),
+        };
+        let before = (pen.seq > 0).then(|| FenceRow {
+            seq: pen.seq,
+            writer: pen.writer.clone(),
+        });
+        let reserved = index.move_fence(id, before.as_ref(), &ours).await?
+            || index.fence(id).await? == Some(ours.clone());
         if !reserved {
             let foreign = self.entries(id, pen.seq).await?;
             let Some(found) = foreign.first() else {
@@ -182,7 +228,9 @@ impl Logs {
         if let Some(appended) = held(self.read(id, seq).await, encoded)? {
             return Ok(appended);
         }
-        self.store.put(&keys::entry(id, seq), encoded.bytes.clone()).await?;
+        self.store
+            .put(&keys::entry(id, seq), encoded.bytes.clone())
+            .await?;
         match index.fence(id).await? {
             Some(row) if row == ours => Ok(Appended::Done),
             _ => Ok(Appended::Taken(None)),
@@ -192,15 +240,23 @@ impl Logs {
     /// Whether the database holds a number for us that no entry fills. A write of an earlier life of ours may still arrive
     /// there and, where the store ignores conditions, replace what we would write: the number must be passed over.
     pub async fn has_open_number(&self, id: &LogId, pen: &Pen) -> Result<bool> {
-        let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? else { return Ok(false) };
-        let ahead = index.fence(id).await?.filter(|row| row.writer == pen.writer && row.seq > pen.seq);
+        let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? else {
+            return Ok(false);
+        };
+        let ahead = index
+            .fence(id)
+            .await?
+            .filter(|row| row.writer == pen.writer && row.seq > pen.seq);
         let Some(row) = ahead else { return Ok(false) };
         Ok(self.store.get(&keys::entry(id, row.seq)).await?.is_none())
     }
 
     /// Whether the store keeps a second write from a key.
     pub async fn creates_once(&self) -> Result<bool> {
-        Ok(matches!(self.fence.choose(&*self.store, &self.chance).await?, Fence::Store))
+        Ok(matches!(
+            self.fence.choose(&*self.store, &self.chance).await?,
+            Fence::Store
+        ))
     }
 
     async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
@@ -209,12 +265,19 @@ impl Logs {
             Fence::Store => self.store.create(&key, encoded.bytes.clone()).await?,
             // A copy of our volume may write to the same branch, and a store that ignores conditions would let it overwrite.
             _ if self.store.get(&key).await?.is_some() => Created::Exists,
-            _ => self.store.put(&key, encoded.bytes.clone()).await.map(|()| Created::New)?,
+            _ => self
+                .store
+                .put(&key, encoded.bytes.clone())
+                .await
+                .map(|()| Created::New)?,
         };
         if created == Created::New {
             return Ok(Appended::Done);
         }
-        match held(self.read_branch(id, &pen.writer, encoded.header.seq).await, encoded)? {
+        match held(
+            self.read_branch(id, &pen.writer, encoded.header.seq).await,
+            encoded,
+        )? {
             Some(appended) => Ok(appended),
             None => Err(Error::unavailable(format!("{key} was there and is gone"))),
         }
@@ -224,31 +287,54 @@ impl Logs {
     /// there is: what stands between the two is damaged and passed over. None if somebody wrote in between; then read on
     /// and try again.
     pub async fn claim(&self, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
-        let mut main = Pen { ground: Ground::Main, ..pen.clone() };
+        let mut main = Pen {
+            ground: Ground::Main,
+            ..pen.clone()
+        };
         let claim = self.mark(id, &mut main, end, EntryKind::Claim).await?;
         if claim.is_some() {
-            *pen = Pen { moves: Vec::new(), ..main };
+            *pen = Pen {
+                moves: Vec::new(),
+                ..main
+            };
         }
         Ok(claim)
     }
 
     /// Writes an entry without parts behind `end`, by the rules of a claim.
-    pub async fn mark(&self, id: &LogId, pen: &mut Pen, end: Seq, kind: EntryKind) -> Result<Option<Encoded>> {
-        let moves = if kind == EntryKind::Claim { pen.moves.clone() } else { Vec::new() };
+    pub async fn mark(
+        &self,
+        id: &LogId,
+        pen: &mut Pen,
+        end: Seq,
+        kind: EntryKind,
+    ) -> Result<Option<Encoded>> {
+        let moves = if kind == EntryKind::Claim {
+            pen.moves.clone()
+        } else {
+            Vec::new()
+        };
         let mut header = pen.header(id, kind, self.clock.now(), moves, Vec::new());
         let end = end.max(pen.seq);
         // What was purged is followed by nothing.
         let anew = pen.seq > 0 && pen.digest.is_none();
         let mut pass_over = |to: Seq| {
             header.seq = to + 1;
-            header.after = if anew { Some(0) } else { (to > pen.seq).then_some(pen.seq) };
+            header.after = if anew {
+                Some(0)
+            } else {
+                (to > pen.seq).then_some(pen.seq)
+            };
         };
         pass_over(end);
         if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
             // The row may be ahead of the log by a number whose writer died; pass over it.
             let row = index.fence(id).await?;
             pass_over(row.as_ref().map_or(0, |row| row.seq).max(end));
-            let ours = FenceRow { seq: header.seq, writer: pen.writer.clone() };
+            let ours = FenceRow {
+                seq: header.seq,
+                writer: pen.writer.clone(),
+            };
             if !index.move_fence(id, row.as_ref(), &ours).await? {
                 return Ok(None);
             }
@@ -257,7 +343,9 @@ impl Logs {
             if !unseen.is_empty() {
                 return Ok(None);
             }
-            self.store.put(&keys::entry(id, encoded.header.seq), encoded.bytes.clone()).await?;
+            self.store
+                .put(&keys::entry(id, encoded.header.seq), encoded.bytes.clone())
+                .await?;
             if index.fence(id).await? != Some(ours) {
                 return Ok(None);
             }
@@ -270,7 +358,13 @@ impl Logs {
             Appended::Taken(None) => Ok(None),
             Appended::Taken(Some(entry)) => {
                 // An earlier try of ours that had arrived differs in its time alone.
-                let earlier = entry::encode::<Vec<u8>>(Header { at: entry.header.at, ..encoded.header }, &[])?;
+                let earlier = entry::encode::<Vec<u8>>(
+                    Header {
+                        at: entry.header.at,
+                        ..encoded.header
+                    },
+                    &[],
+                )?;
                 let ours = earlier.digest == entry.digest;
                 if ours {
                     pen.follow(entry.header.seq, entry.digest, self.clock.now());
@@ -298,7 +392,10 @@ fn held(read: Result<Option<Entry>>, encoded: &Encoded) -> Result<Option<Appende
 
 /// The error of a writer that lost the session.
 pub fn fenced(id: &LogId, by: Option<&WriterId>) -> Error {
-    let by = by.map_or_else(|| "another writer".to_owned(), |writer| format!("writer {writer}"));
+    let by = by.map_or_else(
+        || "another writer".to_owned(),
+        |writer| format!("writer {writer}"),
+    );
     Error::new(Kind::Fenced, format!("{id} was taken over by {by}"))
         .hint("what this one still had is on its branch: sessiond ls shows it, sessiond pull ID --branch WRITER fetches it")
 }

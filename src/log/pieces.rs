@@ -44,7 +44,13 @@ impl Piece {
 
     /// The entry of that number, of which nothing else is known.
     pub fn entry(seq: Seq) -> Piece {
-        Piece { from: seq, to: seq, kind: PieceKind::Entry, size: 0, modified: Timestamp::MAX }
+        Piece {
+            from: seq,
+            to: seq,
+            kind: PieceKind::Entry,
+            size: 0,
+            modified: Timestamp::MAX,
+        }
     }
 
     /// Its key.
@@ -58,7 +64,10 @@ impl Piece {
 
     /// Its key in the log, or in a writer's branch.
     pub fn key_in(&self, id: &LogId, branch: Option<&WriterId>) -> String {
-        branch.map_or_else(|| self.key(id), |writer| keys::branch_entry(id, writer, self.to))
+        branch.map_or_else(
+            || self.key(id),
+            |writer| keys::branch_entry(id, writer, self.to),
+        )
     }
 
     /// Whether it stands for all that `other` stands for, and is not it.
@@ -84,9 +93,17 @@ pub fn head(pieces: &[Piece]) -> Seq {
 
 /// Picks pieces, one behind the other, that stand for the numbers behind `after` up to `most`, as many of them as any
 /// pieces do. A number that is missing is left out here and noticed when they are read. `without` are not taken.
-pub fn cover(pieces: &[Piece], after: Seq, most: Seq, prefer: Prefer, without: &BTreeSet<Name>) -> Vec<Piece> {
-    let mut usable: Vec<&Piece> =
-        pieces.iter().filter(|piece| piece.from > after && piece.to <= most && !without.contains(&piece.name())).collect();
+pub fn cover(
+    pieces: &[Piece],
+    after: Seq,
+    most: Seq,
+    prefer: Prefer,
+    without: &BTreeSet<Name>,
+) -> Vec<Piece> {
+    let mut usable: Vec<&Piece> = pieces
+        .iter()
+        .filter(|piece| piece.from > after && piece.to <= most && !without.contains(&piece.name()))
+        .collect();
     // Of two that stand for the same, the one that needs nothing before it.
     usable.sort_by_key(|piece| (piece.from, piece.to, std::cmp::Reverse(piece.kind)));
     let end = usable.iter().map(|piece| piece.to).max().unwrap_or(after);
@@ -95,7 +112,9 @@ pub fn cover(pieces: &[Piece], after: Seq, most: Seq, prefer: Prefer, without: &
     for (place, piece) in usable.iter().enumerate().rev() {
         let next = ways.range(piece.to + 1..).next();
         let way = Way {
-            missing: next.map_or(end - piece.to, |(from, way)| from - piece.to - 1 + way.missing),
+            missing: next.map_or(end - piece.to, |(from, way)| {
+                from - piece.to - 1 + way.missing
+            }),
             pieces: 1 + next.map_or(0, |(_, way)| way.pieces),
             place,
         };
@@ -129,7 +148,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn piece(kind: PieceKind, from: Seq, to: Seq) -> Piece {
-        Piece { from, to, kind, size: 1, modified: Timestamp::UNIX_EPOCH }
+        Piece {
+            from,
+            to,
+            kind,
+            size: 1,
+            modified: Timestamp::UNIX_EPOCH,
+        }
     }
 
     fn entries(range: impl Iterator<Item = Seq>) -> Vec<Piece> {
@@ -137,14 +162,24 @@ mod tests {
     }
 
     fn picked(pieces: &[Piece], most: Seq, prefer: Prefer) -> Vec<(Seq, Seq)> {
-        cover(pieces, 0, most, prefer, &BTreeSet::new()).iter().map(|piece| (piece.from, piece.to)).collect()
+        cover(pieces, 0, most, prefer, &BTreeSet::new())
+            .iter()
+            .map(|piece| (piece.from, piece.to))
+            .collect()
     }
 
     #[test]
     fn the_longest_pieces_that_end_in_time_are_read() {
         let mut pieces = entries(1..=9);
-        pieces.extend([piece(PieceKind::Snapshot, 1, 4), piece(PieceKind::Merge, 5, 7), piece(PieceKind::Merge, 5, 6)]);
-        assert_eq!(picked(&pieces, Seq::MAX, Prefer::Long), [(1, 4), (5, 7), (8, 8), (9, 9)]);
+        pieces.extend([
+            piece(PieceKind::Snapshot, 1, 4),
+            piece(PieceKind::Merge, 5, 7),
+            piece(PieceKind::Merge, 5, 6),
+        ]);
+        assert_eq!(
+            picked(&pieces, Seq::MAX, Prefer::Long),
+            [(1, 4), (5, 7), (8, 8), (9, 9)]
+        );
         assert_eq!(picked(&pieces, 6, Prefer::Long), [(1, 4), (5, 6)]);
         assert_eq!(picked(&pieces, 3, Prefer::Long), [(1, 1), (2, 2), (3, 3)]);
         assert_eq!(picked(&pieces, Seq::MAX, Prefer::Short).len(), 9);
@@ -155,8 +190,14 @@ mod tests {
     #[test]
     fn a_late_write_at_a_collected_number_is_not_read() {
         let mut pieces = entries(8..=9);
-        pieces.extend([piece(PieceKind::Snapshot, 1, 7), piece(PieceKind::Entry, 3, 3)]);
-        assert_eq!(picked(&pieces, Seq::MAX, Prefer::Long), [(1, 7), (8, 8), (9, 9)]);
+        pieces.extend([
+            piece(PieceKind::Snapshot, 1, 7),
+            piece(PieceKind::Entry, 3, 3),
+        ]);
+        assert_eq!(
+            picked(&pieces, Seq::MAX, Prefer::Long),
+            [(1, 7), (8, 8), (9, 9)]
+        );
     }
 
     proptest! {

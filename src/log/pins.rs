@@ -79,12 +79,23 @@ impl Logs {
         let objects = store::list_objects(&*self.store, &keys::pins_folder(id), None).await;
         let mut pins = Vec::new();
         for object in objects.doing_with(|| format!("list the pins of {id}"))? {
-            let Some(bytes) = self.store.get(&object.key).await? else { continue };
-            let named: Option<Named> = serde_json::from_slice(&bytes).ok().filter(|named: &Named| named.v == VERSION);
-            let fork: Option<ForkPin> = serde_json::from_slice(&bytes).ok().filter(|fork: &ForkPin| fork.v == VERSION);
+            let Some(bytes) = self.store.get(&object.key).await? else {
+                continue;
+            };
+            let named: Option<Named> = serde_json::from_slice(&bytes)
+                .ok()
+                .filter(|named: &Named| named.v == VERSION);
+            let fork: Option<ForkPin> = serde_json::from_slice(&bytes)
+                .ok()
+                .filter(|fork: &ForkPin| fork.v == VERSION);
             pins.push(match (named, fork) {
-                (Some(named), _) if object.key == keys::named_point(id, &named.name) => Pin::Named(Box::new(named)),
-                (_, Some(fork)) if object.key == keys::fork_pin(id, &fork.fork) => Pin::Fork { fork: fork.fork, seq: fork.seq },
+                (Some(named), _) if object.key == keys::named_point(id, &named.name) => {
+                    Pin::Named(Box::new(named))
+                }
+                (_, Some(fork)) if object.key == keys::fork_pin(id, &fork.fork) => Pin::Fork {
+                    fork: fork.fork,
+                    seq: fork.seq,
+                },
                 _ => {
                     tracing::warn!(key = object.key, "this is damaged, or of a newer sessiond");
                     Pin::Unknown(object.key)
@@ -97,26 +108,56 @@ impl Logs {
     /// The checkpoints of a log that have a name, by time.
     pub async fn named_points(&self, id: &LogId) -> Result<Vec<Named>> {
         let pins = self.pins(id).await?.into_iter();
-        let mut named: Vec<Named> = pins.filter_map(|pin| if let Pin::Named(named) = pin { Some(*named) } else { None }).collect();
+        let mut named: Vec<Named> = pins
+            .filter_map(|pin| {
+                if let Pin::Named(named) = pin {
+                    Some(*named)
+                } else {
+                    None
+                }
+            })
+            .collect();
         named.sort_by(|one, other| (one.made, &one.name).cmp(&(other.made, &other.name)));
         Ok(named)
     }
 
     /// Gives a point a name; none if the name is taken.
-    pub async fn name_point(&self, id: &LogId, name: &str, point: Checkpoint) -> Result<Option<Named>> {
-        let named = Named { v: VERSION, name: name.to_owned(), made: self.clock.now(), point };
-        let created =
-            self.store.create(&keys::named_point(id, name), json(&named)?).await.doing_with(|| format!("name a point of {id}"))?;
+    pub async fn name_point(
+        &self,
+        id: &LogId,
+        name: &str,
+        point: Checkpoint,
+    ) -> Result<Option<Named>> {
+        let named = Named {
+            v: VERSION,
+            name: name.to_owned(),
+            made: self.clock.now(),
+            point,
+        };
+        let created = self
+            .store
+            .create(&keys::named_point(id, name), json(&named)?)
+            .await
+            .doing_with(|| format!("name a point of {id}"))?;
         Ok((created == Created::New).then_some(named))
     }
 
     /// Holds the entry that a fork begins with.
     pub async fn pin_fork(&self, id: &LogId, seq: Seq, fork: &LogName) -> Result<()> {
-        let pin = ForkPin { v: VERSION, seq, fork: fork.clone() };
-        self.store.put(&keys::fork_pin(id, fork), json(&pin)?).await.doing_with(|| format!("hold entry {seq} of {id}"))
+        let pin = ForkPin {
+            v: VERSION,
+            seq,
+            fork: fork.clone(),
+        };
+        self.store
+            .put(&keys::fork_pin(id, fork), json(&pin)?)
+            .await
+            .doing_with(|| format!("hold entry {seq} of {id}"))
     }
 }
 
 fn json(value: &impl Serialize) -> Result<Bytes> {
-    serde_json::to_vec(value).map(Bytes::from).map_err(|cause| Error::new(Kind::Internal, "write a pin").because(cause))
+    serde_json::to_vec(value)
+        .map(Bytes::from)
+        .map_err(|cause| Error::new(Kind::Internal, "write a pin").because(cause))
 }

@@ -27,15 +27,26 @@ pub async fn conditional_create(store: &dyn Store, chance: &Arc<dyn Chance>) -> 
     if let Some(known) = store.fences_by_itself() {
         return Ok(known);
     }
-    let remembered = store.get(&keys::store_facts()).await.doing("ask the store what it can do")?;
+    let remembered = store
+        .get(&keys::store_facts())
+        .await
+        .doing("ask the store what it can do")?;
     if let Some(facts) = remembered.and_then(|bytes| serde_json::from_slice::<Facts>(&bytes).ok()) {
         return Ok(facts.conditional_create);
     }
-    let honoured = race(store, chance).await.doing("probe the store for conditional creates")?;
-    let facts = serde_json::to_vec(&Facts { v: 1, conditional_create: honoured }).unwrap_or_default();
+    let honoured = race(store, chance)
+        .await
+        .doing("probe the store for conditional creates")?;
+    let facts = serde_json::to_vec(&Facts {
+        v: 1,
+        conditional_create: honoured,
+    })
+    .unwrap_or_default();
     match store.put(&keys::store_facts(), Bytes::from(facts)).await {
         // Who may only write to a namespace asks each time.
-        Err(error) if error.kind() == Kind::Usage => tracing::debug!(%error, "what the store can do is not remembered"),
+        Err(error) if error.kind() == Kind::Usage => {
+            tracing::debug!(%error, "what the store can do is not remembered")
+        }
         put => put.doing("remember what the store can do")?,
     }
     Ok(honoured)
@@ -43,7 +54,8 @@ pub async fn conditional_create(store: &dyn Store, chance: &Arc<dyn Chance>) -> 
 
 async fn race(store: &dyn Store, chance: &Arc<dyn Chance>) -> Result<bool> {
     let key = keys::probe(&format!("{:016x}", chance.next()));
-    let racers = (0..RACERS).map(|racer| store.create(&key, Bytes::from(format!("racer {racer}\n"))));
+    let racers =
+        (0..RACERS).map(|racer| store.create(&key, Bytes::from(format!("racer {racer}\n"))));
     let answers = join_all(racers).await;
     // One more after the race: it must lose.
     let late = store.create(&key, Bytes::from_static(b"late\n")).await;

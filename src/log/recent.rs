@@ -48,7 +48,11 @@ impl Recent {
     /// The entry, if it is one of the last.
     pub fn get(&self, id: &LogId, seq: Seq) -> Option<Bytes> {
         let kept = self.lock();
-        let found = kept.entries.iter().rev().find(|(log, number, _)| (log, *number) == (id, seq));
+        let found = kept
+            .entries
+            .iter()
+            .rev()
+            .find(|(log, number, _)| (log, *number) == (id, seq));
         found.map(|(_, _, bytes)| bytes.clone())
     }
 }
@@ -60,12 +64,18 @@ mod tests {
     #[test]
     fn the_last_small_entries_are_kept_and_no_more() {
         let recent = Recent::default();
-        let id = |name: &str| LogId { namespace: "n".parse().unwrap(), agent: "a".parse().unwrap(), name: name.parse().unwrap() };
+        let id = |name: &str| LogId {
+            namespace: "n".parse().unwrap(),
+            agent: "a".parse().unwrap(),
+            name: name.parse().unwrap(),
+        };
         for seq in 1..=100 {
             recent.keep(&id("s1"), seq, &Bytes::from(vec![seq as u8; 16 << 10]));
         }
         recent.keep(&id("s1"), 101, &Bytes::from(vec![0; SMALL + 1]));
-        let kept: Vec<Seq> = (1..=101).filter(|seq| recent.get(&id("s1"), *seq).is_some()).collect();
+        let kept: Vec<Seq> = (1..=101)
+            .filter(|seq| recent.get(&id("s1"), *seq).is_some())
+            .collect();
         assert_eq!(kept, (69..=100).collect::<Vec<_>>());
         assert_eq!(recent.get(&id("s1"), 100).unwrap()[0], 100);
         assert_eq!(recent.get(&id("s2"), 100), None);

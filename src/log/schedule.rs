@@ -54,10 +54,22 @@ mod tests {
         let mut before: Vec<(Seq, Seq)> = Vec::new();
         for n in 1..=12_000 {
             let now = runs(n);
-            assert!(now.len() as u64 <= SLOTS, "{} pieces after {n} entries", now.len());
-            assert_eq!(now.iter().fold(0, |at, (from, to)| if at + 1 == *from { *to } else { 0 }), n, "the runs have a gap");
+            assert!(
+                now.len() as u64 <= SLOTS,
+                "{} pieces after {n} entries",
+                now.len()
+            );
+            assert_eq!(
+                now.iter()
+                    .fold(0, |at, (from, to)| if at + 1 == *from { *to } else { 0 }),
+                n,
+                "the runs have a gap"
+            );
             writes.push(1);
-            for (from, to) in now.iter().filter(|run| !before.contains(run) && run.0 < run.1) {
+            for (from, to) in now
+                .iter()
+                .filter(|run| !before.contains(run) && run.0 < run.1)
+            {
                 // Only the last run is ever new, and it swallows whole ones.
                 assert_eq!(*to, n);
                 assert!(before.iter().all(|old| old.1 < *from || *from <= old.0));

@@ -45,11 +45,16 @@ impl State {
         if header.kind == EntryKind::Claim {
             self.going_back = header.back_to;
         } else if let Some(seq) = self.going_back.take() {
-            self.turns.go_back(self.checkpoints.iter().rfind(|point| point.seq.is_some_and(|at| at <= seq)));
+            self.turns.go_back(
+                self.checkpoints
+                    .iter()
+                    .rfind(|point| point.seq.is_some_and(|at| at <= seq)),
+            );
         }
         for point in header.points() {
             self.turns.follow(&point);
-            self.checkpoints.retain(|earlier| earlier.number != point.number);
+            self.checkpoints
+                .retain(|earlier| earlier.number != point.number);
             self.checkpoints.push(point);
             let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
             self.checkpoints.drain(..surplus);
@@ -70,7 +75,12 @@ impl State {
             }
             self.put(part, header.seq);
         }
-        self.raw = self.raw.saturating_add(header.covers.as_ref().map_or_else(|| header.body_len(), |covers| covers.raw));
+        self.raw = self.raw.saturating_add(
+            header
+                .covers
+                .as_ref()
+                .map_or_else(|| header.body_len(), |covers| covers.raw),
+        );
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())

@@ -94,7 +94,14 @@ pub struct Reading<'a> {
 
 impl Default for Reading<'_> {
     fn default() -> Self {
-        Reading { at: At::Latest, branch: None, after: 0, prefer: Prefer::Long, parallel: AT_ONCE, without: None }
+        Reading {
+            at: At::Latest,
+            branch: None,
+            after: 0,
+            prefer: Prefer::Long,
+            parallel: AT_ONCE,
+            without: None,
+        }
     }
 }
 
@@ -122,7 +129,8 @@ impl<S> Read<S> {
     /// The sink, if all of it was read.
     pub fn sound(self) -> Result<S> {
         let hint = "sessiond verify says from which point the session can be restored";
-        self.damage.map_or(Ok(self.sink), |error| Err(error.hint(hint)))
+        self.damage
+            .map_or(Ok(self.sink), |error| Err(error.hint(hint)))
     }
 }
 
@@ -139,7 +147,12 @@ struct Stop {
 
 impl From<Error> for Stop {
     fn from(error: Error) -> Stop {
-        Stop { piece: None, error, gone: false, passed_from: None }
+        Stop {
+            piece: None,
+            error,
+            gone: false,
+            passed_from: None,
+        }
     }
 }
 
@@ -174,18 +187,35 @@ struct Trial {
 impl Doubts {
     fn new(left_out: Option<&BTreeSet<Name>>) -> Doubts {
         let left_out = left_out.cloned().unwrap_or_default();
-        Doubts { now: Beliefs { without: left_out.clone(), ..Beliefs::default() }, left_out, ..Doubts::default() }
+        Doubts {
+            now: Beliefs {
+                without: left_out.clone(),
+                ..Beliefs::default()
+            },
+            left_out,
+            ..Doubts::default()
+        }
     }
 
     /// Takes in why an attempt at `listed` stopped, which had come to entry `reached` through these composites; answers
     /// whether there is another way to try.
-    fn learn(&mut self, stop: &Stop, reached: Seq, composites: &[Piece], listed: &[Piece], id: &LogId) -> bool {
+    fn learn(
+        &mut self,
+        stop: &Stop,
+        reached: Seq,
+        composites: &[Piece],
+        listed: &[Piece],
+        id: &LogId,
+    ) -> bool {
         if stop.piece.is_none() && std::mem::take(&mut self.now.entries_only) {
             return true;
         }
         let error = stop.error.to_string();
         if let (Some(from), Some((PieceKind::Entry, _, seq))) = (stop.passed_from, stop.piece) {
-            let passed = listed.iter().filter(|piece| from < piece.to && piece.to < seq).map(Piece::name);
+            let passed = listed
+                .iter()
+                .filter(|piece| from < piece.to && piece.to < seq)
+                .map(Piece::name);
             let before = self.now.without.len();
             self.now.without.extend(passed);
             if self.now.without.len() > before {
@@ -203,8 +233,13 @@ impl Doubts {
             self.now.bad.insert(trial.seq, trial.error);
             return true;
         }
-        let Some((_, _, seq)) = stop.piece else { return false };
-        let suspects: Vec<&Piece> = composites.iter().filter(|piece| !self.suspected.contains(&piece.name())).collect();
+        let Some((_, _, seq)) = stop.piece else {
+            return false;
+        };
+        let suspects: Vec<&Piece> = composites
+            .iter()
+            .filter(|piece| !self.suspected.contains(&piece.name()))
+            .collect();
         if suspects.is_empty() {
             // Somebody may have gone back to before it and gone on.
             return self.now.bad.insert(seq, error).is_none();
@@ -213,7 +248,10 @@ impl Doubts {
         let names: BTreeSet<Name> = suspects.iter().map(|piece| piece.name()).collect();
         let before = self.now.clone();
         self.now.without = self.left_out.union(&names).copied().collect();
-        self.now.told = vec![format!("read {}: what follows contradicts it: {error}", keys.join(" and "))];
+        self.now.told = vec![format!(
+            "read {}: what follows contradicts it: {error}",
+            keys.join(" and ")
+        )];
         self.suspected.extend(names);
         self.trial = Some(Trial { seq, error, before });
         true
@@ -231,26 +269,60 @@ impl Beliefs {
 impl Logs {
     /// Reads a log up to a point. `fresh` makes a sink: another one is begun where a damaged piece can be done without. An
     /// error means that the log could not be read; damage is in the answer.
-    pub async fn read_log<S: Sink + Send>(&self, id: &LogId, reading: Reading<'_>, mut fresh: impl FnMut() -> S + Send) -> Result<Read<S>> {
+    pub async fn read_log<S: Sink + Send>(
+        &self,
+        id: &LogId,
+        reading: Reading<'_>,
+        mut fresh: impl FnMut() -> S + Send,
+    ) -> Result<Read<S>> {
         self.read_with(id, reading, &mut fresh).await
     }
 
-    async fn read_with<S: Sink + Send>(&self, id: &LogId, reading: Reading<'_>, fresh: Fresh<'_, S>) -> Result<Read<S>> {
-        let newest = matches!((reading.at, reading.prefer, reading.branch), (At::Latest, Prefer::Long, None));
+    async fn read_with<S: Sink + Send>(
+        &self,
+        id: &LogId,
+        reading: Reading<'_>,
+        fresh: Fresh<'_, S>,
+    ) -> Result<Read<S>> {
+        let newest = matches!(
+            (reading.at, reading.prefer, reading.branch),
+            (At::Latest, Prefer::Long, None)
+        );
         let mut all = !newest || reading.after > 0 || reading.without.is_some();
         let mut listed = self.list(id, all).await?;
         let mut relisted = 0;
-        let begins = |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
+        let begins =
+            |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
         let mut doubts = Doubts::new(reading.without);
         doubts.now.entries_only = reading.prefer == Prefer::Short && listed.iter().any(begins);
         let mut unopened = None;
         loop {
             let (sink, seq) = (fresh(), reading.after);
-            let mut walk =
-                Walk { logs: self, id, reading, fresh: &mut *fresh, sink, seq, digest: None, objects: 0, composites: Vec::new() };
-            let mut walked = walk.all(&listed, &doubts.now).instrument(tracing::info_span!(target: TRACED, "fetch")).await;
-            if walked.is_ok() && reading.at == At::Latest && reading.branch.is_none() && walk.seq < pieces::head(&listed) {
-                walked = Err(Error::corrupt(format!("read {id}: what comes behind entry {} cannot be read", walk.seq)).into());
+            let mut walk = Walk {
+                logs: self,
+                id,
+                reading,
+                fresh: &mut *fresh,
+                sink,
+                seq,
+                digest: None,
+                objects: 0,
+                composites: Vec::new(),
+            };
+            let mut walked = walk
+                .all(&listed, &doubts.now)
+                .instrument(tracing::info_span!(target: TRACED, "fetch"))
+                .await;
+            if walked.is_ok()
+                && reading.at == At::Latest
+                && reading.branch.is_none()
+                && walk.seq < pieces::head(&listed)
+            {
+                walked = Err(Error::corrupt(format!(
+                    "read {id}: what comes behind entry {} cannot be read",
+                    walk.seq
+                ))
+                .into());
             }
             let error = match walked {
                 Ok(()) => None,
@@ -260,7 +332,12 @@ impl Logs {
                     continue;
                 }
                 // Who sealed it was not told of us; what it stands for may be sealed to us.
-                Err(stop) if stop.error.kind() == Kind::Sealed && stop.piece.is_some_and(|piece| doubts.now.without.insert(piece)) => {
+                Err(stop)
+                    if stop.error.kind() == Kind::Sealed
+                        && stop
+                            .piece
+                            .is_some_and(|piece| doubts.now.without.insert(piece)) =>
+                {
                     unopened.get_or_insert(stop.error);
                     if !all {
                         all = true;
@@ -268,7 +345,9 @@ impl Logs {
                     }
                     continue;
                 }
-                Err(stop) if stop.error.kind() != Kind::Corrupt => return Err(unopened.unwrap_or(stop.error)),
+                Err(stop) if stop.error.kind() != Kind::Corrupt => {
+                    return Err(unopened.unwrap_or(stop.error));
+                }
                 Err(stop) => {
                     if doubts.learn(&stop, walk.seq, &walk.composites, &listed, id) {
                         if !all {
@@ -283,33 +362,77 @@ impl Logs {
                     Some(stop.error)
                 }
             };
-            let Walk { sink, seq, digest, objects, .. } = walk;
-            let Beliefs { bad, told: mut spared, .. } = doubts.now;
+            let Walk {
+                sink,
+                seq,
+                digest,
+                objects,
+                ..
+            } = walk;
+            let Beliefs {
+                bad,
+                told: mut spared,
+                ..
+            } = doubts.now;
             if let Some(error) = &error {
                 spared.retain(|told| *told != error.to_string());
             }
-            let passed_over = bad.into_iter().filter(|(bad, _)| *bad < seq).map(|(_, error)| error).collect();
+            let passed_over = bad
+                .into_iter()
+                .filter(|(bad, _)| *bad < seq)
+                .map(|(_, error)| error)
+                .collect();
             // What is not there any more, and a larger piece stands for, was collected and not damaged.
-            let collected = error.is_none() || !listed.iter().any(|piece| piece.from == seq + 1 && piece.kind == PieceKind::Entry);
+            let collected = error.is_none()
+                || !listed
+                    .iter()
+                    .any(|piece| piece.from == seq + 1 && piece.kind == PieceKind::Entry);
             if let (At::Seq(wanted), None, true) = (reading.at, reading.branch, collected)
-                && let Some(piece) =
-                    listed.iter().find(|piece| (error.is_some() || seq < piece.from) && piece.from <= wanted && wanted < piece.to)
+                && let Some(piece) = listed.iter().find(|piece| {
+                    (error.is_some() || seq < piece.from)
+                        && piece.from <= wanted
+                        && wanted < piece.to
+                })
             {
-                return Err(Error::not_found(format!("{id} cannot go back to entry {wanted} any more: its history was collected"))
-                    .hint(format!("the points next to it are seq:{seq} and seq:{}", piece.to)));
+                return Err(Error::not_found(format!(
+                    "{id} cannot go back to entry {wanted} any more: its history was collected"
+                ))
+                .hint(format!(
+                    "the points next to it are seq:{seq} and seq:{}",
+                    piece.to
+                )));
             }
-            return Ok(Read { sink, seq, digest, head: pieces::head(&listed), objects, spared, passed_over, damage: error });
+            return Ok(Read {
+                sink,
+                seq,
+                digest,
+                head: pieces::head(&listed),
+                objects,
+                spared,
+                passed_over,
+                damage: error,
+            });
         }
     }
 
     async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Piece>> {
-        let listed = async { if all { self.pieces(id).await } else { self.few_pieces(id).await } };
-        listed.instrument(tracing::info_span!(target: TRACED, "plan")).await
+        let listed = async {
+            if all {
+                self.pieces(id).await
+            } else {
+                self.few_pieces(id).await
+            }
+        };
+        listed
+            .instrument(tracing::info_span!(target: TRACED, "plan"))
+            .await
     }
 
     /// What a log amounts to at its end, removed or not.
     pub async fn read_state(&self, id: &LogId) -> Result<State> {
-        self.read_log(id, Reading::default(), State::default).await?.sound()
+        self.read_log(id, Reading::default(), State::default)
+            .await?
+            .sound()
     }
 }
 
@@ -338,7 +461,10 @@ struct Queue<T> {
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Queue { held: VecDeque::new(), bytes: 0 }
+        Queue {
+            held: VecDeque::new(),
+            bytes: 0,
+        }
     }
 }
 
@@ -370,7 +496,10 @@ impl<S: Sink + Send> Walk<'_, S> {
     async fn all(&mut self, listed: &[Piece], doubts: &Beliefs) -> std::result::Result<(), Stop> {
         let branch = match self.reading.branch {
             None => None,
-            Some(writer) => Some((writer.clone(), self.logs.branch_pieces(self.id, writer).await?)),
+            Some(writer) => Some((
+                writer.clone(),
+                self.logs.branch_pieces(self.id, writer).await?,
+            )),
         };
         let most = match (&branch, self.reading.at) {
             (Some((writer, pieces)), _) => Self::base(self.logs, self.id, writer, pieces).await?,
@@ -380,7 +509,12 @@ impl<S: Sink + Send> Walk<'_, S> {
         let mut chain = Chain::new(self.id.to_string(), self.seq, None);
         let mut without = doubts.without.clone();
         if doubts.entries_only {
-            without.extend(listed.iter().filter(|piece| piece.kind != PieceKind::Entry).map(Piece::name));
+            without.extend(
+                listed
+                    .iter()
+                    .filter(|piece| piece.kind != PieceKind::Entry)
+                    .map(Piece::name),
+            );
         }
         loop {
             let picked = cover(listed, self.seq, most, self.reading.prefer, &without);
@@ -388,7 +522,9 @@ impl<S: Sink + Send> Walk<'_, S> {
                 None => break,
                 // The point lies within it: read what it stands for instead, as far as that is there.
                 Some(piece) => {
-                    let finer = listed.iter().any(|other| piece.contains(other) && other.from > self.seq);
+                    let finer = listed
+                        .iter()
+                        .any(|other| piece.contains(other) && other.from > self.seq);
                     if !finer {
                         break;
                     }
@@ -398,7 +534,11 @@ impl<S: Sink + Send> Walk<'_, S> {
             }
         }
         if let Some((writer, pieces)) = branch {
-            let mut chain = Chain::new(format!("branch {writer} of {}", self.id), self.seq, self.digest);
+            let mut chain = Chain::new(
+                format!("branch {writer} of {}", self.id),
+                self.seq,
+                self.digest,
+            );
             self.run(&pieces, Some(&writer), &mut chain, doubts).await?;
         }
         Ok(())
@@ -406,7 +546,9 @@ impl<S: Sink + Send> Walk<'_, S> {
 
     /// The entry of the log that a branch goes on from.
     async fn base(logs: &Logs, id: &LogId, writer: &WriterId, pieces: &[Piece]) -> Result<Seq> {
-        let Some(first) = pieces.first() else { return Ok(0) };
+        let Some(first) = pieces.first() else {
+            return Ok(0);
+        };
         let entry = logs.read_branch(id, writer, first.to).await?;
         Ok(entry.map_or(0, |entry| entry.header.follows()))
     }
@@ -419,44 +561,60 @@ impl<S: Sink + Send> Walk<'_, S> {
         chain: &mut Chain,
         doubts: &Beliefs,
     ) -> std::result::Result<Option<Piece>, Stop> {
-        let by_number: BTreeMap<Seq, Piece> = picked.iter().map(|piece| (piece.to, *piece)).collect();
+        let by_number: BTreeMap<Seq, Piece> =
+            picked.iter().map(|piece| (piece.to, *piece)).collect();
         let id = self.id.clone();
         let mut waiting = picked.iter().copied().peekable();
-        self.logs.progress.expect(picked.iter().map(|piece| piece.size).sum());
+        self.logs
+            .progress
+            .expect(picked.iter().map(|piece| piece.size).sum());
         let (mut fetched, mut inflated) = (Queue::default(), Queue::default());
         loop {
             let parallel = self.reading.parallel;
             while let Some(piece) = waiting.next_if(|piece| {
                 let held = fetched.held.len() + inflated.held.len();
-                held == 0 || held < parallel && fetched.bytes + inflated.bytes + piece.size <= AT_ONCE_BYTES
+                held == 0
+                    || held < parallel
+                        && fetched.bytes + inflated.bytes + piece.size <= AT_ONCE_BYTES
             }) {
                 let (store, key) = (self.logs.store.clone(), piece.key_in(&id, branch));
                 let fetch = async move { Ok(store.get(&key).await?.map(|stored| (key, stored))) };
                 fetched.push(piece, tokio::spawn(fetch));
             }
-            while let Some((piece, fetch)) =
-                fetched.pop_if(|piece| inflated.held.is_empty() || inflated.bytes + piece.size <= INFLATED_BYTES)
-            {
+            while let Some((piece, fetch)) = fetched.pop_if(|piece| {
+                inflated.held.is_empty() || inflated.bytes + piece.size <= INFLATED_BYTES
+            }) {
                 let id = id.clone();
                 let inflate = async move {
                     let fetched: Result<_> = fetch.await.map_err(broke)?;
-                    fetched?.map(|(key, stored)| decode(&id, &piece, &key, &stored)).transpose()
+                    fetched?
+                        .map(|(key, stored)| decode(&id, &piece, &key, &stored))
+                        .transpose()
                 };
                 // A task of its own, so that inflating uses every core.
                 inflated.push(piece, tokio::spawn(inflate));
             }
-            let Some((piece, read)) = inflated.pop_if(|_| true) else { break };
+            let Some((piece, read)) = inflated.pop_if(|_| true) else {
+                break;
+            };
             let read = read.await;
             self.logs.progress.did(piece.size);
             let mut read = read.map_err(broke)?;
             self.objects += 1;
-            if let Some(doubt) = doubts.bad.get(&piece.to).filter(|_| piece.kind == PieceKind::Entry && branch.is_none()) {
+            if let Some(doubt) = doubts
+                .bad
+                .get(&piece.to)
+                .filter(|_| piece.kind == PieceKind::Entry && branch.is_none())
+            {
                 read = Err(Error::corrupt(doubt));
             }
             let read = match read {
                 Ok(Some(entry)) => Ok(entry),
                 Ok(None) => {
-                    let error = Error::unavailable(format!("read {}: it was listed and is gone", piece.key(&id)));
+                    let error = Error::unavailable(format!(
+                        "read {}: it was listed and is gone",
+                        piece.key(&id)
+                    ));
                     return Err(Stop {
                         piece: None,
                         error: error.hint("try again: it was collected meanwhile"),
@@ -467,11 +625,19 @@ impl<S: Sink + Send> Walk<'_, S> {
                 Err(error) => Err(error),
             };
             match read {
-                Err(error) if piece.kind != PieceKind::Entry && matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
-                    return Err(Stop { piece: Some(piece.name()), ..Stop::from(error) });
+                Err(error)
+                    if piece.kind != PieceKind::Entry
+                        && matches!(error.kind(), Kind::Corrupt | Kind::Sealed) =>
+                {
+                    return Err(Stop {
+                        piece: Some(piece.name()),
+                        ..Stop::from(error)
+                    });
                 }
                 read => {
-                    if let Some(entry) = chain.push(piece.to, read).map_err(|error| self.refused(chain, &by_number, error))?
+                    if let Some(entry) = chain
+                        .push(piece.to, read)
+                        .map_err(|error| self.refused(chain, &by_number, error))?
                         && let Taken::Behind = self.take(&entry, &by_number).await?
                     {
                         return Ok(by_number.get(&entry.header.seq).copied());
@@ -479,7 +645,10 @@ impl<S: Sink + Send> Walk<'_, S> {
                 }
             }
         }
-        while let Some(entry) = chain.pop().map_err(|error| self.refused(chain, &by_number, error))? {
+        while let Some(entry) = chain
+            .pop()
+            .map_err(|error| self.refused(chain, &by_number, error))?
+        {
             if let Taken::Behind = self.take(&entry, &by_number).await? {
                 return Ok(by_number.get(&entry.header.seq).copied());
             }
@@ -488,22 +657,37 @@ impl<S: Sink + Send> Walk<'_, S> {
     }
 
     fn refused(&self, chain: &Chain, by_number: &BTreeMap<Seq, Piece>, error: Error) -> Stop {
-        let piece = chain.refused().and_then(|seq| by_number.get(&seq)).map(Piece::name);
-        Stop { piece, passed_from: chain.passed_from(), ..Stop::from(error) }
+        let piece = chain
+            .refused()
+            .and_then(|seq| by_number.get(&seq))
+            .map(Piece::name);
+        Stop {
+            piece,
+            passed_from: chain.passed_from(),
+            ..Stop::from(error)
+        }
     }
 
     /// Takes in the session that a fork begins with.
     fn begin<'b>(&'b mut self, fork: &'b Fork) -> BoxFuture<'b, Result<()>> {
         Box::pin(async move {
             let id = self.logs.id(fork.from.clone());
-            let reading = Reading { at: At::Seq(fork.seq), parallel: self.reading.parallel, ..Reading::default() };
+            let reading = Reading {
+                at: At::Seq(fork.seq),
+                parallel: self.reading.parallel,
+                ..Reading::default()
+            };
             let origin = self.logs.read_with(&id, reading, &mut *self.fresh).await;
-            let origin = origin.doing_with(|| format!("read {id}, from which {} was forked", self.id))?;
+            let origin =
+                origin.doing_with(|| format!("read {id}, from which {} was forked", self.id))?;
             self.objects += origin.objects;
             let seq = origin.seq;
             let mut sink = origin.sound()?;
             if seq != fork.seq {
-                return Err(Error::corrupt(format!("{id} has no entry {}, with which {} begins", fork.seq, self.id)));
+                return Err(Error::corrupt(format!(
+                    "{id} has no entry {}, with which {} begins",
+                    fork.seq, self.id
+                )));
             }
             sink.begin(fork, &Renaming::new(&fork.from, &self.id.name))?;
             self.sink = sink;
@@ -511,7 +695,11 @@ impl<S: Sink + Send> Walk<'_, S> {
         })
     }
 
-    async fn take(&mut self, entry: &Entry, by_number: &BTreeMap<Seq, Piece>) -> std::result::Result<Taken, Stop> {
+    async fn take(
+        &mut self,
+        entry: &Entry,
+        by_number: &BTreeMap<Seq, Piece>,
+    ) -> std::result::Result<Taken, Stop> {
         let header = &entry.header;
         if !includes(self.reading, header) {
             return Ok(Taken::Behind);
@@ -521,14 +709,19 @@ impl<S: Sink + Send> Walk<'_, S> {
             self.begin(fork).await?;
         }
         self.sink.take(entry).map_err(|error| {
-            let damaged = piece.filter(|_| error.kind() == Kind::Corrupt && self.reading.branch.is_none());
+            let damaged =
+                piece.filter(|_| error.kind() == Kind::Corrupt && self.reading.branch.is_none());
             let error = match damaged {
                 Some(piece) => error.doing(format_args!("read {}", piece.key(self.id))),
                 None => error,
             };
-            Stop { piece: piece.map(Piece::name), ..Stop::from(error) }
+            Stop {
+                piece: piece.map(Piece::name),
+                ..Stop::from(error)
+            }
         })?;
-        self.composites.extend(piece.filter(|piece| piece.kind != PieceKind::Entry));
+        self.composites
+            .extend(piece.filter(|piece| piece.kind != PieceKind::Entry));
         (self.seq, self.digest) = (header.seq, Some(entry.digest));
         Ok(Taken::Whole)
     }

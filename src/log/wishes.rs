@@ -42,28 +42,50 @@ impl Logs {
     /// What people said of a session; nothing was said where there is no such object.
     pub async fn said(&self, id: &LogId) -> Result<Said> {
         for _ in 0..MOST_RACES {
-            let Some(number) = self.wishes(id).await?.pop() else { return Ok(Said::default()) };
+            let Some(number) = self.wishes(id).await?.pop() else {
+                return Ok(Said::default());
+            };
             let key = keys::wishes(id, number);
             // Somebody may have said something newer and deleted it.
-            let Some(bytes) = self.store.get(&key).await? else { continue };
+            let Some(bytes) = self.store.get(&key).await? else {
+                continue;
+            };
             let object: Option<Object> = serde_json::from_slice(&bytes).ok();
-            let wishes = object.filter(|object| object.v == VERSION && object.wishes.check().is_ok()).map(|object| object.wishes);
-            let damaged = || Error::corrupt(format!("read {key}: it is damaged, or of a newer sessiond"));
-            return Ok(Said { number, wishes: wishes.ok_or_else(|| damaged().hint("upgrade sessiond, or delete that object"))? });
+            let wishes = object
+                .filter(|object| object.v == VERSION && object.wishes.check().is_ok())
+                .map(|object| object.wishes);
+            let damaged =
+                || Error::corrupt(format!("read {key}: it is damaged, or of a newer sessiond"));
+            return Ok(Said {
+                number,
+                wishes: wishes
+                    .ok_or_else(|| damaged().hint("upgrade sessiond, or delete that object"))?,
+            });
         }
         Err(busy(id))
     }
 
     /// The numbers of the objects that say something of a session, in order.
     pub async fn wishes(&self, id: &LogId) -> Result<Vec<u64>> {
-        let objects = list_objects(&*self.store, &keys::wishes_folder(id), None).await.doing_with(|| format!("list wishes of {id}"))?;
-        Ok(objects.iter().filter_map(|object| keys::wishes_number(&object.key)).collect())
+        let objects = list_objects(&*self.store, &keys::wishes_folder(id), None)
+            .await
+            .doing_with(|| format!("list wishes of {id}"))?;
+        Ok(objects
+            .iter()
+            .filter_map(|object| keys::wishes_number(&object.key))
+            .collect())
     }
 
     /// Says something of a session: `change` makes of what was said what is said from now on. It may be asked again.
-    pub async fn say(&self, id: &LogId, mut change: impl FnMut(&Wishes) -> Result<Wishes>) -> Result<Said> {
+    pub async fn say(
+        &self,
+        id: &LogId,
+        mut change: impl FnMut(&Wishes) -> Result<Wishes>,
+    ) -> Result<Said> {
         if id.name.is_project() {
-            return Err(Error::usage(format!("{id} is no session: nothing can be said of it")));
+            return Err(Error::usage(format!(
+                "{id} is no session: nothing can be said of it"
+            )));
         }
         let mut tried: Option<Wishes> = None;
         let mut backoff = Backoff::new(self.chance.clone());
@@ -78,10 +100,19 @@ impl Logs {
             if wishes == before.wishes {
                 return Ok(before);
             }
-            let said = Said { number: before.number + 1, wishes };
-            let bytes = serde_json::to_vec(&Object { v: VERSION, wishes: said.wishes.clone() })
-                .map_err(|cause| Error::new(Kind::Internal, "write wishes").because(cause))?;
-            let created = self.store.create(&keys::wishes(id, said.number), Bytes::from(bytes)).await;
+            let said = Said {
+                number: before.number + 1,
+                wishes,
+            };
+            let bytes = serde_json::to_vec(&Object {
+                v: VERSION,
+                wishes: said.wishes.clone(),
+            })
+            .map_err(|cause| Error::new(Kind::Internal, "write wishes").because(cause))?;
+            let created = self
+                .store
+                .create(&keys::wishes(id, said.number), Bytes::from(bytes))
+                .await;
             tried = Some(said.wishes.clone());
             match created {
                 Ok(Created::Exists) => continue,

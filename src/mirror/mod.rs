@@ -86,7 +86,11 @@ struct Known {
 const PROJECTS: usize = TABLES.len();
 
 fn place_of(table: &str) -> Option<usize> {
-    if table == rows::PROJECT { Some(PROJECTS) } else { TABLES.iter().position(|(name, _)| *name == table) }
+    if table == rows::PROJECT {
+        Some(PROJECTS)
+    } else {
+        TABLES.iter().position(|(name, _)| *name == table)
+    }
 }
 
 fn name_of(place: usize) -> &'static str {
@@ -96,7 +100,11 @@ fn name_of(place: usize) -> &'static str {
 impl Mirror {
     /// The mirror of the database in OpenCode's folder.
     pub fn new(data: &Path) -> Mirror {
-        Mirror { data: data.to_owned(), state: Mutex::default(), failure: std::sync::Mutex::default() }
+        Mirror {
+            data: data.to_owned(),
+            state: Mutex::default(),
+            failure: std::sync::Mutex::default(),
+        }
     }
 
     /// Where the files are: what is kept.
@@ -109,7 +117,9 @@ impl Mirror {
     }
 
     fn file(&self, session: &str) -> PathBuf {
-        self.folder().join("sessions").join(format!("{session}.jsonl"))
+        self.folder()
+            .join("sessions")
+            .join(format!("{session}.jsonl"))
     }
 
     fn failed(&self, cause: sqlx::Error) -> Error {
@@ -132,15 +142,28 @@ impl Mirror {
             let mut header = [0; 20];
             // What is no database at all is an error, which reading it tells.
             let has_no_wal = found.len() == 0
-                || file.read_exact(&mut header).is_ok() && header.starts_with(b"SQLite format 3\0") && header[18..20] != [2, 2];
-            Ok(has_no_wal && SystemTime::from(SystemClock.now()).duration_since(found.modified()?).is_ok_and(|age| age < MAKING))
+                || file.read_exact(&mut header).is_ok()
+                    && header.starts_with(b"SQLite format 3\0")
+                    && header[18..20] != [2, 2];
+            Ok(has_no_wal
+                && SystemTime::from(SystemClock.now())
+                    .duration_since(found.modified()?)
+                    .is_ok_and(|age| age < MAKING))
         };
         look().unwrap_or(false)
     }
 
     async fn connect(&self) -> Result<SqliteConnection> {
-        let options = SqliteConnectOptions::new().filename(self.database()).read_only(true).foreign_keys(false).busy_timeout(PATIENCE);
-        options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))
+        let options = SqliteConnectOptions::new()
+            .filename(self.database())
+            .read_only(true)
+            .foreign_keys(false)
+            .busy_timeout(PATIENCE);
+        options
+            .disable_statement_logging()
+            .connect()
+            .await
+            .map_err(|cause| self.failed(cause))
     }
 
     /// Whether the database can be read and is one that we know, if there is one; answers how many sessions it holds.
@@ -153,19 +176,26 @@ impl Mirror {
         let _ = database.close().await;
         match found.map_err(|cause| self.failed(cause))? {
             Some(sessions) => Ok(sessions.len()),
-            None => Err(Error::unavailable(format!("read {}: it has no table of sessions", self.database().display()))),
+            None => Err(Error::unavailable(format!(
+                "read {}: it has no table of sessions",
+                self.database().display()
+            ))),
         }
     }
 
     /// Why the database cannot be read, if so.
     pub fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Brings the files up to what the database holds.
     pub async fn pull(&self, depth: Depth) -> Result<()> {
         let pulled = self.try_pull(depth).await;
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = pulled.as_ref().err().map(ToString::to_string);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+            pulled.as_ref().err().map(ToString::to_string);
         pulled
     }
 
@@ -190,14 +220,25 @@ impl Mirror {
     async fn pull_from(&self, database: &mut SqliteConnection, state: &mut State) -> Result<()> {
         let failed = |cause| self.failed(cause);
         // All of it as it was at one moment.
-        sqlx::query("BEGIN").execute(&mut *database).await.map_err(failed)?;
-        let Some(sessions) = sessions(database).await.map_err(failed)? else { return Ok(()) };
+        sqlx::query("BEGIN")
+            .execute(&mut *database)
+            .await
+            .map_err(failed)?;
+        let Some(sessions) = sessions(database).await.map_err(failed)? else {
+            return Ok(());
+        };
         let first = state.changed.is_empty();
         // Not every table tells that it has changed: what is at work is looked at whenever something is.
-        let recent = sessions.values().map(|session| session.changed.0).max().unwrap_or(0).saturating_sub(RECENT_MS);
+        let recent = sessions
+            .values()
+            .map(|session| session.changed.0)
+            .max()
+            .unwrap_or(0)
+            .saturating_sub(RECENT_MS);
         let mut looked_at = BTreeSet::new();
         for (id, session) in &sessions {
-            let changed = state.changed.get(id) != Some(&session.changed) || session.changed.0 >= recent;
+            let changed =
+                state.changed.get(id) != Some(&session.changed) || session.changed.0 >= recent;
             if first || session.changed.1 < 0 || changed {
                 looked_at.insert(root(&sessions, id));
             }
@@ -209,7 +250,8 @@ impl Mirror {
         for id in &looked_at {
             let known = match state.known.remove(id) {
                 Some(known) => Ok(known),
-                None => Known::load(&self.file(id)).map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause)),
+                None => Known::load(&self.file(id))
+                    .map_err(|cause| Error::io(format!("read {}", self.file(id).display()), cause)),
             };
             let pulled = match known {
                 Ok(known) => self.pull_session(database, id, known, &schema).await,
@@ -225,37 +267,72 @@ impl Mirror {
             return Err(error);
         }
         state.known.retain(|id, _| looked_at.contains(id));
-        state.changed = sessions.into_iter().map(|(id, session)| (id, session.changed)).collect();
+        state.changed = sessions
+            .into_iter()
+            .map(|(id, session)| (id, session.changed))
+            .collect();
         Ok(())
     }
 
-    async fn pull_session(&self, database: &mut SqliteConnection, id: &str, mut known: Known, schema: &str) -> Result<Known> {
+    async fn pull_session(
+        &self,
+        database: &mut SqliteConnection,
+        id: &str,
+        mut known: Known,
+        schema: &str,
+    ) -> Result<Known> {
         let failed = |cause| self.failed(cause);
-        let mut out = Lines { mirror: self, session: id, waiting: String::new() };
+        let mut out = Lines {
+            mirror: self,
+            session: id,
+            waiting: String::new(),
+        };
         let print = print_of(schema.as_bytes());
         if known.schema != Some(print) {
             out.add(schema)?;
             known.schema = Some(print);
         }
         if let Some((key, row)) = rows::project(database, id).await.map_err(failed)? {
-            known.take(PROJECTS, &key, &rows::line(rows::PROJECT, &key, None, &row), &mut out)?;
+            known.take(
+                PROJECTS,
+                &key,
+                &rows::line(rows::PROJECT, &key, None, &row),
+                &mut out,
+            )?;
         }
         let since = known.since.saturating_sub(SLACK_MS).max(0);
         let asked = Questions::of(database).await.map_err(failed)?;
-        let mut changed = sqlx::query(AssertSqlSafe(asked.changed)).bind(id).bind(since).fetch(&mut *database);
+        let mut changed = sqlx::query(AssertSqlSafe(asked.changed))
+            .bind(id)
+            .bind(since)
+            .fetch(&mut *database);
         while let Some(row) = changed.try_next().await.map_err(failed)? {
             let get = || -> sqlx::Result<(i64, String, Option<String>, Vec<u8>)> {
-                Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?))
+                Ok((
+                    row.try_get(0)?,
+                    row.try_get(1)?,
+                    row.try_get(2)?,
+                    row.try_get(3)?,
+                ))
             };
             let (place, key, role, row) = get().map_err(failed)?;
             // SQLite takes any bytes for text.
             let row = String::from_utf8_lossy(&row);
             let place = usize::try_from(place).unwrap_or(PROJECTS);
-            known.take(place, &key, &rows::line(name_of(place), &key, role.as_deref(), &row), &mut out)?;
+            known.take(
+                place,
+                &key,
+                &rows::line(name_of(place), &key, role.as_deref(), &row),
+                &mut out,
+            )?;
         }
         drop(changed);
         if known.misses(&pairs(database, asked.counts, id).await.map_err(failed)?) {
-            let present: HashSet<(i64, String)> = pairs(database, asked.keys, id).await.map_err(failed)?.into_iter().collect();
+            let present: HashSet<(i64, String)> = pairs(database, asked.keys, id)
+                .await
+                .map_err(failed)?
+                .into_iter()
+                .collect();
             known.forget(&present, &mut out)?;
         }
         out.write()?;
@@ -271,12 +348,18 @@ struct Session {
 }
 
 /// Every session; none if the database has no such table yet.
-async fn sessions(database: &mut SqliteConnection) -> sqlx::Result<Option<HashMap<String, Session>>> {
+async fn sessions(
+    database: &mut SqliteConnection,
+) -> sqlx::Result<Option<HashMap<String, Session>>> {
     if rows::columns(database, "session").await?.0.is_empty() {
         return Ok(None);
     }
     // Each change of a session is an event with a number; where that is not so, every session may have changed.
-    let sql = match rows::columns(database, "event_sequence").await?.0.is_empty() {
+    let sql = match rows::columns(database, "event_sequence")
+        .await?
+        .0
+        .is_empty()
+    {
         true => "SELECT id, parent_id, time_updated, -1 FROM session",
         false => {
             "SELECT session.id, parent_id, time_updated, coalesce(event_sequence.seq, 0) FROM session \
@@ -285,9 +368,19 @@ async fn sessions(database: &mut SqliteConnection) -> sqlx::Result<Option<HashMa
     };
     let found = sqlx::query(sql).fetch_all(database).await?;
     let session = |row: &sqlx::sqlite::SqliteRow| {
-        Ok((row.try_get(0)?, Session { parent: row.try_get(1)?, changed: (row.try_get(2)?, row.try_get(3)?) }))
+        Ok((
+            row.try_get(0)?,
+            Session {
+                parent: row.try_get(1)?,
+                changed: (row.try_get(2)?, row.try_get(3)?),
+            },
+        ))
     };
-    found.iter().map(session).collect::<sqlx::Result<_>>().map(Some)
+    found
+        .iter()
+        .map(session)
+        .collect::<sqlx::Result<_>>()
+        .map(Some)
 }
 
 /// The session that a person began: sub-agents have sessions of their own.
@@ -295,7 +388,11 @@ fn root(sessions: &HashMap<String, Session>, id: &str) -> String {
     let mut at = id;
     // Not for ever, whatever the rows say.
     for _ in 0..sessions.len() {
-        match sessions.get(at).and_then(|session| session.parent.as_deref()).filter(|parent| sessions.contains_key(*parent)) {
+        match sessions
+            .get(at)
+            .and_then(|session| session.parent.as_deref())
+            .filter(|parent| sessions.contains_key(*parent))
+        {
             Some(parent) => at = parent,
             None => break,
         }
@@ -305,8 +402,14 @@ fn root(sessions: &HashMap<String, Session>, id: &str) -> String {
 
 /// When the newest row of a session changed.
 async fn newest(database: &mut SqliteConnection, id: &str) -> sqlx::Result<i64> {
-    let sql = format!("{} SELECT coalesce(max(time_updated), 0) FROM part WHERE session_id IN family", rows::FAMILY);
-    sqlx::query_scalar(AssertSqlSafe(sql)).bind(id).fetch_one(database).await
+    let sql = format!(
+        "{} SELECT coalesce(max(time_updated), 0) FROM part WHERE session_id IN family",
+        rows::FAMILY
+    );
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .bind(id)
+        .fetch_one(database)
+        .await
 }
 
 impl Known {
@@ -326,7 +429,9 @@ impl Known {
                 break;
             }
             whole += line.len() as u64;
-            let Ok(named) = serde_json::from_slice::<Named<'_>>(&line) else { continue };
+            let Ok(named) = serde_json::from_slice::<Named<'_>>(&line) else {
+                continue;
+            };
             match (named.table.as_deref().and_then(place_of), named.key) {
                 (Some(place), Some(key)) => {
                     let print = named.row.map_or(0, |_| print_of(&line));
@@ -345,14 +450,22 @@ impl Known {
     /// A row as it is now: a line if it is not what the file holds already.
     fn take(&mut self, place: usize, key: &str, line: &str, out: &mut Lines<'_>) -> Result<()> {
         let print = print_of(line.as_bytes());
-        if self.rows[place].insert(key.into(), print) == Some(print) { Ok(()) } else { out.add(line) }
+        if self.rows[place].insert(key.into(), print) == Some(print) {
+            Ok(())
+        } else {
+            out.add(line)
+        }
     }
 
     /// Whether rows are gone, given how many there are in each table.
     fn misses(&self, counts: &[(i64, i64)]) -> bool {
         counts.iter().any(|(place, count)| {
-            let here = usize::try_from(*place).ok().and_then(|place| self.rows.get(place));
-            here.is_some_and(|rows| rows.values().filter(|print| **print != 0).count() as i64 != *count)
+            let here = usize::try_from(*place)
+                .ok()
+                .and_then(|place| self.rows.get(place));
+            here.is_some_and(|rows| {
+                rows.values().filter(|print| **print != 0).count() as i64 != *count
+            })
         })
     }
 
@@ -367,7 +480,8 @@ impl Known {
                 }
             }
             gone.sort();
-            gone.iter().try_for_each(|key| out.add(&rows::line(table, key, None, "null")))?;
+            gone.iter()
+                .try_for_each(|key| out.add(&rows::line(table, key, None, "null")))?;
         }
         Ok(())
     }
@@ -379,12 +493,22 @@ fn print_of(line: &[u8]) -> u64 {
 }
 
 /// The answer to a question of two columns, the first of them a table.
-async fn pairs<T>(database: &mut SqliteConnection, sql: String, id: &str) -> sqlx::Result<Vec<(i64, T)>>
+async fn pairs<T>(
+    database: &mut SqliteConnection,
+    sql: String,
+    id: &str,
+) -> sqlx::Result<Vec<(i64, T)>>
 where
     T: for<'r> sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
 {
-    let found = sqlx::query(AssertSqlSafe(sql)).bind(id).fetch_all(database).await?;
-    found.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    let found = sqlx::query(AssertSqlSafe(sql))
+        .bind(id)
+        .fetch_all(database)
+        .await?;
+    found
+        .iter()
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+        .collect()
 }
 
 /// Lines on their way to a session's file.
@@ -397,7 +521,11 @@ struct Lines<'a> {
 impl Lines<'_> {
     fn add(&mut self, line: &str) -> Result<()> {
         self.waiting.push_str(line);
-        if self.waiting.len() > PIECE { self.write() } else { Ok(()) }
+        if self.waiting.len() > PIECE {
+            self.write()
+        } else {
+            Ok(())
+        }
     }
 
     fn write(&mut self) -> Result<()> {
@@ -407,9 +535,16 @@ impl Lines<'_> {
         let path = self.mirror.file(self.session);
         let append = || -> std::io::Result<()> {
             // As root: for the agent's user, as everything in its folder.
-            let owner = rustix::process::geteuid().is_root().then(|| Disk::new(&self.mirror.data).owner()).transpose()?;
+            let owner = rustix::process::geteuid()
+                .is_root()
+                .then(|| Disk::new(&self.mirror.data).owner())
+                .transpose()?;
             Disk::new(self.mirror.folder().join("sessions")).make(owner)?;
-            let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+            let mut file = OpenOptions::new()
+                .append(true)
+                .create(true)
+                .mode(0o600)
+                .open(&path)?;
             give(&file, owner)?;
             file.write_all(self.waiting.as_bytes())
         };
@@ -420,5 +555,7 @@ impl Lines<'_> {
 }
 
 fn give(file: &File, owner: Option<Owner>) -> std::io::Result<()> {
-    owner.map_or(Ok(()), |owner| std::os::unix::fs::fchown(file, Some(owner.uid), Some(owner.gid)))
+    owner.map_or(Ok(()), |owner| {
+        std::os::unix::fs::fchown(file, Some(owner.uid), Some(owner.gid))
+    })
 }

@@ -28,8 +28,7 @@ pub const PROJECT: &str = "project";
 const MIGRATIONS: [&str; 2] = ["migration", "data_migration"];
 
 /// A session and those of its sub-agents.
-pub const FAMILY: &str =
-    "WITH RECURSIVE family(id) AS (SELECT ?1 UNION SELECT session.id FROM session JOIN family ON session.parent_id = family.id) ";
+pub const FAMILY: &str = "WITH RECURSIVE family(id) AS (SELECT ?1 UNION SELECT session.id FROM session JOIN family ON session.parent_id = family.id) ";
 
 /// A line, as far as it is read to know which row it is.
 #[derive(Deserialize)]
@@ -52,8 +51,14 @@ pub fn quoted(name: &str) -> String {
 }
 
 /// The columns of a table and, of these, the primary key; nothing if there is no such table.
-pub async fn columns(database: &mut SqliteConnection, table: &str) -> sqlx::Result<(Vec<String>, Vec<String>)> {
-    let found = sqlx::query("SELECT name, pk FROM pragma_table_info(?1) ORDER BY cid").bind(table).fetch_all(database).await?;
+pub async fn columns(
+    database: &mut SqliteConnection,
+    table: &str,
+) -> sqlx::Result<(Vec<String>, Vec<String>)> {
+    let found = sqlx::query("SELECT name, pk FROM pragma_table_info(?1) ORDER BY cid")
+        .bind(table)
+        .fetch_all(database)
+        .await?;
     let (mut all, mut key) = (Vec::new(), BTreeMap::new());
     for column in found {
         let (name, place): (String, i64) = (column.try_get(0)?, column.try_get(1)?);
@@ -67,8 +72,17 @@ pub async fn columns(database: &mut SqliteConnection, table: &str) -> sqlx::Resu
 
 /// A row as JSON, made by the database itself: the same row is always the same text.
 fn as_json(table: &str, columns: &[String]) -> String {
-    let pairs: Vec<String> =
-        columns.iter().map(|column| format!("'{}', {}.{}", column.replace('\'', "''"), quoted(table), quoted(column))).collect();
+    let pairs: Vec<String> = columns
+        .iter()
+        .map(|column| {
+            format!(
+                "'{}', {}.{}",
+                column.replace('\'', "''"),
+                quoted(table),
+                quoted(column)
+            )
+        })
+        .collect();
     format!("json_object({})", pairs.join(", "))
 }
 
@@ -87,15 +101,27 @@ async fn found(database: &mut SqliteConnection) -> sqlx::Result<Vec<Found>> {
         let (columns, key) = columns(database, table).await?;
         if !columns.is_empty() && !key.is_empty() {
             let name = quoted(table);
-            let key: Vec<String> = key.iter().map(|column| format!("{name}.{}", quoted(column))).collect();
-            all.push(Found { rank, key: format!("CAST({} AS TEXT)", key.join(" || '/' || ")), name, owner, columns });
+            let key: Vec<String> = key
+                .iter()
+                .map(|column| format!("{name}.{}", quoted(column)))
+                .collect();
+            all.push(Found {
+                rank,
+                key: format!("CAST({} AS TEXT)", key.join(" || '/' || ")),
+                name,
+                owner,
+                columns,
+            });
         }
     }
     Ok(all)
 }
 
 fn joined(selects: impl Iterator<Item = String>, order: &str) -> String {
-    format!("{FAMILY} {} {order}", selects.collect::<Vec<_>>().join(" UNION ALL "))
+    format!(
+        "{FAMILY} {} {order}",
+        selects.collect::<Vec<_>>().join(" UNION ALL ")
+    )
 }
 
 /// What is asked of the rows of a family, ?1.
@@ -126,8 +152,20 @@ impl Questions {
             let row = format!("CAST({} AS BLOB)", as_json(table, columns));
             format!("SELECT {rank}, {key}, {role}, {row}, {time} FROM {name} WHERE {name}.{owner} IN family AND {since}")
         });
-        let counts = |Found { rank, name, owner, .. }: &Found| format!("SELECT {rank}, count(*) FROM {name} WHERE {owner} IN family");
-        let keys = |Found { rank, name, owner, key, .. }: &Found| format!("SELECT {rank}, {key} FROM {name} WHERE {owner} IN family");
+        let counts = |Found {
+                          rank, name, owner, ..
+                      }: &Found| {
+            format!("SELECT {rank}, count(*) FROM {name} WHERE {owner} IN family")
+        };
+        let keys = |Found {
+                        rank,
+                        name,
+                        owner,
+                        key,
+                        ..
+                    }: &Found| {
+            format!("SELECT {rank}, {key} FROM {name} WHERE {owner} IN family")
+        };
         Ok(Questions {
             changed: joined(changed, "ORDER BY 5, 1, 2"),
             counts: joined(tables.iter().map(counts), ""),
@@ -139,8 +177,14 @@ impl Questions {
 /// A row as a line.
 pub fn line(table: &str, key: &str, role: Option<&str>, row: &str) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
-    let role = role.map(|role| format!(",\"role\":{}", text(role))).unwrap_or_default();
-    format!("{{\"table\":{},\"key\":{}{role},\"row\":{row}}}\n", text(table), text(key))
+    let role = role
+        .map(|role| format!(",\"role\":{}", text(role)))
+        .unwrap_or_default();
+    format!(
+        "{{\"table\":{},\"key\":{}{role},\"row\":{row}}}\n",
+        text(table),
+        text(key)
+    )
 }
 
 /// The line that says how the database is made: its tables and indexes, and the migrations it has seen. No row of anybody's.
@@ -152,16 +196,27 @@ pub async fn schema(database: &mut SqliteConnection) -> sqlx::Result<String> {
     for table in MIGRATIONS {
         let (columns, _) = columns(database, table).await?;
         if !columns.is_empty() {
-            let rows = format!("SELECT json_group_array(json({})) FROM {table}", as_json(table, &columns));
-            let rows: String = sqlx::query_scalar(AssertSqlSafe(rows)).fetch_one(&mut *database).await?;
+            let rows = format!(
+                "SELECT json_group_array(json({})) FROM {table}",
+                as_json(table, &columns)
+            );
+            let rows: String = sqlx::query_scalar(AssertSqlSafe(rows))
+                .fetch_one(&mut *database)
+                .await?;
             seen.push(format!("\"{table}\":{rows}"));
         }
     }
-    Ok(format!("{{\"schema\":{{\"sql\":{made},\"seen\":{{{}}}}}}}\n", seen.join(",")))
+    Ok(format!(
+        "{{\"schema\":{{\"sql\":{made},\"seen\":{{{}}}}}}}\n",
+        seen.join(",")
+    ))
 }
 
 /// The line of the project that a session belongs to.
-pub async fn project(database: &mut SqliteConnection, session: &str) -> sqlx::Result<Option<(String, String)>> {
+pub async fn project(
+    database: &mut SqliteConnection,
+    session: &str,
+) -> sqlx::Result<Option<(String, String)>> {
     let (columns, _) = columns(database, PROJECT).await?;
     if columns.is_empty() {
         return Ok(None);
@@ -170,6 +225,11 @@ pub async fn project(database: &mut SqliteConnection, session: &str) -> sqlx::Re
         "SELECT project.id, {} FROM project JOIN session ON session.project_id = project.id WHERE session.id = ?1",
         as_json(PROJECT, &columns)
     );
-    let found = sqlx::query(AssertSqlSafe(sql)).bind(session).fetch_optional(database).await?;
-    found.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()
+    let found = sqlx::query(AssertSqlSafe(sql))
+        .bind(session)
+        .fetch_optional(database)
+        .await?;
+    found
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+        .transpose()
 }

@@ -48,11 +48,24 @@ impl Mirror {
         let told = read(session, &bytes).doing_with(|| format!("read {}", path.display()))?;
         let database = self.database();
         let failed = |cause| Error::io(format!("make {}", database.display()), cause);
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&database).map_err(failed)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&database)
+            .map_err(failed)?;
         give(&file, owner).map_err(failed)?;
         drop(file);
-        let options = SqliteConnectOptions::new().filename(&database).foreign_keys(false).busy_timeout(PATIENCE);
-        let mut connection = options.disable_statement_logging().connect().await.map_err(|cause| self.failed(cause))?;
+        let options = SqliteConnectOptions::new()
+            .filename(&database)
+            .foreign_keys(false)
+            .busy_timeout(PATIENCE);
+        let mut connection = options
+            .disable_statement_logging()
+            .connect()
+            .await
+            .map_err(|cause| self.failed(cause))?;
         let written = write(&mut connection, session, &told).await;
         let _ = connection.close().await;
         // What was read of it before is no longer so.
@@ -61,13 +74,20 @@ impl Mirror {
         state.changed.remove(session);
         state.known.remove(session);
         drop(state);
-        written.map_err(|cause| explained(session, cause)).doing_with(|| format!("write session {session} to {}", database.display()))
+        written
+            .map_err(|cause| explained(session, cause))
+            .doing_with(|| format!("write session {session} to {}", database.display()))
     }
 
     /// Whether the database has the session.
     pub async fn has(&self, session: &str) -> bool {
-        let Ok(mut connection) = self.connect().await else { return false };
-        let found = sqlx::query("SELECT 1 FROM session WHERE id = ?1").bind(session).fetch_optional(&mut connection).await;
+        let Ok(mut connection) = self.connect().await else {
+            return false;
+        };
+        let found = sqlx::query("SELECT 1 FROM session WHERE id = ?1")
+            .bind(session)
+            .fetch_optional(&mut connection)
+            .await;
         let _ = connection.close().await;
         matches!(found, Ok(Some(_)))
     }
@@ -81,9 +101,11 @@ fn explained(session: &str, cause: sqlx::Error) -> Error {
             .hint("a fork shares its messages' ids with the session it began with: restore it in a home of its own");
     }
     if said.contains("no column named") || said.contains("no such table") {
-        return Error::conflict("a newer OpenCode wrote the session than the one whose database this is")
-            .because(cause)
-            .hint("upgrade opencode, start it once, and restore again");
+        return Error::conflict(
+            "a newer OpenCode wrote the session than the one whose database this is",
+        )
+        .because(cause)
+        .hint("upgrade opencode, start it once, and restore again");
     }
     Error::unavailable("write rows").because(cause)
 }
@@ -92,13 +114,25 @@ fn explained(session: &str, cause: sqlx::Error) -> Error {
 fn read(session: &str, bytes: &[u8]) -> Result<Told> {
     let mut told = Told::default();
     let wrong = |what: &str| Error::corrupt(format!("{what} is not what a session is made of"));
-    for line in bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-        let Ok(named) = serde_json::from_slice::<Named<'_>>(line) else { continue };
+    for line in bytes
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| line.ends_with(b"\n"))
+    {
+        let Ok(named) = serde_json::from_slice::<Named<'_>>(line) else {
+            continue;
+        };
         if let Some(schema) = named.schema {
-            told.schema = serde_json::from_str(schema.get()).map_err(|cause| wrong("the schema").because(cause))?;
+            told.schema = serde_json::from_str(schema.get())
+                .map_err(|cause| wrong("the schema").because(cause))?;
         }
-        let (Some(table), Some(key)) = (named.table, named.key) else { continue };
-        let row = named.row.map(|row| serde_json::from_str(row.get())).transpose().map_err(|cause| wrong("a row").because(cause))?;
+        let (Some(table), Some(key)) = (named.table, named.key) else {
+            continue;
+        };
+        let row = named
+            .row
+            .map(|row| serde_json::from_str(row.get()))
+            .transpose()
+            .map_err(|cause| wrong("a row").because(cause))?;
         match (TABLES.iter().position(|(known, _)| *known == table), row) {
             (Some(table), Some(row)) => {
                 told.rows.insert((table, key), row);
@@ -113,10 +147,16 @@ fn read(session: &str, bytes: &[u8]) -> Result<Told> {
             (None, _) => return Err(wrong(&format!("a row of table {table:?}"))),
         }
     }
-    let ids: BTreeSet<&str> =
-        told.rows.iter().filter(|((table, _), _)| *table == 0).filter_map(|(_, row)| row.get("id")?.as_str()).collect();
+    let ids: BTreeSet<&str> = told
+        .rows
+        .iter()
+        .filter(|((table, _), _)| *table == 0)
+        .filter_map(|(_, row)| row.get("id")?.as_str())
+        .collect();
     let owned = |((table, _), row): (&(usize, String), &Map<String, Value>)| {
-        row.get(TABLES[*table].1).and_then(Value::as_str).is_some_and(|id| ids.contains(id))
+        row.get(TABLES[*table].1)
+            .and_then(Value::as_str)
+            .is_some_and(|id| ids.contains(id))
     };
     if !ids.contains(session) || !told.rows.iter().all(owned) {
         return Err(wrong("a row of another session"));
@@ -126,14 +166,24 @@ fn read(session: &str, bytes: &[u8]) -> Result<Told> {
 
 async fn write(database: &mut SqliteConnection, session: &str, told: &Told) -> sqlx::Result<()> {
     let mut transaction = database.begin_with("BEGIN IMMEDIATE").await?;
-    if rows::columns(&mut transaction, "session").await?.0.is_empty() {
+    if rows::columns(&mut transaction, "session")
+        .await?
+        .0
+        .is_empty()
+    {
         make(&mut transaction, &told.schema).await?;
     }
     // What the session has now goes, so that it has what the file says and no more.
     for (table, owner) in TABLES.iter().rev() {
         if !rows::columns(&mut transaction, table).await?.0.is_empty() {
-            let sql = format!("{FAMILY} DELETE FROM {} WHERE {owner} IN family", quoted(table));
-            sqlx::query(AssertSqlSafe(sql)).bind(session).execute(&mut *transaction).await?;
+            let sql = format!(
+                "{FAMILY} DELETE FROM {} WHERE {owner} IN family",
+                quoted(table)
+            );
+            sqlx::query(AssertSqlSafe(sql))
+                .bind(session)
+                .execute(&mut *transaction)
+                .await?;
         }
     }
     for row in told.project.values() {
@@ -149,14 +199,20 @@ async fn write(database: &mut SqliteConnection, session: &str, told: &Told) -> s
 async fn make(database: &mut SqliteConnection, schema: &Schema) -> sqlx::Result<()> {
     let plain = |sql: &str| {
         let start = sql.trim_start().to_ascii_uppercase();
-        let makes = ["CREATE TABLE ", "CREATE INDEX ", "CREATE UNIQUE INDEX "].iter().any(|what| start.starts_with(what));
+        let makes = ["CREATE TABLE ", "CREATE INDEX ", "CREATE UNIQUE INDEX "]
+            .iter()
+            .any(|what| start.starts_with(what));
         makes && !sql.contains(';') && !start.contains(" AS SELECT") && !start.contains("VIRTUAL")
     };
     for sql in &schema.sql {
         if !plain(sql) {
-            return Err(sqlx::Error::Protocol(format!("not a statement that makes a table: {sql:.60}")));
+            return Err(sqlx::Error::Protocol(format!(
+                "not a statement that makes a table: {sql:.60}"
+            )));
         }
-        sqlx::query(AssertSqlSafe(sql.clone())).execute(&mut *database).await?;
+        sqlx::query(AssertSqlSafe(sql.clone()))
+            .execute(&mut *database)
+            .await?;
     }
     for (table, seen) in &schema.seen {
         for row in seen {
@@ -166,15 +222,28 @@ async fn make(database: &mut SqliteConnection, schema: &Schema) -> sqlx::Result<
     Ok(())
 }
 
-async fn insert(database: &mut SqliteConnection, how: &str, table: &str, row: &Map<String, Value>) -> sqlx::Result<()> {
+async fn insert(
+    database: &mut SqliteConnection,
+    how: &str,
+    table: &str,
+    row: &Map<String, Value>,
+) -> sqlx::Result<()> {
     let columns: Vec<String> = row.keys().map(|column| quoted(column)).collect();
     let places: Vec<String> = (1..=row.len()).map(|at| format!("?{at}")).collect();
-    let sql = format!("{how} INTO {} ({}) VALUES ({})", quoted(table), columns.join(", "), places.join(", "));
+    let sql = format!(
+        "{how} INTO {} ({}) VALUES ({})",
+        quoted(table),
+        columns.join(", "),
+        places.join(", ")
+    );
     let query = row.values().fold(sqlx::query(AssertSqlSafe(sql)), bind);
     query.execute(database).await.map(|_| ())
 }
 
-fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, value: &Value) -> Query<'q, Sqlite, SqliteArguments> {
+fn bind<'q>(
+    query: Query<'q, Sqlite, SqliteArguments>,
+    value: &Value,
+) -> Query<'q, Sqlite, SqliteArguments> {
     match value {
         Value::Null => query.bind(None::<String>),
         Value::Bool(value) => query.bind(i64::from(*value)),
@@ -195,9 +264,18 @@ mod tests {
 
     #[test]
     fn only_rows_of_the_session_are_taken() {
-        let told = |more: &str| read("s", format!("{SESSION}{more}\n").as_bytes()).map(|told| told.rows.len());
-        assert_eq!(told("{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"s\"}}").ok(), Some(2));
-        assert_eq!(told("{\"table\":\"part\",\"key\":\"p\",\"row\":null}").ok(), Some(1));
+        let told = |more: &str| {
+            read("s", format!("{SESSION}{more}\n").as_bytes()).map(|told| told.rows.len())
+        };
+        assert_eq!(
+            told("{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"s\"}}")
+                .ok(),
+            Some(2)
+        );
+        assert_eq!(
+            told("{\"table\":\"part\",\"key\":\"p\",\"row\":null}").ok(),
+            Some(1)
+        );
         assert_eq!(told("garbage").ok(), Some(1));
         for bad in [
             "{\"table\":\"credential\",\"key\":\"c\",\"row\":{\"id\":\"c\"}}",
@@ -218,7 +296,10 @@ mod tests {
             "CREATE TABLE a AS SELECT 1",
         ] {
             let mut database = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-            let schema = Schema { sql: vec![bad.to_owned()], ..Schema::default() };
+            let schema = Schema {
+                sql: vec![bad.to_owned()],
+                ..Schema::default()
+            };
             assert!(make(&mut database, &schema).await.is_err(), "{bad}");
         }
     }

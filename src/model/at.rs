@@ -40,11 +40,23 @@ impl FromStr for At {
         if text == "latest" {
             return Ok(At::Latest);
         }
-        let refuse = || Error::usage(format!("read point {text:?}")).hint("use latest, seq:N or a time such as 2026-05-01T12:00:00Z");
+        let refuse = || {
+            Error::usage(format!("read point {text:?}"))
+                .hint("use latest, seq:N or a time such as 2026-05-01T12:00:00Z")
+        };
         if let Some(number) = text.strip_prefix("seq:") {
-            return number.parse().ok().filter(|seq| *seq > 0).map(At::Seq).ok_or_else(refuse);
+            return number
+                .parse()
+                .ok()
+                .filter(|seq| *seq > 0)
+                .map(At::Seq)
+                .ok_or_else(refuse);
         }
-        text.strip_prefix("time:").unwrap_or(text).parse().map(At::Time).map_err(|_| refuse())
+        text.strip_prefix("time:")
+            .unwrap_or(text)
+            .parse()
+            .map(At::Time)
+            .map_err(|_| refuse())
     }
 }
 
@@ -77,7 +89,9 @@ impl FromStr for Point {
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
         if let Some(turn) = text.strip_prefix("turn:") {
-            return number(turn).map(|turn| Point::Turn(Some(turn))).ok_or_else(refuse);
+            return number(turn)
+                .map(|turn| Point::Turn(Some(turn)))
+                .ok_or_else(refuse);
         }
         if text == "turn" {
             return Ok(Point::Turn(None));
@@ -88,7 +102,12 @@ impl FromStr for Point {
         if let Ok(at) = text.parse() {
             return Ok(Point::At(at));
         }
-        if let Some(day) = text.parse::<Date>().ok().filter(|_| text.contains('-')).and_then(|day| day.to_zoned(TimeZone::UTC).ok()) {
+        if let Some(day) = text
+            .parse::<Date>()
+            .ok()
+            .filter(|_| text.contains('-'))
+            .and_then(|day| day.to_zoned(TimeZone::UTC).ok())
+        {
             return Ok(Point::At(At::Time(day.timestamp())));
         }
         let name = text.strip_prefix("ckpt:").unwrap_or(text);
@@ -114,12 +133,16 @@ impl fmt::Display for Point {
 /// A name for a checkpoint: it is part of a key, and no number.
 pub fn point_name(text: &str) -> Result<String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let good = !text.is_empty() && text.len() <= 64 && text.bytes().all(plain) && !text.bytes().all(|byte| byte.is_ascii_digit());
+    let good = !text.is_empty()
+        && text.len() <= 64
+        && text.bytes().all(plain)
+        && !text.bytes().all(|byte| byte.is_ascii_digit());
     let taken = matches!(text, "latest" | "turn" | "." | "..");
     if good && !taken {
         return Ok(text.to_owned());
     }
-    Err(Error::usage(format!("read name {text:?}")).hint("letters, digits, - _ and ., at most 64, not digits alone, not latest or turn"))
+    Err(Error::usage(format!("read name {text:?}"))
+        .hint("letters, digits, - _ and ., at most 64, not digits alone, not latest or turn"))
 }
 
 impl fmt::Display for At {
@@ -141,7 +164,10 @@ mod tests {
         assert_eq!("latest".parse::<At>().ok(), Some(At::Latest));
         assert_eq!("seq:7".parse::<At>().ok(), Some(At::Seq(7)));
         assert!(matches!("2026-05-01T12:00:00Z".parse(), Ok(At::Time(_))));
-        assert!(matches!("time:2026-05-01T12:00:00Z".parse(), Ok(At::Time(_))));
+        assert!(matches!(
+            "time:2026-05-01T12:00:00Z".parse(),
+            Ok(At::Time(_))
+        ));
         for bad in ["", "seq:", "seq:0", "seq:-1", "yesterday-ish", "turn:x"] {
             assert!(bad.parse::<At>().is_err(), "{bad:?}");
         }
@@ -154,14 +180,31 @@ mod tests {
         assert_eq!(read("turn:3"), Some(Point::Turn(Some(3))));
         assert_eq!(read("7"), Some(Point::Checkpoint(7)));
         assert_eq!(read("20260501"), Some(Point::Checkpoint(20_260_501)));
-        assert_eq!(read("2026-05-01"), Some(Point::At(At::Time("2026-05-01T00:00:00Z".parse().unwrap()))));
-        assert_eq!(read("ckpt:before-deploy"), Some(Point::Name("before-deploy".into())));
-        assert_eq!(read("before-deploy"), Some(Point::Name("before-deploy".into())));
+        assert_eq!(
+            read("2026-05-01"),
+            Some(Point::At(At::Time("2026-05-01T00:00:00Z".parse().unwrap())))
+        );
+        assert_eq!(
+            read("ckpt:before-deploy"),
+            Some(Point::Name("before-deploy".into()))
+        );
+        assert_eq!(
+            read("before-deploy"),
+            Some(Point::Name("before-deploy".into()))
+        );
         for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {
-            assert_eq!(read(text).map(|point| point.to_string()).as_deref(), Some(text));
+            assert_eq!(
+                read(text).map(|point| point.to_string()).as_deref(),
+                Some(text)
+            );
         }
-        assert!(matches!(read("2026-05-01T12:00:00Z"), Some(Point::At(At::Time(_)))));
-        for bad in ["", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b"] {
+        assert!(matches!(
+            read("2026-05-01T12:00:00Z"),
+            Some(Point::At(At::Time(_)))
+        ));
+        for bad in [
+            "", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b",
+        ] {
             assert_eq!(read(bad), None, "{bad:?}");
         }
     }

@@ -50,8 +50,19 @@ impl Checkpoint {
     /// The same without a word of what was said.
     #[must_use]
     pub fn without_text(&self) -> Checkpoint {
-        let pending = self.pending.iter().map(|call| Call { input: String::new(), ..call.clone() }).collect();
-        Checkpoint { pending, last_answer: None, ..self.clone() }
+        let pending = self
+            .pending
+            .iter()
+            .map(|call| Call {
+                input: String::new(),
+                ..call.clone()
+            })
+            .collect();
+        Checkpoint {
+            pending,
+            last_answer: None,
+            ..self.clone()
+        }
     }
 }
 
@@ -97,7 +108,11 @@ pub struct Turns {
 impl Turns {
     /// So many turns are complete, the last of them at that time.
     pub fn after(turn: u64, last: Option<Timestamp>) -> Turns {
-        Turns { turn, last, ..Turns::default() }
+        Turns {
+            turn,
+            last,
+            ..Turns::default()
+        }
     }
 
     /// Takes in what was read; answers the checkpoints that it makes. `lengths` are the lengths of the session's transcripts.
@@ -105,7 +120,9 @@ impl Turns {
         let mut made: Vec<Checkpoint> = Vec::new();
         for marked in marks {
             self.note(marked);
-            let Some(Mark::End(stop)) = &marked.mark else { continue };
+            let Some(Mark::End(stop)) = &marked.mark else {
+                continue;
+            };
             if self.is_counted(marked) {
                 continue;
             }
@@ -115,12 +132,18 @@ impl Turns {
             let ended = self.ended.take();
             // One more piece of the same answer: the same point, a little later. And an agent that goes on by itself is still
             // at the same turn.
-            let same_answer = ended.as_ref().is_some_and(|ended| ended.answer.is_some() && ended.answer == marked.answer);
+            let same_answer = ended
+                .as_ref()
+                .is_some_and(|ended| ended.answer.is_some() && ended.answer == marked.answer);
             let checkpoint = Checkpoint {
                 number: self.number + u64::from(!same_answer),
                 seq: None,
                 turn: self.turn + u64::from(ended.is_none()),
-                parent: if same_answer { ended.and_then(|ended| ended.parent) } else { self.parent },
+                parent: if same_answer {
+                    ended.and_then(|ended| ended.parent)
+                } else {
+                    self.parent
+                },
                 at,
                 uuid: marked.uuid.clone(),
                 stop: Some(stop.clone()),
@@ -129,7 +152,10 @@ impl Turns {
                 last_answer: self.last_answer.take(),
             };
             self.follow(&checkpoint);
-            self.ended = Some(Ended { answer: marked.answer.clone(), parent: checkpoint.parent });
+            self.ended = Some(Ended {
+                answer: marked.answer.clone(),
+                parent: checkpoint.parent,
+            });
             made.retain(|earlier| earlier.number != checkpoint.number);
             made.push(checkpoint);
         }
@@ -139,9 +165,14 @@ impl Turns {
     /// Whether it was read before. What stands behind the last end of a turn is new, whatever its clock says; elsewhere, in a
     /// transcript that was written anew or has another name, only its time can tell.
     fn is_counted(&self, marked: &Marked) -> bool {
-        let behind = self.counted.get(&marked.path).is_some_and(|len| marked.end > *len);
+        let behind = self
+            .counted
+            .get(&marked.path)
+            .is_some_and(|len| marked.end > *len);
         let same = marked.uuid.is_some() && marked.uuid == self.completed_by;
-        let later = marked.at.is_some_and(|at| self.last.is_none_or(|last| at > last));
+        let later = marked
+            .at
+            .is_some_and(|at| self.last.is_none_or(|last| at > last));
         !later && self.last.is_some() && (!behind || same)
     }
 
@@ -154,7 +185,10 @@ impl Turns {
         }
         for call in &marked.calls {
             if !self.pending.iter().any(|known| known.id == call.id) {
-                self.pending.push(Call { input: quote(&call.input), ..call.clone() });
+                self.pending.push(Call {
+                    input: quote(&call.input),
+                    ..call.clone()
+                });
             }
         }
         // Some agents write a call once more, with its answer.
@@ -182,7 +216,9 @@ impl Turns {
     /// Goes on behind a checkpoint.
     pub fn follow(&mut self, checkpoint: &Checkpoint) {
         self.number = self.number.max(checkpoint.number);
-        self.parent = Some(checkpoint.number).filter(|number| *number > 0).or(checkpoint.parent);
+        self.parent = Some(checkpoint.number)
+            .filter(|number| *number > 0)
+            .or(checkpoint.parent);
         self.turn = checkpoint.turn;
         self.ended = None;
         self.prompted = false;

@@ -113,13 +113,24 @@ impl From<RunningHash> for String {
 /// Whether the number of blocks in a state of SHA-256, which stands behind its eight words, is that of a file: the hash
 /// counts bits, and more of them than it has numbers for would stop it.
 fn counts_a_file(state: &[u8]) -> bool {
-    let blocks = state.get(32..40).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    let blocks = state
+        .get(32..40)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u64::from_le_bytes);
     blocks.is_some_and(|blocks| blocks < u64::MAX / 1024)
 }
 
 fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)] as char, DIGITS[usize::from(byte & 15)] as char]).collect()
+    bytes
+        .iter()
+        .flat_map(|byte| {
+            [
+                DIGITS[usize::from(byte >> 4)] as char,
+                DIGITS[usize::from(byte & 15)] as char,
+            ]
+        })
+        .collect()
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
@@ -128,7 +139,9 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     if !pairs.remainder().is_empty() {
         return None;
     }
-    pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+    pairs
+        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
+        .collect()
 }
 
 #[cfg(test)]

@@ -131,12 +131,18 @@ impl Header {
         begins
             .into_iter()
             .chain(self.checkpoints.iter().cloned())
-            .map(|point| Checkpoint { seq: Some(point.seq.unwrap_or(self.seq)), ..point })
+            .map(|point| Checkpoint {
+                seq: Some(point.seq.unwrap_or(self.seq)),
+                ..point
+            })
     }
 
     /// Bytes behind the header.
     pub fn body_len(&self) -> u64 {
-        self.parts.iter().map(|part| part.len).fold(0, u64::saturating_add)
+        self.parts
+            .iter()
+            .map(|part| part.len)
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -165,10 +171,15 @@ pub struct Fork {
 impl Fork {
     /// Its first checkpoint: the last turn that was complete.
     fn point(&self) -> Option<Checkpoint> {
-        let transcripts = self.files.iter().filter(|part| part.kind == FileKind::Append);
+        let transcripts = self
+            .files
+            .iter()
+            .filter(|part| part.kind == FileKind::Append);
         let files = match (&self.ends, &self.cut) {
             (Some(ends), _) => ends.clone(),
-            (None, Some(_)) => transcripts.map(|part| (part.path.clone(), part.len)).collect(),
+            (None, Some(_)) => transcripts
+                .map(|part| (part.path.clone(), part.len))
+                .collect(),
             (None, None) => return None,
         };
         Some(Checkpoint {

@@ -33,7 +33,9 @@ impl RelPath {
 
     /// The folder it is in, if that is not the root itself.
     pub fn parent(&self) -> Option<RelPath> {
-        self.0.rsplit_once('/').map(|(folder, _)| RelPath(folder.to_owned()))
+        self.0
+            .rsplit_once('/')
+            .map(|(folder, _)| RelPath(folder.to_owned()))
     }
 
     /// The last part.
@@ -60,7 +62,9 @@ impl FromStr for RelPath {
                 "" => return refuse("absolute, or a part of it is empty"),
                 "." | ".." => return refuse("it leaves its folder"),
                 _ if part.len() > 255 => return refuse("a part of it is longer than 255 bytes"),
-                _ if part.chars().any(char::is_control) => return refuse("it holds a control character"),
+                _ if part.chars().any(char::is_control) => {
+                    return refuse("it holds a control character");
+                }
                 _ => {}
             }
         }
@@ -152,11 +156,25 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_root_are_refused() {
-        for bad in ["", "/etc/passwd", "..", "a/../b", "a//b", "a/", "./a", "a\0b", "a\nb", "a/./b"] {
+        for bad in [
+            "",
+            "/etc/passwd",
+            "..",
+            "a/../b",
+            "a//b",
+            "a/",
+            "./a",
+            "a\0b",
+            "a\nb",
+            "a/./b",
+        ] {
             assert!(bad.parse::<RelPath>().is_err(), "{bad:?}");
         }
         let good: RelPath = "projects/-work-app/3f2a.jsonl".parse().expect("plain");
-        assert_eq!(good.parent().map(String::from).as_deref(), Some("projects/-work-app"));
+        assert_eq!(
+            good.parent().map(String::from).as_deref(),
+            Some("projects/-work-app")
+        );
         assert_eq!(good.name(), "3f2a.jsonl");
     }
 }

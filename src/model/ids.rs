@@ -17,10 +17,14 @@ fn is_plain(byte: u8) -> bool {
 
 fn check_plain(what: &str, text: &str, longest: usize) -> Result<()> {
     if text.is_empty() || text.len() > longest {
-        return Err(Error::usage(format!("{what} {text:?} must have 1 to {longest} characters")));
+        return Err(Error::usage(format!(
+            "{what} {text:?} must have 1 to {longest} characters"
+        )));
     }
     if text.starts_with('.') || !text.bytes().all(is_plain) {
-        return Err(Error::usage(format!("{what} {text:?} may hold only letters, digits, '.', '_', '-' and '=', and not begin with '.'")));
+        return Err(Error::usage(format!(
+            "{what} {text:?} may hold only letters, digits, '.', '_', '-' and '=', and not begin with '.'"
+        )));
     }
     Ok(())
 }
@@ -80,7 +84,11 @@ name!(/// One running sessiond.
 impl SessionId {
     /// Whether an agent's id can be the name of a file as it is.
     pub fn is_name(id: &str) -> bool {
-        !id.is_empty() && id.len() < 128 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        !id.is_empty()
+            && id.len() < 128
+            && id
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     }
 
     /// Makes an id of any file or folder name: what is not plain is written as `=` and two hex digits, so that
@@ -196,20 +204,32 @@ mod tests {
     #[test]
     fn escaping_keeps_different_names_different() {
         let names = ["a b", "a=20b", "a_b", ".a", "a", "ä", "", "="];
-        let escaped: std::collections::BTreeSet<_> = names.iter().map(|name| SessionId::escape(name)).collect();
+        let escaped: std::collections::BTreeSet<_> =
+            names.iter().map(|name| SessionId::escape(name)).collect();
         // The empty name and "=" are the one exception; no file is called "".
         assert!(escaped.len() >= names.len() - 1);
         for id in escaped {
             assert!(id.as_str().parse::<SessionId>().is_ok(), "{id}");
         }
         let long = "x".repeat(4000);
-        assert!(SessionId::escape(&long).as_str().parse::<SessionId>().is_ok());
+        assert!(
+            SessionId::escape(&long)
+                .as_str()
+                .parse::<SessionId>()
+                .is_ok()
+        );
     }
 
     #[test]
     fn a_log_name_survives_its_text() {
         for text in ["abc", "@-work-app"] {
-            assert_eq!(text.parse::<LogName>().map(|name| name.to_string()).ok().as_deref(), Some(text));
+            assert_eq!(
+                text.parse::<LogName>()
+                    .map(|name| name.to_string())
+                    .ok()
+                    .as_deref(),
+                Some(text)
+            );
         }
     }
 }

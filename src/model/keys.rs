@@ -144,7 +144,10 @@ pub fn merge_range(key: &str) -> Option<(Seq, Seq)> {
 fn number(key: &str, ending: &str) -> Option<Seq> {
     let digits = key.rsplit('/').next()?.strip_suffix(ending)?;
     let plain = digits.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
-    plain.then(|| digits.parse().ok()).flatten().filter(|seq| *seq > 0)
+    plain
+        .then(|| digits.parse().ok())
+        .flatten()
+        .filter(|seq| *seq > 0)
 }
 
 /// Whether what is stored there tells something of a conversation: the pieces of a log and of its branches, and checkpoints
@@ -173,7 +176,9 @@ pub fn is_composite(key: &str) -> bool {
 
 /// The folder of the log that a key is in; the key itself where that is none.
 pub fn log_of(key: &str) -> &str {
-    key.match_indices('/').nth(3).map_or(key, |(at, _)| &key[..=at])
+    key.match_indices('/')
+        .nth(3)
+        .map_or(key, |(at, _)| &key[..=at])
 }
 
 /// The name of the last folder of a folder key (`…/name/`).
@@ -206,21 +211,47 @@ mod tests {
     #[test]
     fn keys_are_spelled_as_documented() {
         let writer: WriterId = "w1".parse().expect("plain");
-        assert_eq!(entry(&id(), 2), "v1/team/claude-code/3f2a/log/000000000002.gz");
-        assert_eq!(snapshot(&id(), 187), "v1/team/claude-code/3f2a/snap/000000000187.tar.gz");
-        assert_eq!(branch_entry(&id(), &writer, 188), "v1/team/claude-code/3f2a/branch/w1/000000000188.gz");
+        assert_eq!(
+            entry(&id(), 2),
+            "v1/team/claude-code/3f2a/log/000000000002.gz"
+        );
+        assert_eq!(
+            snapshot(&id(), 187),
+            "v1/team/claude-code/3f2a/snap/000000000187.tar.gz"
+        );
+        assert_eq!(
+            branch_entry(&id(), &writer, 188),
+            "v1/team/claude-code/3f2a/branch/w1/000000000188.gz"
+        );
     }
 
     #[test]
     fn what_tells_of_a_conversation_is_known_by_its_key() {
         let writer: WriterId = "w1".parse().expect("plain");
-        let tells = [entry(&id(), 2), snapshot(&id(), 2), merge(&id(), 2, 3), branch_entry(&id(), &writer, 2), named_point(&id(), "green")];
+        let tells = [
+            entry(&id(), 2),
+            snapshot(&id(), 2),
+            merge(&id(), 2, 3),
+            branch_entry(&id(), &writer, 2),
+            named_point(&id(), "green"),
+        ];
         for key in &tells {
             assert!(holds_content(key), "{key}");
             assert_eq!(log_of(key), log_root(&id()));
         }
-        let others = [store_facts(), probe("x"), gc_mark("x"), wishes(&id(), 1), fork_pin(&id(), &"f".parse().expect("plain"))];
-        for key in others.iter().map(String::as_str).chain(["", "log/1", "v1/log/log/log/log", "v2/team/claude-code/3f2a/log/1"]) {
+        let others = [
+            store_facts(),
+            probe("x"),
+            gc_mark("x"),
+            wishes(&id(), 1),
+            fork_pin(&id(), &"f".parse().expect("plain")),
+        ];
+        for key in others.iter().map(String::as_str).chain([
+            "",
+            "log/1",
+            "v1/log/log/log/log",
+            "v2/team/claude-code/3f2a/log/1",
+        ]) {
             assert!(!holds_content(key), "{key}");
         }
     }
@@ -229,14 +260,26 @@ mod tests {
     fn numbers_come_back_and_strangers_do_not() {
         assert_eq!(entry_number(&entry(&id(), 77)), Some(77));
         assert_eq!(snapshot_number(&snapshot(&id(), 77)), Some(77));
-        for stranger in ["", "log/", "log/1.gz", "log/00000000000x.gz", "log/notes.txt", "log/000000000000.gz", "log/000000000007.tar"] {
+        for stranger in [
+            "",
+            "log/",
+            "log/1.gz",
+            "log/00000000000x.gz",
+            "log/notes.txt",
+            "log/000000000000.gz",
+            "log/000000000007.tar",
+        ] {
             assert_eq!(entry_number(stranger), None, "{stranger:?}");
         }
         assert_eq!(entry_number(&snapshot(&id(), 77)), None);
         assert_eq!(wishes_number(&wishes(&id(), 3)), Some(3));
         assert_eq!(wishes_number("wishes/3.json"), None);
         assert_eq!(merge_range(&merge(&id(), 32, 62)), Some((32, 62)));
-        for stranger in ["merge/32-62.gz", "merge/000000000062-000000000032.gz", "merge/000000000032.gz"] {
+        for stranger in [
+            "merge/32-62.gz",
+            "merge/000000000062-000000000032.gz",
+            "merge/000000000032.gz",
+        ] {
             assert_eq!(merge_range(stranger), None, "{stranger:?}");
         }
     }

@@ -58,7 +58,9 @@ pub struct Tokens {
 impl Tokens {
     /// Whether a model can have taken so many; what cannot be is unknown, and keeps no sum from being right.
     pub fn is_plausible(&self) -> bool {
-        [self.input, self.output, self.cache_read, self.cache_write].iter().all(|count| *count < MOST_TOKENS)
+        [self.input, self.output, self.cache_read, self.cache_write]
+            .iter()
+            .all(|count| *count < MOST_TOKENS)
     }
 
     /// Both together.
@@ -168,7 +170,13 @@ impl Message {
 
     /// What was said, without what was thought and done.
     pub fn text(&self) -> String {
-        let texts = self.blocks.iter().filter_map(|block| if let Block::Text(text) = block { Some(text.as_str()) } else { None });
+        let texts = self.blocks.iter().filter_map(|block| {
+            if let Block::Text(text) = block {
+                Some(text.as_str())
+            } else {
+                None
+            }
+        });
         texts.collect::<Vec<_>>().join("\n")
     }
 
@@ -177,11 +185,17 @@ impl Message {
         let words = self.blocks.iter().map(|block| match block {
             Block::Text(text) | Block::Thinking(text) => text.clone(),
             Block::Call(call) => format!("{} {}", call.name, call.input),
-            Block::Answer { text, failed, .. } => format!("{}{text}", if *failed { "failed: " } else { "" }),
+            Block::Answer { text, failed, .. } => {
+                format!("{}{text}", if *failed { "failed: " } else { "" })
+            }
             Block::Other(kind) => format!("[{kind}]"),
         });
         let words = words.collect::<Vec<_>>().join(" ");
-        if words.is_empty() { format!("[{}]", self.kind) } else { words }
+        if words.is_empty() {
+            format!("[{}]", self.kind)
+        } else {
+            words
+        }
     }
 }
 

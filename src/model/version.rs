@@ -20,7 +20,11 @@ impl Version {
 impl Version {
     /// What is compared: 2.1 and 2.1.0 are the same.
     fn counted(&self) -> &[u64] {
-        let end = self.0.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);
+        let end = self
+            .0
+            .iter()
+            .rposition(|number| *number != 0)
+            .map_or(0, |last| last + 1);
         &self.0[..end]
     }
 }
@@ -48,10 +52,16 @@ impl PartialOrd for Version {
 impl FromStr for Version {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = || Error::usage(format!("read version {text:?}")).hint("numbers with dots between them, such as 2.1.325");
+        let refuse = || {
+            Error::usage(format!("read version {text:?}"))
+                .hint("numbers with dots between them, such as 2.1.325")
+        };
         let mut numbers = Vec::new();
         for part in text.strip_prefix('v').unwrap_or(text).split('.') {
-            let digits = part.len() - part.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+            let digits = part.len()
+                - part
+                    .trim_start_matches(|letter: char| letter.is_ascii_digit())
+                    .len();
             match (digits, numbers.is_empty()) {
                 (0, true) => return Err(refuse()),
                 (0, false) => break,
@@ -68,7 +78,14 @@ impl FromStr for Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("."))
+        f.write_str(
+            &self
+                .0
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("."),
+        )
     }
 }
 
@@ -82,10 +99,21 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_their_numbers() {
-        for (older, newer) in [("2.1.99", "2.1.325"), ("2.1.325", "2.2"), ("2.9", "2.10"), ("9", "10.0.1"), ("2.1", "2.1.1")] {
+        for (older, newer) in [
+            ("2.1.99", "2.1.325"),
+            ("2.1.325", "2.2"),
+            ("2.9", "2.10"),
+            ("9", "10.0.1"),
+            ("2.1", "2.1.1"),
+        ] {
             assert!(version(older) < version(newer), "{older} {newer}");
         }
-        for (one, other) in [("2.1", "2.1.0"), ("v2.1.3", "2.1.3"), ("2.1.3-beta.4", "2.1.3"), ("0", "0.0")] {
+        for (one, other) in [
+            ("2.1", "2.1.0"),
+            ("v2.1.3", "2.1.3"),
+            ("2.1.3-beta.4", "2.1.3"),
+            ("0", "0.0"),
+        ] {
             assert_eq!(version(one), version(other));
         }
         assert!(version("99999999999999999999999") > version("5"));
@@ -96,7 +124,10 @@ mod tests {
 
     #[test]
     fn a_program_names_its_version() {
-        assert_eq!(Version::find("2.1.325 (Claude Code)\n"), Some(version("2.1.325")));
+        assert_eq!(
+            Version::find("2.1.325 (Claude Code)\n"),
+            Some(version("2.1.325"))
+        );
         assert_eq!(Version::find("codex-cli 0.166.0"), Some(version("0.166")));
         assert_eq!(Version::find("command not found"), None);
         assert_eq!(version("2.1.325").to_string(), "2.1.325");

@@ -118,7 +118,10 @@ impl Wishes {
     /// Refuses what cannot be kept.
     pub fn check(&self) -> Result<()> {
         if self.labels.len() > MOST_LABELS {
-            return Err(Error::usage(format!("a session has at most {MOST_LABELS} labels, these are {}", self.labels.len())));
+            return Err(Error::usage(format!(
+                "a session has at most {MOST_LABELS} labels, these are {}",
+                self.labels.len()
+            )));
         }
         for (name, value) in &self.labels {
             check_name(name)?;
@@ -156,17 +159,24 @@ pub fn check_request(id: &str) -> Result<()> {
 pub fn check_name(name: &str) -> Result<()> {
     check_text("the name of a label", name, 1, LONGEST_NAME)?;
     if name.contains(['=', ',']) || name.starts_with('-') {
-        return Err(Error::usage(format!("the name of a label {name:?} holds '=' or ',', or begins with '-'")));
+        return Err(Error::usage(format!(
+            "the name of a label {name:?} holds '=' or ',', or begins with '-'"
+        )));
     }
     Ok(())
 }
 
 fn check_text(what: &str, text: &str, least: usize, most: usize) -> Result<()> {
     if !(least..=most).contains(&text.len()) {
-        return Err(Error::usage(format!("{what} has {least} to {most} bytes, this has {}", text.len())));
+        return Err(Error::usage(format!(
+            "{what} has {least} to {most} bytes, this has {}",
+            text.len()
+        )));
     }
     if text.chars().any(char::is_control) {
-        return Err(Error::usage(format!("{what} {text:?} holds a control character")));
+        return Err(Error::usage(format!(
+            "{what} {text:?} holds a control character"
+        )));
     }
     Ok(())
 }
@@ -184,9 +194,14 @@ impl FromStr for Label {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let Some((name, value)) = text.split_once('=') else {
-            return Err(Error::usage(format!("read label {text:?}")).hint("NAME=VALUE, such as team=infra"));
+            return Err(
+                Error::usage(format!("read label {text:?}")).hint("NAME=VALUE, such as team=infra")
+            );
         };
-        let label = Label { name: name.trim().to_owned(), value: value.to_owned() };
+        let label = Label {
+            name: name.trim().to_owned(),
+            value: value.to_owned(),
+        };
         check_name(&label.name)?;
         check_text("the value of a label", &label.value, 0, LONGEST_VALUE)?;
         Ok(label)
@@ -200,33 +215,88 @@ mod tests {
     #[test]
     fn labels_are_read_and_strange_ones_refused() {
         let label: Label = "team=a=b c".parse().unwrap();
-        assert_eq!((label.name.as_str(), label.value.as_str()), ("team", "a=b c"));
+        assert_eq!(
+            (label.name.as_str(), label.value.as_str()),
+            ("team", "a=b c")
+        );
         assert_eq!("empty=".parse::<Label>().unwrap().value, "");
         let long = "x".repeat(LONGEST_NAME + 1);
         let longer = format!("a={}", "x".repeat(LONGEST_VALUE + 1));
-        for bad in ["", "team", "=x", "a\nb=c", "a=b\u{7}", "a,b=c", "-a=b", &format!("{long}=x"), &longer] {
+        for bad in [
+            "",
+            "team",
+            "=x",
+            "a\nb=c",
+            "a=b\u{7}",
+            "a,b=c",
+            "-a=b",
+            &format!("{long}=x"),
+            &longer,
+        ] {
             assert!(bad.parse::<Label>().is_err(), "{bad:?}");
         }
-        let many = (0..=MOST_LABELS).map(|at| (at.to_string(), String::new())).collect();
-        assert!(Wishes { labels: many, ..Wishes::default() }.check().is_err());
-        assert!(check_request("").is_err() && check_request("a\nb").is_err() && check_request("r 1").is_ok());
+        let many = (0..=MOST_LABELS)
+            .map(|at| (at.to_string(), String::new()))
+            .collect();
+        assert!(
+            Wishes {
+                labels: many,
+                ..Wishes::default()
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            check_request("").is_err()
+                && check_request("a\nb").is_err()
+                && check_request("r 1").is_ok()
+        );
     }
 
     #[test]
     fn a_status_holds_until_the_session_is_written_to_again() {
-        let done = Wishes { status: Some(AtRest { is: Rest::Completed, raw: 7 }), ..Wishes::default() };
-        assert_eq!((done.status(7), done.status(8)), (Status::Completed, Status::Active));
-        assert_eq!((done.status(0), Wishes::default().status(1)), (Status::Created, Status::Active));
+        let done = Wishes {
+            status: Some(AtRest {
+                is: Rest::Completed,
+                raw: 7,
+            }),
+            ..Wishes::default()
+        };
+        assert_eq!(
+            (done.status(7), done.status(8)),
+            (Status::Completed, Status::Active)
+        );
+        assert_eq!(
+            (done.status(0), Wishes::default().status(1)),
+            (Status::Created, Status::Active)
+        );
     }
 
     #[test]
     fn what_is_said_later_replaces_only_what_it_names() {
         let say = |ttl, label: &str, request: Option<&str>| {
             let label: Label = label.parse().unwrap();
-            Wishes { ttl, labels: [(label.name, label.value)].into(), request_id: request.map(str::to_owned), status: None }
+            Wishes {
+                ttl,
+                labels: [(label.name, label.value)].into(),
+                request_id: request.map(str::to_owned),
+                status: None,
+            }
         };
-        let both = say(Some(Ttl::Never), "a=1", Some("r")).then(&say(None, "b=2", None)).then(&say(None, "a=3", None));
-        assert_eq!((both.ttl, both.request_id.as_deref()), (Some(Ttl::Never), Some("r")));
-        assert_eq!(both.labels, [("a".to_owned(), "3".to_owned()), ("b".to_owned(), "2".to_owned())].into());
+        let both = say(Some(Ttl::Never), "a=1", Some("r"))
+            .then(&say(None, "b=2", None))
+            .then(&say(None, "a=3", None));
+        assert_eq!(
+            (both.ttl, both.request_id.as_deref()),
+            (Some(Ttl::Never), Some("r"))
+        );
+        assert_eq!(
+            both.labels,
+            [
+                ("a".to_owned(), "3".to_owned()),
+                ("b".to_owned(), "2".to_owned())
+            ]
+            .into()
+        );
     }
 }

@@ -24,38 +24,80 @@ pub struct Blob {
 }
 
 /// Reads what `name` holds: base64 of gzip of an archive, or of the transcript of session `id` of the project `project`.
-pub fn read(profile: &dyn Profile, name: &str, text: &str, id: Option<&SessionId>, project: &str, now_ns: i64) -> Result<Blob> {
+pub fn read(
+    profile: &dyn Profile,
+    name: &str,
+    text: &str,
+    id: Option<&SessionId>,
+    project: &str,
+    now_ns: i64,
+) -> Result<Blob> {
     let inflated = archive::inflate(name, text.as_bytes(), MOST_RAW)?;
     if !archive::is_archive(&inflated) {
         let id = id.ok_or_else(|| {
-            Error::usage(format!("{name} holds a transcript, and no variable says of which session")).hint("AGENT_SESSION_ID=ID says it")
+            Error::usage(format!(
+                "{name} holds a transcript, and no variable says of which session"
+            ))
+            .hint("AGENT_SESSION_ID=ID says it")
         })?;
-        let path = profile
-            .transcript(project, id)
-            .ok_or_else(|| Error::usage(format!("{name} holds no archive, and {} does not say where a transcript goes", profile.name())))?;
-        let first = inflated.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        serde_json::from_slice::<IgnoredAny>(first)
-            .map_err(|cause| Error::corrupt(format!("read {name}: neither an archive nor a transcript")).because(cause))?;
+        let path = profile.transcript(project, id).ok_or_else(|| {
+            Error::usage(format!(
+                "{name} holds no archive, and {} does not say where a transcript goes",
+                profile.name()
+            ))
+        })?;
+        let first = inflated
+            .split(|byte| *byte == b'\n')
+            .next()
+            .unwrap_or_default();
+        serde_json::from_slice::<IgnoredAny>(first).map_err(|cause| {
+            Error::corrupt(format!("read {name}: neither an archive nor a transcript"))
+                .because(cause)
+        })?;
         let (len, sha256) = (inflated.len() as u64, Digest::of(&inflated));
-        let member = Member { path, kind: FileKind::Append, len, mode: 0o600, mtime_ns: now_ns, sha256 };
-        return Ok(Blob { session: id.clone(), files: vec![(member, inflated)] });
+        let member = Member {
+            path,
+            kind: FileKind::Append,
+            len,
+            mode: 0o600,
+            mtime_ns: now_ns,
+            sha256,
+        };
+        return Ok(Blob {
+            session: id.clone(),
+            files: vec![(member, inflated)],
+        });
     }
     let mut files = InMemory::default();
     let manifest = archive::read_inflated(name, &inflated, &mut files)?;
     if manifest.agent != *profile.name() {
-        return Err(Error::usage(format!("{name} holds a session of {}, and this is {}", manifest.agent, profile.name()))
-            .hint(format!("--agent {} takes it", manifest.agent)));
+        return Err(Error::usage(format!(
+            "{name} holds a session of {}, and this is {}",
+            manifest.agent,
+            profile.name()
+        ))
+        .hint(format!("--agent {} takes it", manifest.agent)));
     }
     if let Some(id) = id.filter(|id| **id != manifest.session) {
-        return Err(Error::usage(format!("{name} holds session {}, not {id}", manifest.session)));
+        return Err(Error::usage(format!(
+            "{name} holds session {}, not {id}",
+            manifest.session
+        )));
     }
-    Ok(Blob { session: manifest.session, files: manifest.files.into_iter().zip(files.0).collect() })
+    Ok(Blob {
+        session: manifest.session,
+        files: manifest.files.into_iter().zip(files.0).collect(),
+    })
 }
 
 /// Puts its files in place; what is here and differs is never overwritten.
 pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Report> {
     let id = context.logs.id(LogName::Session(blob.session.clone()));
-    let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
+    let stage: RelPath = format!(
+        "{STATE_FOLDER}/tmp/restore-{:016x}",
+        context.logs.chance.next()
+    )
+    .parse()?;
     let done = put(context, &id, blob, options, &stage).doing_with(|| format!("restore {id}"));
     if let Err(cause) = context.folder.remove(&stage) {
         tracing::warn!(%cause, %stage, "the temporary folder was not removed");
@@ -63,7 +105,13 @@ pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Repor
     done
 }
 
-fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &RelPath) -> Result<Report> {
+fn put(
+    context: &Context,
+    id: &LogId,
+    blob: Blob,
+    options: &Options,
+    stage: &RelPath,
+) -> Result<Report> {
     let mut assembly = Assembly::new(&*context.folder, stage.clone(), 1);
     let kind = |path: &RelPath, kind| match context.profile.place(path) {
         crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind, _) => kind,
@@ -82,8 +130,17 @@ fn put(context: &Context, id: &LogId, blob: Blob, options: &Options, stage: &Rel
     let now = context.logs.clock.now();
     let pen = Pen::unclaimed("variable".parse()?, 0, None, now);
     let header = pen.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
-    let body: Vec<u8> = blob.files.into_iter().flat_map(|(_, bytes)| bytes).collect();
-    assembly.take(&Entry { header, digest: Digest::of(&[]), stored: 0, body })?;
+    let body: Vec<u8> = blob
+        .files
+        .into_iter()
+        .flat_map(|(_, bytes)| bytes)
+        .collect();
+    assembly.take(&Entry {
+        header,
+        digest: Digest::of(&[]),
+        stored: 0,
+        body,
+    })?;
     let files = place::decide_all(context, id, &assembly, &[], (None, false), options)?;
     place::check(id, &files, options)?;
     let mut report = Report::new(id, files, options);

@@ -7,15 +7,20 @@ use crate::model::{LogId, LogName};
 
 /// The answer where there is no such session.
 pub fn unknown(id: &LogId) -> Error {
-    Error::not_found(format!("there is no {id} in namespace {} of agent {}", id.namespace, id.agent))
-        .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
+    Error::not_found(format!(
+        "there is no {id} in namespace {} of agent {}",
+        id.namespace, id.agent
+    ))
+    .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
 }
 
 /// The session whose id is `text` or, if only one does, begins with it. The bucket is asked: it is the truth.
 pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(Error::usage("find a session: its id is empty").hint("sessiond ls shows the sessions"));
+        return Err(
+            Error::usage("find a session: its id is empty").hint("sessiond ls shows the sessions")
+        );
     }
     // A prefix must itself be a legal id, or nothing can begin with it.
     let name: LogName = text.parse()?;
@@ -29,8 +34,12 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
         many => {
             let shown: Vec<String> = many.iter().take(5).map(LogName::to_string).collect();
             let more = if many.len() > 5 { ", …" } else { "" };
-            Err(Error::usage(format!("{text:?} is the beginning of {} sessions: {}{more}", many.len(), shown.join(", ")))
-                .hint("give more of the id"))
+            Err(Error::usage(format!(
+                "{text:?} is the beginning of {} sessions: {}{more}",
+                many.len(),
+                shown.join(", ")
+            ))
+            .hint("give more of the id"))
         }
     }
 }
@@ -71,7 +80,12 @@ pub async fn latest(logs: &Logs, index: &dyn Index, among: Among<'_>) -> Result<
 /// The same without an index: reads the newest object of every session.
 async fn latest_in_bucket(logs: &Logs, among: Among<'_>) -> Result<Option<LogId>> {
     let mut newest = None;
-    for name in logs.names("").await?.into_iter().filter(|name| !name.is_project()) {
+    for name in logs
+        .names("")
+        .await?
+        .into_iter()
+        .filter(|name| !name.is_project())
+    {
         let id = logs.id(name);
         if let Some(request) = among.request
             && !of_request(logs, &id, request).await?
@@ -79,8 +93,12 @@ async fn latest_in_bucket(logs: &Logs, among: Among<'_>) -> Result<Option<LogId>
             continue;
         }
         let pieces = logs.newest_pieces(&id).await?;
-        let Some(last) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind)) else { continue };
-        let Some(entry) = logs.read_piece(&id, last, None).await? else { continue };
+        let Some(last) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind)) else {
+            continue;
+        };
+        let Some(entry) = logs.read_piece(&id, last, None).await? else {
+            continue;
+        };
         if entry.header.kind.is_removal() {
             continue;
         }
@@ -111,5 +129,8 @@ async fn of_request(logs: &Logs, id: &LogId, request: &str) -> Result<bool> {
 /// Whether the session's files lie in the project's folder.
 async fn belongs(logs: &Logs, id: &LogId, project: &str) -> Result<bool> {
     let state = logs.read_state(id).await?;
-    Ok(state.files.keys().any(|path| path.parts().nth(1) == Some(project)))
+    Ok(state
+        .files
+        .keys()
+        .any(|path| path.parts().nth(1) == Some(project)))
 }

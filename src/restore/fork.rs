@@ -35,14 +35,31 @@ pub struct Forked {
 }
 
 /// Makes `new` begin with `id` at a point. `scratch` is a folder where its files are put together once, for their digests.
-pub async fn fork(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn Folder) -> Result<Forked> {
+pub async fn fork(
+    logs: &Logs,
+    id: &LogId,
+    goal: &Goal,
+    new: &LogId,
+    scratch: &dyn Folder,
+) -> Result<Forked> {
     let stage: RelPath = format!("fork-{:016x}", logs.chance.next()).parse()?;
-    let forked = make(logs, id, goal, new, scratch, &stage).await.doing_with(|| format!("fork {id}"));
-    scratch.remove(&stage).map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
+    let forked = make(logs, id, goal, new, scratch, &stage)
+        .await
+        .doing_with(|| format!("fork {id}"));
+    scratch
+        .remove(&stage)
+        .map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
     forked
 }
 
-async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn Folder, stage: &RelPath) -> Result<Forked> {
+async fn make(
+    logs: &Logs,
+    id: &LogId,
+    goal: &Goal,
+    new: &LogId,
+    scratch: &dyn Folder,
+    stage: &RelPath,
+) -> Result<Forked> {
     if id.name.is_project() || new.name.is_project() {
         return Err(Error::usage("only a session can be forked"));
     }
@@ -54,17 +71,33 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
         made += 1;
         Assembly::new(scratch, stage.clone(), made)
     };
-    let read = logs.read_log(id, Reading { at: goal.at, ..Reading::default() }, fresh).await?;
+    let read = logs
+        .read_log(
+            id,
+            Reading {
+                at: goal.at,
+                ..Reading::default()
+            },
+            fresh,
+        )
+        .await?;
     if read.head == 0 {
         return Err(super::find::unknown(id));
     }
     let seq = read.seq;
     let mut assembly = read.sound()?;
     if assembly.state.removed.is_some() {
-        return Err(Error::not_found("it was removed, or has expired")
-            .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
+        return Err(
+            Error::not_found("it was removed, or has expired").hint(format!(
+                "sessiond undelete {} brings it back within the grace period",
+                id.name
+            )),
+        );
     }
-    let turns = goal.cut.as_ref().map_or((assembly.state.turns.turn, assembly.state.turns.last), |point| (point.turn, Some(point.at)));
+    let turns = goal.cut.as_ref().map_or(
+        (assembly.state.turns.turn, assembly.state.turns.last),
+        |point| (point.turn, Some(point.at)),
+    );
     let cut = goal.cut.as_ref().map(|point| point.files.clone());
     let renaming = Renaming::new(&id.name, &new.name);
     let ends = match super::point::line(&assembly.state).last() {
@@ -72,25 +105,58 @@ async fn make(logs: &Logs, id: &LogId, goal: &Goal, new: &LogId, scratch: &dyn F
         _ => None,
     };
     assembly.fork(cut.as_ref(), &renaming)?;
-    let files: Vec<Part> = assembly.files().map(|(path, at, _)| part(path, at)).collect();
+    let files: Vec<Part> = assembly
+        .files()
+        .map(|(path, at, _)| part(path, at))
+        .collect();
     if files.is_empty() {
         return Err(Error::not_found("it has no files at that point"));
     }
     // First what keeps the entries, then what needs them.
     logs.pin_fork(id, seq, &new.name).await?;
-    let there = cover(&logs.pieces(id).await?, 0, seq, Prefer::Long, &BTreeSet::new());
+    let there = cover(
+        &logs.pieces(id).await?,
+        0,
+        seq,
+        Prefer::Long,
+        &BTreeSet::new(),
+    );
     if there.last().is_none_or(|last| last.to != seq) {
         logs.store.delete(&keys::fork_pin(id, &new.name)).await?;
-        return Err(Error::not_found(format!("entry {seq} of {id} was collected just now")).hint("fork it at a later point"));
+        return Err(
+            Error::not_found(format!("entry {seq} of {id} was collected just now"))
+                .hint("fork it at a later point"),
+        );
     }
     let (turn, last): (u64, Option<Timestamp>) = turns;
     let bytes = files.iter().map(|part| part.len).sum();
-    let forked = Forked { session: new.name.to_string(), from: id.name.to_string(), seq, turn, files: files.len(), bytes };
-    let fork = Fork { from: id.name.clone(), seq, cut, turn, last, ends, files };
-    let mut pen = Pen { fork: Some(fork), ..Pen::unclaimed(new_writer(&logs.chance), 0, None, logs.clock.now()) };
+    let forked = Forked {
+        session: new.name.to_string(),
+        from: id.name.to_string(),
+        seq,
+        turn,
+        files: files.len(),
+        bytes,
+    };
+    let fork = Fork {
+        from: id.name.clone(),
+        seq,
+        cut,
+        turn,
+        last,
+        ends,
+        files,
+    };
+    let mut pen = Pen {
+        fork: Some(fork),
+        ..Pen::unclaimed(new_writer(&logs.chance), 0, None, logs.clock.now())
+    };
     match logs.claim(new, &mut pen, 0).await? {
         Some(_) => Ok(forked),
-        None => Err(Error::conflict(format!("{new} was begun by somebody else just now")).hint("--id gives the fork another id")),
+        None => Err(
+            Error::conflict(format!("{new} was begun by somebody else just now"))
+                .hint("--id gives the fork another id"),
+        ),
     }
 }
 

@@ -30,20 +30,46 @@ pub struct History {
 impl History {
     /// The version of the agent that wrote last.
     pub fn version(&self) -> Option<Version> {
-        self.facts.agent_version.as_deref().and_then(|version| version.parse().ok())
+        self.facts
+            .agent_version
+            .as_deref()
+            .and_then(|version| version.parse().ok())
     }
 }
 
 /// Listens to a session up to a point, and keeps its last `most` messages. Behind damage it goes on with every piece that
 /// can be read by itself.
-pub async fn history(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
-    read(logs, profile, id, goal, most).await.doing_with(|| format!("read the conversation of {id}"))
+pub async fn history(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    goal: &Goal,
+    most: usize,
+) -> Result<History> {
+    read(logs, profile, id, goal, most)
+        .await
+        .doing_with(|| format!("read the conversation of {id}"))
 }
 
-async fn read(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most: usize) -> Result<History> {
+async fn read(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    goal: &Goal,
+    most: usize,
+) -> Result<History> {
     // The state notices what contradicts the rules, which is then read around where that is possible.
     let fresh = || (State::default(), Hearing::new(profile, Prose::new(most)));
-    let read = logs.read_log(id, Reading { at: goal.at, ..Reading::default() }, fresh).await?;
+    let read = logs
+        .read_log(
+            id,
+            Reading {
+                at: goal.at,
+                ..Reading::default()
+            },
+            fresh,
+        )
+        .await?;
     let (_, mut hearing) = read.sink;
     if read.damage.is_some() {
         beyond(logs, id, goal.at, read.seq, &mut hearing).await?;
@@ -51,11 +77,22 @@ async fn read(logs: &Logs, profile: &dyn Profile, id: &LogId, goal: &Goal, most:
     if let Some(point) = &goal.cut {
         hearing.cut_to(&point.files);
     }
-    Ok(History { prose: hearing.ear, facts: hearing.facts, sound_to: read.seq, head: read.head.max(read.seq) })
+    Ok(History {
+        prose: hearing.ear,
+        facts: hearing.facts,
+        sound_to: read.seq,
+        head: read.head.max(read.seq),
+    })
 }
 
 /// Goes on behind entry `sound` with what can be read, each piece by itself.
-async fn beyond(logs: &Logs, id: &LogId, at: At, sound: Seq, hearing: &mut Hearing<'_, Prose>) -> Result<()> {
+async fn beyond(
+    logs: &Logs,
+    id: &LogId,
+    at: At,
+    sound: Seq,
+    hearing: &mut Hearing<'_, Prose>,
+) -> Result<()> {
     let most = if let At::Seq(seq) = at { seq } else { Seq::MAX };
     let pieces = logs.pieces(id).await?;
     let mut damaged: BTreeSet<Name> = BTreeSet::new();

@@ -31,7 +31,10 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::pen::{Ground, Pen};
 use crate::log::pieces;
 use crate::log::walk::{Read, Reading};
-use crate::model::{At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, LogName, Move, RelPath, Seq, Turns, WriterId};
+use crate::model::{
+    At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, LogName, Move, RelPath, Seq, Turns,
+    WriterId,
+};
 use crate::sys::clock::new_writer;
 use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER, TRACED};
 
@@ -122,11 +125,15 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
     let span = tracing::info_span!(
         target: TRACED, "restore", session.id = %id.name, entry = Empty, objects = Empty, files = Empty, bytes = Empty, error = Empty
     );
-    let result = until_nobody_writes(context, id, options).instrument(span.clone()).await;
+    let result = until_nobody_writes(context, id, options)
+        .instrument(span.clone())
+        .await;
     match &result {
         Ok(report) => {
-            span.record("entry", report.seq).record("objects", report.objects);
-            span.record("files", report.written()).record("bytes", report.bytes)
+            span.record("entry", report.seq)
+                .record("objects", report.objects);
+            span.record("files", report.written())
+                .record("bytes", report.bytes)
         }
         // A project has files of its own, or has none.
         Err(error) if error.kind() == Kind::NotFound => &span,
@@ -136,15 +143,40 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
 }
 
 /// Brings back what belongs to the projects that these files are in.
-fn along<'a>(context: &'a Context, id: &LogId, files: &[FilePlan], options: &Options) -> BoxFuture<'a, Vec<Result<Report>>> {
-    let placed = files.iter().filter(|file| options.along && !id.name.is_project() && file.action != Action::Aside);
-    let projects: BTreeSet<LogName> = placed.filter_map(|file| context.profile.project_log(&file.path)).collect();
-    let Options { force, salvage, repair, dry_run, claim, owner, .. } = *options;
+fn along<'a>(
+    context: &'a Context,
+    id: &LogId,
+    files: &[FilePlan],
+    options: &Options,
+) -> BoxFuture<'a, Vec<Result<Report>>> {
+    let placed = files
+        .iter()
+        .filter(|file| options.along && !id.name.is_project() && file.action != Action::Aside);
+    let projects: BTreeSet<LogName> = placed
+        .filter_map(|file| context.profile.project_log(&file.path))
+        .collect();
+    let Options {
+        force,
+        salvage,
+        repair,
+        dry_run,
+        claim,
+        owner,
+        ..
+    } = *options;
     Box::pin(async move {
         let mut reports = Vec::new();
         for name in projects {
             // A project stays where it is, and as it is now.
-            let options = Options { force, salvage, repair, dry_run, claim, owner, ..Options::default() };
+            let options = Options {
+                force,
+                salvage,
+                repair,
+                dry_run,
+                claim,
+                owner,
+                ..Options::default()
+            };
             match restore(context, &context.logs.id(name), &options).await {
                 Err(error) if error.kind() == Kind::NotFound => {}
                 done => reports.push(done),
@@ -156,11 +188,17 @@ fn along<'a>(context: &'a Context, id: &LogId, files: &[FilePlan], options: &Opt
 
 async fn until_nobody_writes(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
     for _ in 0..MOST_RACES {
-        if let Some(report) = attempt(context, id, options).await.doing_with(|| format!("restore {id}"))? {
+        if let Some(report) = attempt(context, id, options)
+            .await
+            .doing_with(|| format!("restore {id}"))?
+        {
             return Ok(report);
         }
     }
-    Err(Error::unavailable(format!("restore {id}: others keep writing to it")).hint("stop the other writer, or try again"))
+    Err(
+        Error::unavailable(format!("restore {id}: others keep writing to it"))
+            .hint("stop the other writer, or try again"),
+    )
 }
 
 /// None if somebody wrote in between.
@@ -171,13 +209,24 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
     if options.claim {
         // What a restore left that was killed; we hold the folder's lock.
         let left = format!("{STATE_FOLDER}/tmp").parse()?;
-        context.folder.remove(&left).map_err(|cause| Error::io(format!("remove {left}"), cause))?;
+        context
+            .folder
+            .remove(&left)
+            .map_err(|cause| Error::io(format!("remove {left}"), cause))?;
     }
-    let stage: RelPath = format!("{STATE_FOLDER}/tmp/restore-{:016x}", context.logs.chance.next()).parse()?;
+    let stage: RelPath = format!(
+        "{STATE_FOLDER}/tmp/restore-{:016x}",
+        context.logs.chance.next()
+    )
+    .parse()?;
     // What the claim will need to know of the store is asked meanwhile; if it does not answer, the claim asks again.
     let asked = async {
         if options.claim {
-            let _ = context.logs.fence.choose(&*context.logs.store, &context.logs.chance).await;
+            let _ = context
+                .logs
+                .fence
+                .choose(&*context.logs.store, &context.logs.chance)
+                .await;
         }
     };
     let (result, ()) = join(assemble_and_finish(context, id, options, &stage), asked).await;
@@ -188,14 +237,31 @@ async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Opt
     result
 }
 
-async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, stage: &RelPath) -> Result<Option<Report>> {
+async fn assemble_and_finish(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    stage: &RelPath,
+) -> Result<Option<Report>> {
     let branch = options.branch.as_ref();
     if let Some(writer) = branch
         && context.logs.branch_pieces(id, writer).await?.is_empty()
     {
-        let known: Vec<String> = context.logs.branches(id).await?.iter().map(ToString::to_string).collect();
-        let known = if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) };
-        return Err(Error::not_found(format!("it has no branch {writer}: {known}")));
+        let known: Vec<String> = context
+            .logs
+            .branches(id)
+            .await?
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let known = if known.is_empty() {
+            "it has none".to_owned()
+        } else {
+            format!("it has {}", known.join(", "))
+        };
+        return Err(Error::not_found(format!(
+            "it has no branch {writer}: {known}"
+        )));
     }
     let mut made = 0;
     let mut at = options.at;
@@ -204,7 +270,18 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
             made += 1;
             Assembly::new(&*context.folder, stage.clone(), made)
         };
-        let mut read = context.logs.read_log(id, Reading { at, branch, ..Reading::default() }, fresh).await?;
+        let mut read = context
+            .logs
+            .read_log(
+                id,
+                Reading {
+                    at,
+                    branch,
+                    ..Reading::default()
+                },
+                fresh,
+            )
+            .await?;
         match read.damage.take() {
             None => break read,
             Some(error) if options.salvage && read.seq > 0 => {
@@ -221,17 +298,28 @@ async fn assemble_and_finish(context: &Context, id: &LogId, options: &Options, s
         && branch.is_none()
         && seq > read.head
     {
-        return Err(Error::not_found(format!("it has no entry {seq}: its last is {}", read.head)));
+        return Err(Error::not_found(format!(
+            "it has no entry {seq}: its last is {}",
+            read.head
+        )));
     }
     if read.seq == 0 {
-        return Err(Error::not_found(format!("it has no entry as early as {}", options.at))
-            .hint(format!("sessiond checkpoints {} lists points to go back to", id.name)));
+        return Err(
+            Error::not_found(format!("it has no entry as early as {}", options.at)).hint(format!(
+                "sessiond checkpoints {} lists points to go back to",
+                id.name
+            )),
+        );
     }
     match read.sink.state.removed {
         Some(EntryKind::Purge) => return Err(Error::not_found("it was deleted for good")),
         Some(_) => {
-            return Err(Error::not_found("it was removed, or has expired")
-                .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
+            return Err(
+                Error::not_found("it was removed, or has expired").hint(format!(
+                    "sessiond undelete {} brings it back within the grace period",
+                    id.name
+                )),
+            );
         }
         None => {}
     }
@@ -279,7 +367,12 @@ async fn head_of<'a>(
     read: &Read<Assembly<'_>>,
     fresh: impl FnMut() -> Assembly<'a> + Send,
 ) -> Result<Head> {
-    let here = Head { seq: read.seq, digest: read.digest, end: read.head.max(read.seq), points: read.sink.state.turns.number };
+    let here = Head {
+        seq: read.seq,
+        digest: read.digest,
+        end: read.head.max(read.seq),
+        points: read.sink.state.turns.number,
+    };
     if options.at == At::Latest || !options.claim {
         return Ok(here);
     }
@@ -289,37 +382,85 @@ async fn head_of<'a>(
     if let Some(error) = &latest.damage {
         tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry");
     }
-    Ok(Head { seq: latest.seq, digest: latest.digest, end: latest.head.max(latest.seq), points: latest.sink.state.turns.number })
+    Ok(Head {
+        seq: latest.seq,
+        digest: latest.digest,
+        end: latest.head.max(latest.seq),
+        points: latest.sink.state.turns.number,
+    })
 }
 
 /// Our own volume, nobody wrote since: what is here is the log or newer, and nothing needs to be read. The outer none
 /// means that this is not so.
-async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<Option<Option<Report>>> {
-    if !options.claim || options.at != At::Latest || options.cut.is_some() || options.force || options.repair {
+async fn still_ours(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+) -> Result<Option<Option<Report>>> {
+    if !options.claim
+        || options.at != At::Latest
+        || options.cut.is_some()
+        || options.force
+        || options.repair
+    {
         return Ok(None);
     }
-    let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else { return Ok(None) };
-    let newest = context.logs.newest_pieces(id).instrument(tracing::info_span!(target: TRACED, "plan")).await?;
+    let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else {
+        return Ok(None);
+    };
+    let newest = context
+        .logs
+        .newest_pieces(id)
+        .instrument(tracing::info_span!(target: TRACED, "plan"))
+        .await?;
     let newest = pieces::head(&newest);
     let known = || ledger.files.keys().map(|path| (path, 0));
-    let stays = options.project.as_ref().is_none_or(|project| relocate::into(&*context.profile, project, known()).is_empty());
+    let stays = options
+        .project
+        .as_ref()
+        .is_none_or(|project| relocate::into(&*context.profile, project, known()).is_empty());
     // One of two places of it is to go, or to be told of.
-    let mut transcripts = ledger.files.keys().filter(|path| context.profile.is_transcript(path));
-    let alone = transcripts.try_fold(true, |alone, path| Ok::<_, Error>(alone && relocate::elsewhere(context, id, path)?.is_empty()))?;
+    let mut transcripts = ledger
+        .files
+        .keys()
+        .filter(|path| context.profile.is_transcript(path));
+    let alone = transcripts.try_fold(true, |alone, path| {
+        Ok::<_, Error>(alone && relocate::elsewhere(context, id, path)?.is_empty())
+    })?;
     let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays && alone;
-    let whole = |(path, cursor): (&RelPath, &FileCursor)| holds(&*context.folder, path, cursor).unwrap_or(false);
+    let whole = |(path, cursor): (&RelPath, &FileCursor)| {
+        holds(&*context.folder, path, cursor).unwrap_or(false)
+    };
     if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
     }
-    let files = ledger.files.iter().map(|(path, cursor)| FilePlan::kept(path, cursor)).collect();
-    let mut report = Report { seq: newest, head: newest, ..Report::new(id, files, options) };
+    let files = ledger
+        .files
+        .iter()
+        .map(|(path, cursor)| FilePlan::kept(path, cursor))
+        .collect();
+    let mut report = Report {
+        seq: newest,
+        head: newest,
+        ..Report::new(id, files, options)
+    };
     let along = along(context, id, &report.files, options);
     if options.dry_run {
         report.along = along.await;
         return Ok(Some(Some(report)));
     }
-    let head = Head { seq: ledger.pen.seq, digest: ledger.pen.digest, end: ledger.pen.seq, points: ledger.turns.number };
-    let going = Going { files: ledger.files, turns: ledger.turns, moves: Vec::new(), back_to: None };
+    let head = Head {
+        seq: ledger.pen.seq,
+        digest: ledger.pen.digest,
+        end: ledger.pen.seq,
+        points: ledger.turns.number,
+    };
+    let going = Going {
+        files: ledger.files,
+        turns: ledger.turns,
+        moves: Vec::new(),
+        back_to: None,
+    };
     let (taken, along) = join(take_over(context, id, head, going, &mut report), along).await;
     report.along = along;
     Ok(Some(taken?.then_some(report)))
@@ -327,13 +468,16 @@ async fn still_ours(context: &Context, id: &LogId, options: &Options) -> Result<
 
 /// Whether what was shipped of a file is still there: a machine that lost its power may have lost the end of it.
 fn holds(folder: &dyn Folder, path: &RelPath, cursor: &FileCursor) -> std::io::Result<bool> {
-    let Some(file) = folder.open(path)? else { return Ok(false) };
+    let Some(file) = folder.open(path)? else {
+        return Ok(false);
+    };
     let stat = file.stat()?;
     if stat == cursor.stat {
         return Ok(true);
     }
     match cursor.kind {
-        FileKind::Append => Ok(FileCursor::over(&*file, cursor.kind, cursor.len)?.is_some_and(|now| now.hash == cursor.hash)),
+        FileKind::Append => Ok(FileCursor::over(&*file, cursor.kind, cursor.len)?
+            .is_some_and(|now| now.hash == cursor.hash)),
         // It may have been replaced since, but not by nothing.
         FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
     }
@@ -366,8 +510,19 @@ struct Going {
 }
 
 /// Claims the log and writes the ledger that lets the daemon go on. False if somebody wrote in between.
-async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, report: &mut Report) -> Result<bool> {
-    let mut pen = Pen::unclaimed(new_writer(&context.logs.chance), head.seq, head.digest, context.logs.clock.now());
+async fn take_over(
+    context: &Context,
+    id: &LogId,
+    head: Head,
+    going: Going,
+    report: &mut Report,
+) -> Result<bool> {
+    let mut pen = Pen::unclaimed(
+        new_writer(&context.logs.chance),
+        head.seq,
+        head.digest,
+        context.logs.clock.now(),
+    );
     pen.moves = going.moves;
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
     ledger.files = going.files;
@@ -378,7 +533,9 @@ async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, repo
     ledger.save(&*context.folder, true)?;
     // A project's log is anybody's: nothing to take over.
     if !id.name.is_project() {
-        report.claim = claim(context, id, &mut pen, head.end).instrument(tracing::info_span!(target: TRACED, "claim")).await?;
+        report.claim = claim(context, id, &mut pen, head.end)
+            .instrument(tracing::info_span!(target: TRACED, "claim"))
+            .await?;
         if report.claim.is_none() {
             return Ok(false);
         }
@@ -393,7 +550,13 @@ async fn take_over(context: &Context, id: &LogId, head: Head, going: Going, repo
     Ok(true)
 }
 
-async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Assembly<'_>>, head: Head) -> Result<Option<Report>> {
+async fn finish(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    read: Read<Assembly<'_>>,
+    head: Head,
+) -> Result<Option<Report>> {
     let mut read = read;
     if let Some(point) = &options.cut {
         read.sink.cut(point)?;
@@ -406,11 +569,28 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     let moves = relocate::moves(context, id, &read.sink, options)?;
     read.sink.relocate(&moves);
     let assembly = &read.sink;
-    let ledger = Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
-    let goes_on =
-        options.last_turn && ledger.as_ref().is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head.end);
-    let files = place::decide_all(context, id, assembly, &moves, (ledger.as_ref(), goes_on), options)?;
-    let mut report = Report { seq: read.seq, head: head.end, objects: read.objects, cut_off, dropped, ..Report::new(id, files, options) };
+    let ledger =
+        Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
+    let goes_on = options.last_turn
+        && ledger
+            .as_ref()
+            .is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head.end);
+    let files = place::decide_all(
+        context,
+        id,
+        assembly,
+        &moves,
+        (ledger.as_ref(), goes_on),
+        options,
+    )?;
+    let mut report = Report {
+        seq: read.seq,
+        head: head.end,
+        objects: read.objects,
+        cut_off,
+        dropped,
+        ..Report::new(id, files, options)
+    };
     place::check(id, &report.files, options)?;
     let along = along(context, id, &report.files, options);
     if options.dry_run {
@@ -432,7 +612,12 @@ async fn finish(context: &Context, id: &LogId, options: &Options, read: Read<Ass
     turns.number = turns.number.max(head.points);
     // What the log holds at its end may be elsewhere by now; behind an earlier point all is written anew in any case.
     let moves = if back { Vec::new() } else { moves };
-    let going = Going { files: cursors, turns, moves, back_to: back.then_some(read.seq) };
+    let going = Going {
+        files: cursors,
+        turns,
+        moves,
+        back_to: back.then_some(read.seq),
+    };
     // One trip to the store less than one behind the other.
     let (taken, along) = join(take_over(context, id, head, going, &mut report), along).await;
     report.along = along;
@@ -448,7 +633,11 @@ impl Report {
             head: 0,
             writer: None,
             objects: 0,
-            bytes: files.iter().filter(|file| file.action.writes()).map(|file| file.bytes).sum(),
+            bytes: files
+                .iter()
+                .filter(|file| file.action.writes())
+                .map(|file| file.bytes)
+                .sum(),
             files,
             cut_off: BTreeMap::new(),
             dropped: Vec::new(),
@@ -461,11 +650,18 @@ impl Report {
 
     /// Files that were put in place.
     pub fn written(&self) -> usize {
-        self.files.iter().filter(|file| file.action.writes()).count()
+        self.files
+            .iter()
+            .filter(|file| file.action.writes())
+            .count()
     }
 
     /// Bytes behind the last whole line that stay in the log.
     pub fn torn(&self) -> u64 {
-        self.files.iter().filter(|file| !matches!(file.action, Action::Superseded | Action::Aside)).map(|file| file.torn).sum()
+        self.files
+            .iter()
+            .filter(|file| !matches!(file.action, Action::Superseded | Action::Aside))
+            .map(|file| file.torn)
+            .sum()
     }
 }

@@ -65,12 +65,24 @@ pub struct FilePlan {
 
 impl FilePlan {
     fn new(path: &RelPath, stands_at: &RelPath, action: Action) -> Self {
-        FilePlan { path: path.clone(), action, bytes: 0, torn: 0, stands_at: stands_at.clone(), standing: None, cursor: None }
+        FilePlan {
+            path: path.clone(),
+            action,
+            bytes: 0,
+            torn: 0,
+            stands_at: stands_at.clone(),
+            standing: None,
+            cursor: None,
+        }
     }
 
     /// A file that stays as it is, known from the ledger alone.
     pub fn kept(path: &RelPath, cursor: &FileCursor) -> Self {
-        FilePlan { bytes: cursor.len, torn: cursor.torn, ..FilePlan::new(path, path, Action::Keep) }
+        FilePlan {
+            bytes: cursor.len,
+            torn: cursor.torn,
+            ..FilePlan::new(path, path, Action::Keep)
+        }
     }
 }
 
@@ -90,9 +102,14 @@ struct Local {
 
 /// Pure: what becomes of a file.
 fn decide(kind: FileKind, latest: bool, local: Option<Local>, force: bool) -> Action {
-    let Some(local) = local else { return Action::Write };
+    let Some(local) = local else {
+        return Action::Write;
+    };
     let safe = local.shorter || local.shipped;
-    if local.equal || (latest && local.longer && kind == FileKind::Append) || (latest && local.ours && !safe && !force) {
+    if local.equal
+        || (latest && local.longer && kind == FileKind::Append)
+        || (latest && local.ours && !safe && !force)
+    {
         Action::Keep
     } else if safe {
         Action::Write
@@ -113,20 +130,27 @@ pub fn decide_all(
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
     refuse_strangers(context, id, assembly, options)?;
-    let transcripts = assembly.files().filter(|(path, _, _)| context.profile.is_transcript(path));
+    let transcripts = assembly
+        .files()
+        .filter(|(path, _, _)| context.profile.is_transcript(path));
     // A transcript that moved has its old name in another folder.
     let mut newest: BTreeMap<&str, Seq> = BTreeMap::new();
     for (path, at, _) in transcripts {
-        newest.entry(path.name()).and_modify(|seq| *seq = at.seq.max(*seq)).or_insert(at.seq);
+        newest
+            .entry(path.name())
+            .and_modify(|seq| *seq = at.seq.max(*seq))
+            .or_insert(at.seq);
     }
     // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
-    let ours = ledger.is_some_and(|ledger| ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq));
+    let ours = ledger.is_some_and(|ledger| {
+        ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq)
+    });
     let latest = options.at == At::Latest || goes_on;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
         let failed = |cause: std::io::Error| {
-            let in_the_way =
-                cause.kind() == ErrorKind::AlreadyExists || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+            let in_the_way = cause.kind() == ErrorKind::AlreadyExists
+                || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
             match in_the_way {
                 true => Error::conflict(format!("{path} is a link or a folder here"))
                     .hint("move it away: a restore writes files and follows no link"),
@@ -134,26 +158,49 @@ pub fn decide_all(
             }
         };
         let stands_at = stands_at(context, path, moves).map_err(failed)?;
-        plans.push((examine(context, options, (path, &stands_at), at, staged, ledger).map_err(failed)?, at));
+        plans.push((
+            examine(context, options, (path, &stands_at), at, staged, ledger).map_err(failed)?,
+            at,
+        ));
     }
     // The transcript that was written last goes on here: this is where the session lives, ledger or not, and what the
     // agent replaced beside it is newer than the log. Also, any writer may change a project's files.
-    let last_written = plans.iter().filter(|(_, at)| at.kind == FileKind::Append).max_by_key(|(_, at)| at.seq);
-    let lives_here = last_written.is_some_and(|(plan, _)| plan.standing.is_some_and(|standing| standing.equal || standing.longer));
+    let last_written = plans
+        .iter()
+        .filter(|(_, at)| at.kind == FileKind::Append)
+        .max_by_key(|(_, at)| at.seq);
+    let lives_here = last_written.is_some_and(|(plan, _)| {
+        plan.standing
+            .is_some_and(|standing| standing.equal || standing.longer)
+    });
     for (plan, at) in &mut plans {
         let moved_on = options.claim
-            && newest.get(plan.path.name()).is_some_and(|newest| *newest != at.seq)
+            && newest
+                .get(plan.path.name())
+                .is_some_and(|newest| *newest != at.seq)
             && context.profile.is_transcript(&plan.path);
         let superseded = moved_on || is_covered(assembly, &plan.path, at.seq);
         let newer_here = ours || id.name.is_project() || (lives_here && at.kind == FileKind::Whole);
         // Where nothing is streamed, what is longer is only different.
-        let (ours, longer) = (newer_here && options.claim, |standing: Local| standing.longer && options.claim);
-        let local = plan.standing.map(|standing| Local { ours, longer: longer(standing), ..standing });
-        plan.action = if superseded { Action::Superseded } else { decide(at.kind, latest, local, options.force) };
+        let (ours, longer) = (newer_here && options.claim, |standing: Local| {
+            standing.longer && options.claim
+        });
+        let local = plan.standing.map(|standing| Local {
+            ours,
+            longer: longer(standing),
+            ..standing
+        });
+        plan.action = if superseded {
+            Action::Superseded
+        } else {
+            decide(at.kind, latest, local, options.force)
+        };
     }
     let mut plans: Vec<FilePlan> = plans.into_iter().map(|(plan, _)| plan).collect();
     if options.claim {
-        plans.extend(second_places(context, id, assembly, ledger, options, &plans)?);
+        plans.extend(second_places(
+            context, id, assembly, ledger, options, &plans,
+        )?);
     }
     Ok(plans)
 }
@@ -175,32 +222,59 @@ fn second_places(
     options: &Options,
     plans: &[FilePlan],
 ) -> Result<Vec<FilePlan>> {
-    let Some((here, newest)) = relocate::transcript(context, assembly) else { return Ok(Vec::new()) };
+    let Some((here, newest)) = relocate::transcript(context, assembly) else {
+        return Ok(Vec::new());
+    };
     let mut found = Vec::new();
     for (_, path) in relocate::elsewhere(context, id, here)? {
-        if plans.iter().any(|plan| plan.stands_at == path && plan.action != Action::Superseded) {
+        if plans
+            .iter()
+            .any(|plan| plan.stands_at == path && plan.action != Action::Superseded)
+        {
             continue;
         }
-        let (at, staged) = assembly.files().find(|(known, ..)| **known == path).map_or(newest, |(_, at, staged)| (at, staged));
+        let (at, staged) = assembly
+            .files()
+            .find(|(known, ..)| **known == path)
+            .map_or(newest, |(_, at, staged)| (at, staged));
         let plan = examine(context, options, (&path, &path), at, staged, ledger);
         let mut plan = plan.map_err(|cause| Error::io(format!("compare {path}"), cause))?;
-        let safe = plan.standing.is_none_or(|standing| standing.equal || standing.shorter || standing.shipped);
-        plan.action = if safe || options.force { Action::Aside } else { Action::Conflict };
+        let safe = plan
+            .standing
+            .is_none_or(|standing| standing.equal || standing.shorter || standing.shipped);
+        plan.action = if safe || options.force {
+            Action::Aside
+        } else {
+            Action::Conflict
+        };
         found.push(plan);
     }
     Ok(found)
 }
 
 /// Whether what stands at `path` is the session's transcript, with all that the log holds of it.
-pub fn goes_on_at(context: &Context, options: &Options, path: &RelPath, at: &FileAt, staged: &Staged) -> Result<bool> {
+pub fn goes_on_at(
+    context: &Context,
+    options: &Options,
+    path: &RelPath,
+    at: &FileAt,
+    staged: &Staged,
+) -> Result<bool> {
     let plan = examine(context, options, (path, path), at, staged, None);
     let plan = plan.map_err(|cause| Error::io(format!("compare {path}"), cause))?;
-    Ok(plan.standing.is_some_and(|standing| standing.equal || standing.longer))
+    Ok(plan
+        .standing
+        .is_some_and(|standing| standing.equal || standing.longer))
 }
 
 /// A bucket can say anything: only what the agent's profile would have kept goes to the agent's folder, so that nobody
 /// plants settings there, and nothing ever goes to ours.
-fn refuse_strangers(context: &Context, id: &LogId, assembly: &Assembly<'_>, options: &Options) -> Result<()> {
+fn refuse_strangers(
+    context: &Context,
+    id: &LogId,
+    assembly: &Assembly<'_>,
+    options: &Options,
+) -> Result<()> {
     for (path, _, _) in assembly.files() {
         let kept = match context.profile.place(path) {
             Place::Ignore => false,
@@ -208,8 +282,11 @@ fn refuse_strangers(context: &Context, id: &LogId, assembly: &Assembly<'_>, opti
             Place::Ask(..) => true,
         };
         if path.parts().next() == Some(STATE_FOLDER) || options.claim && !kept {
-            return Err(Error::corrupt(format!("{path} is not a file that {} keeps for {id}", context.profile.name()))
-                .hint("nothing was changed; sessiond pull ID --to DIR fetches a copy to look at"));
+            return Err(Error::corrupt(format!(
+                "{path} is not a file that {} keeps for {id}",
+                context.profile.name()
+            ))
+            .hint("nothing was changed; sessiond pull ID --to DIR fetches a copy to look at"));
         }
     }
     Ok(())
@@ -218,10 +295,12 @@ fn refuse_strangers(context: &Context, id: &LogId, assembly: &Assembly<'_>, opti
 /// Whether a newer file stands where a folder of this one's path must be, or a newer one lies in a folder of its name.
 fn is_covered(assembly: &Assembly<'_>, path: &RelPath, seq: Seq) -> bool {
     let files = &assembly.state.files;
-    let above = std::iter::successors(path.parent(), RelPath::parent).any(|folder| files.get(&folder).is_some_and(|file| file.seq > seq));
+    let above = std::iter::successors(path.parent(), RelPath::parent)
+        .any(|folder| files.get(&folder).is_some_and(|file| file.seq > seq));
     let below = format!("{path}/");
-    let mut behind =
-        files.range((Bound::Excluded(path), Bound::Unbounded)).take_while(|(other, _)| other.as_str().starts_with(path.as_str()));
+    let mut behind = files
+        .range((Bound::Excluded(path), Bound::Unbounded))
+        .take_while(|(other, _)| other.as_str().starts_with(path.as_str()));
     above || behind.any(|(other, file)| other.as_str().starts_with(&below) && file.seq >= seq)
 }
 
@@ -235,32 +314,56 @@ fn examine(
     ledger: Option<&Ledger>,
 ) -> std::io::Result<FilePlan> {
     let folder = &*context.folder;
-    let stored = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
+    let stored = folder
+        .open(&staged.at)?
+        .ok_or(std::io::ErrorKind::NotFound)?;
     // A copy for debugging is the log as it is; an agent gets whole lines.
     let len = match at.kind {
         FileKind::Append if options.claim => {
             let lines = whole_lines(&*stored, at.len)?;
             // What lacks only the end of its line can be repaired.
-            if options.repair && repair::is_record(&*stored, lines, at.len)? { at.len } else { lines }
+            if options.repair && repair::is_record(&*stored, lines, at.len)? {
+                at.len
+            } else {
+                lines
+            }
         }
         _ => at.len,
     };
-    let mut plan = FilePlan { bytes: len, torn: at.len - len, ..FilePlan::new(path, stands_at, Action::Write) };
-    let Some(file) = folder.open(stands_at)? else { return Ok(plan) };
+    let mut plan = FilePlan {
+        bytes: len,
+        torn: at.len - len,
+        ..FilePlan::new(path, stands_at, Action::Write)
+    };
+    let Some(file) = folder.open(stands_at)? else {
+        return Ok(plan);
+    };
     let size = file.stat()?.size;
     let mut standing = Local::default();
     let common = size.min(len);
-    let (here, there) = (FileCursor::over(&*file, at.kind, common)?, FileCursor::over(&*stored, at.kind, common)?);
+    let (here, there) = (
+        FileCursor::over(&*file, at.kind, common)?,
+        FileCursor::over(&*stored, at.kind, common)?,
+    );
     if let (Some(here), Some(there)) = (here, there)
         && here.hash == there.hash
     {
-        standing = Local { equal: size == len, longer: size > len, shorter: size < len, ..standing };
+        standing = Local {
+            equal: size == len,
+            longer: size > len,
+            shorter: size < len,
+            ..standing
+        };
         if size >= len {
             plan.cursor = Some(here);
         }
     }
-    if let Some(shipped) = ledger.and_then(|ledger| ledger.files.get(stands_at)).filter(|shipped| shipped.len == size) {
-        standing.shipped = FileCursor::over(&*file, at.kind, size)?.is_some_and(|now| now.hash == shipped.hash);
+    if let Some(shipped) = ledger
+        .and_then(|ledger| ledger.files.get(stands_at))
+        .filter(|shipped| shipped.len == size)
+    {
+        standing.shipped =
+            FileCursor::over(&*file, at.kind, size)?.is_some_and(|now| now.hash == shipped.hash);
     }
     plan.standing = Some(standing);
     Ok(plan)
@@ -290,12 +393,25 @@ fn whole_lines(file: &dyn OpenFile, len: u64) -> std::io::Result<u64> {
 
 /// Answers an error that names every file in the way.
 pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
-    let conflicts: Vec<&str> = files.iter().filter(|file| file.action == Action::Conflict).map(|file| file.stands_at.as_str()).collect();
+    let conflicts: Vec<&str> = files
+        .iter()
+        .filter(|file| file.action == Action::Conflict)
+        .map(|file| file.stands_at.as_str())
+        .collect();
     if conflicts.is_empty() || options.dry_run {
         return Ok(());
     }
-    let shown = conflicts.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-    let more = if conflicts.len() > 3 { format!(" and {} more", conflicts.len() - 3) } else { String::new() };
+    let shown = conflicts
+        .iter()
+        .take(3)
+        .copied()
+        .collect::<Vec<_>>()
+        .join(", ");
+    let more = if conflicts.len() > 3 {
+        format!(" and {} more", conflicts.len() - 3)
+    } else {
+        String::new()
+    };
     Err(Error::conflict(format!("local files differ from {id}: {shown}{more}")).hint(if options.claim {
         "nothing was changed; --force moves them aside to .sessiond/aside first, --to DIR restores elsewhere"
     } else {
@@ -312,43 +428,79 @@ pub fn place_all(
     options: &Options,
 ) -> Result<BTreeMap<RelPath, FileCursor>> {
     let folder = &*context.folder;
-    let stored: BTreeMap<&RelPath, (&FileAt, &Staged)> = assembly.files().map(|(path, at, staged)| (path, (at, staged))).collect();
-    let aside = format!("{STATE_FOLDER}/aside/{}", context.logs.clock.now().strftime("%Y%m%dT%H%M%S"));
+    let stored: BTreeMap<&RelPath, (&FileAt, &Staged)> = assembly
+        .files()
+        .map(|(path, at, staged)| (path, (at, staged)))
+        .collect();
+    let aside = format!(
+        "{STATE_FOLDER}/aside/{}",
+        context.logs.clock.now().strftime("%Y%m%dT%H%M%S")
+    );
     let aside = format!("{aside}-{:08x}", context.logs.chance.next() >> 32);
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
-        for plan in report.files.iter().filter(|plan| context.profile.is_transcript(&plan.path) == transcripts) {
+        for plan in report
+            .files
+            .iter()
+            .filter(|plan| context.profile.is_transcript(&plan.path) == transcripts)
+        {
             let failed = |cause: std::io::Error| {
                 let doing = format!("put {} in place", plan.path);
                 match cause.kind() {
-                    ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-                        Error::conflict(doing).because(cause).hint("move what is in its place away, then restore again")
-                    }
+                    ErrorKind::NotADirectory | ErrorKind::AlreadyExists => Error::conflict(doing)
+                        .because(cause)
+                        .hint("move what is in its place away, then restore again"),
                     _ => Error::io(doing, cause),
                 }
             };
             let is_elsewhere = plan.stands_at != plan.path && plan.standing.is_some();
             let to: RelPath = format!("{aside}/{}", plan.stands_at).parse()?;
-            if plan.action == Action::Replace || plan.action == Action::Aside || plan.action == Action::Write && is_elsewhere {
-                folder.rename(&plan.stands_at, &to, options.owner).map_err(failed)?;
+            if plan.action == Action::Replace
+                || plan.action == Action::Aside
+                || plan.action == Action::Write && is_elsewhere
+            {
+                folder
+                    .rename(&plan.stands_at, &to, options.owner)
+                    .map_err(failed)?;
             }
-            let Some((at, staged)) = stored.get(&plan.path) else { continue };
+            let Some((at, staged)) = stored.get(&plan.path) else {
+                continue;
+            };
             let mut cursor = match plan.action {
                 Action::Superseded | Action::Conflict | Action::Aside => continue,
                 Action::Keep => {
                     if is_elsewhere {
-                        folder.rename(&plan.stands_at, &plan.path, options.owner).map_err(failed)?;
+                        folder
+                            .rename(&plan.stands_at, &plan.path, options.owner)
+                            .map_err(failed)?;
                     }
                     keep(plan, ledger)
                 }
-                Action::Write | Action::Replace => Some(put(folder, plan, at, staged, options).map_err(failed)?),
+                Action::Write | Action::Replace => {
+                    Some(put(folder, plan, at, staged, options).map_err(failed)?)
+                }
             };
             if options.repair && at.kind == FileKind::Append {
                 let original: RelPath = format!("{to}.damaged").parse()?;
-                let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
-                let changes = repair::in_place(context, &plan.path, (&view, &original), &mut cursor, options).map_err(failed)?;
+                let view = staged
+                    .at
+                    .parent()
+                    .unwrap_or_else(|| staged.at.clone())
+                    .join("view")?;
+                let changes = repair::in_place(
+                    context,
+                    &plan.path,
+                    (&view, &original),
+                    &mut cursor,
+                    options,
+                )
+                .map_err(failed)?;
                 if !changes.is_empty() {
-                    report.repaired.push(Repaired { path: plan.path.clone(), original: Some(original), changes });
+                    report.repaired.push(Repaired {
+                        path: plan.path.clone(),
+                        original: Some(original),
+                        changes,
+                    });
                 }
             }
             cursors.extend(cursor.map(|cursor| (plan.path.clone(), cursor)));
@@ -367,20 +519,42 @@ fn keep(plan: &FilePlan, ledger: Option<&Ledger>) -> Option<FileCursor> {
     behind_stored.or_else(|| ledger?.files.get(&plan.stands_at).cloned())
 }
 
-fn put(folder: &dyn Folder, plan: &FilePlan, at: &FileAt, staged: &Staged, options: &Options) -> std::io::Result<FileCursor> {
+fn put(
+    folder: &dyn Folder,
+    plan: &FilePlan,
+    at: &FileAt,
+    staged: &Staged,
+    options: &Options,
+) -> std::io::Result<FileCursor> {
     if plan.bytes < at.len {
         folder.write_at(&staged.at, plan.bytes, &[])?;
     }
     if folder.stat(&staged.at)?.is_none() {
         folder.write_at(&staged.at, 0, &[])?;
     }
-    folder.finish(&staged.at, &Meta { mode: at.mode, mtime_ns: at.mtime_ns, owner: options.owner })?;
-    let file = folder.open(&staged.at)?.ok_or(std::io::ErrorKind::NotFound)?;
-    let cursor = FileCursor::over(&*file, at.kind, plan.bytes)?.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    folder.finish(
+        &staged.at,
+        &Meta {
+            mode: at.mode,
+            mtime_ns: at.mtime_ns,
+            owner: options.owner,
+        },
+    )?;
+    let file = folder
+        .open(&staged.at)?
+        .ok_or(std::io::ErrorKind::NotFound)?;
+    let cursor =
+        FileCursor::over(&*file, at.kind, plan.bytes)?.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     folder.rename(&staged.at, &plan.path, options.owner)?;
     // On another file system it is another file now. Nobody writes it yet.
-    let stat = folder.stat(&plan.path)?.ok_or(std::io::ErrorKind::NotFound)?;
-    Ok(FileCursor { stat, fresh: false, ..cursor })
+    let stat = folder
+        .stat(&plan.path)?
+        .ok_or(std::io::ErrorKind::NotFound)?;
+    Ok(FileCursor {
+        stat,
+        fresh: false,
+        ..cursor
+    })
 }
 
 #[cfg(test)]
@@ -392,19 +566,95 @@ mod tests {
         use FileKind::{Append, Whole};
         let none = Local::default();
         assert_eq!(decide(Append, true, None, false), Action::Write);
-        assert_eq!(decide(Append, true, Some(Local { equal: true, ..none }), false), Action::Keep);
-        assert_eq!(decide(Append, true, Some(Local { longer: true, ..none }), false), Action::Keep);
-        assert_eq!(decide(Append, true, Some(Local { shorter: true, ..none }), false), Action::Write);
+        assert_eq!(
+            decide(
+                Append,
+                true,
+                Some(Local {
+                    equal: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Keep
+        );
+        assert_eq!(
+            decide(
+                Append,
+                true,
+                Some(Local {
+                    longer: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Keep
+        );
+        assert_eq!(
+            decide(
+                Append,
+                true,
+                Some(Local {
+                    shorter: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Write
+        );
         assert_eq!(decide(Append, true, Some(none), false), Action::Conflict);
         assert_eq!(decide(Append, true, Some(none), true), Action::Replace);
-        assert_eq!(decide(Append, true, Some(Local { ours: true, ..none }), true), Action::Replace);
+        assert_eq!(
+            decide(Append, true, Some(Local { ours: true, ..none }), true),
+            Action::Replace
+        );
         // Our own volume, ahead of the log: what is here is the truth.
-        assert_eq!(decide(Whole, true, Some(Local { ours: true, ..none }), false), Action::Keep);
+        assert_eq!(
+            decide(Whole, true, Some(Local { ours: true, ..none }), false),
+            Action::Keep
+        );
         // Another container went on; what is here was shipped before.
-        assert_eq!(decide(Whole, true, Some(Local { shipped: true, ..none }), false), Action::Write);
+        assert_eq!(
+            decide(
+                Whole,
+                true,
+                Some(Local {
+                    shipped: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Write
+        );
         // Going back in time replaces only what the log holds.
-        assert_eq!(decide(Append, false, Some(Local { longer: true, ..none }), false), Action::Conflict);
-        assert_eq!(decide(Append, false, Some(Local { longer: true, shipped: true, ..none }), false), Action::Write);
-        assert_eq!(decide(Append, false, Some(Local { ours: true, ..none }), false), Action::Conflict);
+        assert_eq!(
+            decide(
+                Append,
+                false,
+                Some(Local {
+                    longer: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Conflict
+        );
+        assert_eq!(
+            decide(
+                Append,
+                false,
+                Some(Local {
+                    longer: true,
+                    shipped: true,
+                    ..none
+                }),
+                false
+            ),
+            Action::Write
+        );
+        assert_eq!(
+            decide(Append, false, Some(Local { ours: true, ..none }), false),
+            Action::Conflict
+        );
     }
 }

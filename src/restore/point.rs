@@ -28,7 +28,12 @@ pub async fn find(logs: &Logs, id: &LogId, point: &Point) -> Result<Goal> {
 pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> Result<Goal> {
     let checkpoint = match point {
         Point::At(at) => return Ok(Goal { at: *at, cut: None }),
-        Point::Name(name) => match logs.named_points(id).await?.into_iter().find(|named| named.name == *name) {
+        Point::Name(name) => match logs
+            .named_points(id)
+            .await?
+            .into_iter()
+            .find(|named| named.name == *name)
+        {
             Some(named) => named.point,
             None => return Err(no_point(logs, id, point).await),
         },
@@ -48,43 +53,77 @@ pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> R
         }
         Point::Checkpoint(number) => {
             let (state, damage) = state(logs, id).await?;
-            match state.checkpoints.into_iter().find(|point| point.number == *number) {
+            match state
+                .checkpoints
+                .into_iter()
+                .find(|point| point.number == *number)
+            {
                 Some(found) => found,
                 None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
             }
         }
     };
-    let seq = checkpoint.seq.ok_or_else(|| Error::corrupt(format!("{point} of {id} does not say where it is")))?;
-    Ok(Goal { at: At::Seq(reachable(&logs.pieces(id).await?, seq)), cut: Some(checkpoint) })
+    let seq = checkpoint
+        .seq
+        .ok_or_else(|| Error::corrupt(format!("{point} of {id} does not say where it is")))?;
+    Ok(Goal {
+        at: At::Seq(reachable(&logs.pieces(id).await?, seq)),
+        cut: Some(checkpoint),
+    })
 }
 
 /// What the log amounts to, as far as it is sound, and what is behind that.
 async fn state(logs: &Logs, id: &LogId) -> Result<(State, Option<Error>)> {
-    let read = logs.read_log(id, Reading::default(), State::default).await?;
+    let read = logs
+        .read_log(id, Reading::default(), State::default)
+        .await?;
     if read.head == 0 {
         return Err(super::find::unknown(id));
     }
     let sound = read.seq;
-    let hint = || format!("up to entry {sound} it is sound: seq:{sound}, or the number of a turn before; --salvage takes what is sound");
+    let hint = || {
+        format!(
+            "up to entry {sound} it is sound: seq:{sound}, or the number of a turn before; --salvage takes what is sound"
+        )
+    };
     Ok((read.sink, read.damage.map(|damage| damage.hint(hint()))))
 }
 
 /// The first point at or behind an entry that is still there: transcripts only grow, so what is more is cut off again.
 fn reachable(pieces: &[Piece], seq: Seq) -> Seq {
-    let picked = cover(pieces, 0, seq, Prefer::Long, &std::collections::BTreeSet::new());
+    let picked = cover(
+        pieces,
+        0,
+        seq,
+        Prefer::Long,
+        &std::collections::BTreeSet::new(),
+    );
     let there = picked.last().is_some_and(|last| last.to == seq)
-        && picked.iter().try_fold(0, |to, piece| (piece.from <= to + 1).then_some(piece.to)).is_some();
+        && picked
+            .iter()
+            .try_fold(0, |to, piece| (piece.from <= to + 1).then_some(piece.to))
+            .is_some();
     if there {
         return seq;
     }
-    pieces.iter().filter(|piece| piece.from <= seq && seq <= piece.to).map(|piece| piece.to).min().unwrap_or(seq)
+    pieces
+        .iter()
+        .filter(|piece| piece.from <= seq && seq <= piece.to)
+        .map(|piece| piece.to)
+        .min()
+        .unwrap_or(seq)
 }
 
 /// The checkpoints that led to where the conversation is, in order: without those that were gone back from.
 pub fn line(state: &State) -> Vec<&Checkpoint> {
     let mut line = Vec::new();
     let mut next = state.turns.parent;
-    while let Some(point) = next.and_then(|number| state.checkpoints.iter().find(|point| point.number == number)) {
+    while let Some(point) = next.and_then(|number| {
+        state
+            .checkpoints
+            .iter()
+            .find(|point| point.number == number)
+    }) {
         line.push(point);
         next = point.parent.filter(|parent| *parent < point.number);
     }
@@ -119,7 +158,13 @@ pub async fn all(logs: &Logs, id: &LogId) -> Result<(Vec<Checkpoint>, Vec<Named>
 }
 
 /// Gives a point of a session a name.
-pub async fn name(logs: &Logs, profile: &dyn Profile, id: &LogId, name: &str, goal: &Goal) -> Result<Named> {
+pub async fn name(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    name: &str,
+    goal: &Goal,
+) -> Result<Named> {
     let name = crate::model::at::point_name(name)?;
     let point = match &goal.cut {
         Some(point) => point.clone(),
@@ -127,7 +172,10 @@ pub async fn name(logs: &Logs, profile: &dyn Profile, id: &LogId, name: &str, go
             let read = talk::read(logs, profile, id, goal.at, None).await?;
             let (seq, (state, heard)) = (read.seq, read.sound()?);
             let turns = heard.ear.turns();
-            let transcripts = state.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
+            let transcripts = state
+                .files
+                .iter()
+                .filter(|(_, file)| file.kind == FileKind::Append);
             Checkpoint {
                 number: 0,
                 seq: Some(seq),
@@ -136,22 +184,31 @@ pub async fn name(logs: &Logs, profile: &dyn Profile, id: &LogId, name: &str, go
                 at: logs.clock.now(),
                 uuid: None,
                 stop: None,
-                files: transcripts.map(|(path, file)| (path.clone(), file.len)).collect(),
+                files: transcripts
+                    .map(|(path, file)| (path.clone(), file.len))
+                    .collect(),
                 pending: turns.pending,
                 last_answer: turns.last_answer,
             }
         }
     };
     logs.name_point(id, &name, point).await?.ok_or_else(|| {
-        Error::conflict(format!("{id} has a checkpoint named {name} already"))
-            .hint(format!("take another name, or sessiond checkpoint {} --delete --name {name}", id.name))
+        Error::conflict(format!("{id} has a checkpoint named {name} already")).hint(format!(
+            "take another name, or sessiond checkpoint {} --delete --name {name}",
+            id.name
+        ))
     })
 }
 
 /// Takes a name away; what it pointed at can be collected again.
 pub async fn unname(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
     let name = crate::model::at::point_name(name)?;
-    if !logs.named_points(id).await?.iter().any(|named| named.name == name) {
+    if !logs
+        .named_points(id)
+        .await?
+        .iter()
+        .any(|named| named.name == name)
+    {
         return Err(no_point(logs, id, &Point::Name(name)).await);
     }
     logs.store.delete(&keys::named_point(id, &name)).await

@@ -13,10 +13,17 @@ use crate::model::{At, FileAt, LogId, Move, RelPath, Seq};
 
 /// The moves that bring the files of a session where they shall be: into the project that was asked for, or into the one
 /// where the agent went on with it while nobody streamed.
-pub fn moves(context: &Context, id: &LogId, assembly: &Assembly<'_>, options: &Options) -> Result<Vec<Move>> {
+pub fn moves(
+    context: &Context,
+    id: &LogId,
+    assembly: &Assembly<'_>,
+    options: &Options,
+) -> Result<Vec<Move>> {
     let project = match &options.project {
         Some(project) => Some(project.clone()),
-        None if options.claim && options.at == At::Latest && options.cut.is_none() => lives_in(context, id, assembly, options)?,
+        None if options.claim && options.at == At::Latest && options.cut.is_none() => {
+            lives_in(context, id, assembly, options)?
+        }
         None => None,
     };
     let files = assembly.state.files.iter().map(|(path, at)| (path, at.seq));
@@ -24,19 +31,39 @@ pub fn moves(context: &Context, id: &LogId, assembly: &Assembly<'_>, options: &O
 }
 
 /// Pure: the moves of files, each with the entry that wrote it last, into a project.
-pub fn into<'a>(profile: &dyn Profile, project: &str, files: impl Iterator<Item = (&'a RelPath, Seq)>) -> Vec<Move> {
+pub fn into<'a>(
+    profile: &dyn Profile,
+    project: &str,
+    files: impl Iterator<Item = (&'a RelPath, Seq)>,
+) -> Vec<Move> {
     let mut files: Vec<(&RelPath, Seq)> = files.collect();
     files.sort_by_key(|(_, seq)| *seq);
     // Of two that get the same path the newer stays.
-    let wanted: BTreeMap<RelPath, &RelPath> =
-        files.into_iter().filter_map(|(from, _)| Some((profile.relocated(from, project)?, from))).collect();
-    wanted.into_iter().filter(|(to, from)| to != *from).map(|(to, from)| Move { from: from.clone(), to }).collect()
+    let wanted: BTreeMap<RelPath, &RelPath> = files
+        .into_iter()
+        .filter_map(|(from, _)| Some((profile.relocated(from, project)?, from)))
+        .collect();
+    wanted
+        .into_iter()
+        .filter(|(to, from)| to != *from)
+        .map(|(to, from)| Move {
+            from: from.clone(),
+            to,
+        })
+        .collect()
 }
 
 /// The session's transcript: where it was written last, and what of it.
-pub fn transcript<'a>(context: &Context, assembly: &'a Assembly<'_>) -> Option<(&'a RelPath, (&'a FileAt, &'a Staged))> {
-    let transcripts = assembly.files().filter(|(path, ..)| context.profile.is_transcript(path));
-    transcripts.max_by_key(|(_, at, _)| at.seq).map(|(path, at, staged)| (path, (at, staged)))
+pub fn transcript<'a>(
+    context: &Context,
+    assembly: &'a Assembly<'_>,
+) -> Option<(&'a RelPath, (&'a FileAt, &'a Staged))> {
+    let transcripts = assembly
+        .files()
+        .filter(|(path, ..)| context.profile.is_transcript(path));
+    transcripts
+        .max_by_key(|(_, at, _)| at.seq)
+        .map(|(path, at, staged)| (path, (at, staged)))
 }
 
 /// The other projects in which a transcript of the session stands that should be `here`.
@@ -44,11 +71,28 @@ pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(S
     if id.name.is_project() {
         return Ok(Vec::new());
     }
-    let Some(projects) = here.parts().next().and_then(|top| top.parse().ok()) else { return Ok(Vec::new()) };
+    let Some(projects) = here.parts().next().and_then(|top| top.parse().ok()) else {
+        return Ok(Vec::new());
+    };
     let mut found = Vec::new();
-    for project in context.folder.list(Some(&projects)).map_err(|cause| Error::io(format!("list {projects}"), cause))? {
-        let Some(path) = context.profile.relocated(here, &project.name).filter(|path| path != here) else { continue };
-        if context.folder.stat(&path).map_err(|cause| Error::io(format!("look at {path}"), cause))?.is_some() {
+    for project in context
+        .folder
+        .list(Some(&projects))
+        .map_err(|cause| Error::io(format!("list {projects}"), cause))?
+    {
+        let Some(path) = context
+            .profile
+            .relocated(here, &project.name)
+            .filter(|path| path != here)
+        else {
+            continue;
+        };
+        if context
+            .folder
+            .stat(&path)
+            .map_err(|cause| Error::io(format!("look at {path}"), cause))?
+            .is_some()
+        {
             found.push((project.name, path));
         }
     }
@@ -56,11 +100,24 @@ pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(S
 }
 
 /// The project to which the agent has moved a session that the log knows elsewhere.
-fn lives_in(context: &Context, id: &LogId, assembly: &Assembly<'_>, options: &Options) -> Result<Option<String>> {
-    let Some((here, (at, staged))) = transcript(context, assembly) else { return Ok(None) };
-    let gone = context.folder.stat(here).map_err(|cause| Error::io(format!("look at {here}"), cause))?.is_none();
+fn lives_in(
+    context: &Context,
+    id: &LogId,
+    assembly: &Assembly<'_>,
+    options: &Options,
+) -> Result<Option<String>> {
+    let Some((here, (at, staged))) = transcript(context, assembly) else {
+        return Ok(None);
+    };
+    let gone = context
+        .folder
+        .stat(here)
+        .map_err(|cause| Error::io(format!("look at {here}"), cause))?
+        .is_none();
     match elsewhere(context, id, here)?.as_slice() {
-        [(project, path)] if gone && place::goes_on_at(context, options, path, at, staged)? => Ok(Some(project.clone())),
+        [(project, path)] if gone && place::goes_on_at(context, options, path, at, staged)? => {
+            Ok(Some(project.clone()))
+        }
         _ => Ok(None),
     }
 }

@@ -76,7 +76,13 @@ pub fn repair(
     to: &RelPath,
     whole: bool,
 ) -> std::io::Result<Vec<Change>> {
-    let mut view = View { profile, path, changes: Vec::new(), line: 0, at: 0 };
+    let mut view = View {
+        profile,
+        path,
+        changes: Vec::new(),
+        line: 0,
+        at: 0,
+    };
     let (mut read, mut written) = (0, 0);
     let (mut held, mut buffer, mut out) = (Vec::new(), vec![0; PIECE], Vec::new());
     while read < len {
@@ -88,7 +94,10 @@ pub fn repair(
                 read += got as u64;
             }
         }
-        let lines = held.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let lines = held
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |end| end + 1);
         for line in held[..lines].split_inclusive(|byte| *byte == b'\n') {
             view.take(line, &mut out);
         }
@@ -115,7 +124,12 @@ struct View<'a> {
 
 impl View<'_> {
     fn note(&mut self, what: What, bytes: usize) {
-        self.changes.push(Change { line: self.line, at: self.at, what, bytes: bytes as u64 });
+        self.changes.push(Change {
+            line: self.line,
+            at: self.at,
+            what,
+            bytes: bytes as u64,
+        });
     }
 
     /// A line that ends with a newline.
@@ -178,7 +192,13 @@ impl View<'_> {
     /// Where a record begins that goes on to the end. An object within a record that lost its end is none.
     fn last_record(&self, text: &[u8]) -> Option<usize> {
         let first_key = text.split(|byte| *byte == b':').next().unwrap_or_default();
-        let mut starts = text.windows(2).enumerate().skip(1).filter(|(_, pair)| *pair == b"{\"").map(|(at, _)| at).take(MOST_STARTS);
+        let mut starts = text
+            .windows(2)
+            .enumerate()
+            .skip(1)
+            .filter(|(_, pair)| *pair == b"{\"")
+            .map(|(at, _)| at)
+            .take(MOST_STARTS);
         starts.find(|at| is_value(&text[*at..]) && self.is_record(&text[*at..], first_key))
     }
 
@@ -187,9 +207,16 @@ impl View<'_> {
     fn is_record(&self, object: &[u8], first_key: &[u8]) -> bool {
         let read = self.profile.line(self.path, object);
         // Its path alone says which project it is of.
-        let facts = |line: &Line| Facts { project: None, ..line.facts.clone() } != Facts::default();
-        let known = |line: Line| facts(&line) || line.message.is_some_and(|message| message.at.is_some());
-        let says = serde_json::from_slice::<Named>(object).is_ok_and(|named| named.timestamp.or(named.uuid).or(named.session).is_some());
+        let facts = |line: &Line| {
+            Facts {
+                project: None,
+                ..line.facts.clone()
+            } != Facts::default()
+        };
+        let known =
+            |line: Line| facts(&line) || line.message.is_some_and(|message| message.at.is_some());
+        let says = serde_json::from_slice::<Named>(object)
+            .is_ok_and(|named| named.timestamp.or(named.uuid).or(named.session).is_some());
         let alike = first_key.len() > 2 && object.starts_with(first_key);
         read.is_some_and(known) || says || (alike && first_key != b"{\"type\"")
     }
@@ -206,7 +233,12 @@ struct Named {
 
 /// Whether what a file has behind its last whole line, at `from`, is a record that lacks only the end of its line.
 pub fn is_record(file: &dyn OpenFile, from: u64, len: u64) -> std::io::Result<bool> {
-    let mut rest = vec![0; usize::try_from(len - from).unwrap_or(usize::MAX).min(LONGEST_LINE + 1)];
+    let mut rest = vec![
+        0;
+        usize::try_from(len - from)
+            .unwrap_or(usize::MAX)
+            .min(LONGEST_LINE + 1)
+    ];
     let mut got = 0;
     while got < rest.len() {
         match file.read_at(&mut rest[got..], from + got as u64)? {
@@ -220,7 +252,8 @@ pub fn is_record(file: &dyn OpenFile, from: u64, len: u64) -> std::io::Result<bo
 /// What stands behind the last newline, without zeros, if it is a record.
 fn ended(rest: &[u8]) -> Option<Vec<u8>> {
     let text: Vec<u8> = rest.iter().copied().filter(|byte| *byte != 0).collect();
-    (text.trim_ascii_start().starts_with(b"{") && text.len() <= LONGEST_LINE && is_value(&text)).then_some(text)
+    (text.trim_ascii_start().starts_with(b"{") && text.len() <= LONGEST_LINE && is_value(&text))
+        .then_some(text)
 }
 
 fn is_value(text: &[u8]) -> bool {
@@ -245,18 +278,54 @@ fn leading(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
 }
 
 /// What would be repaired.
-pub(super) fn foresee(context: &Context, assembly: &Assembly<'_>, report: &mut Report, options: &Options) -> Result<()> {
+pub(super) fn foresee(
+    context: &Context,
+    assembly: &Assembly<'_>,
+    report: &mut Report,
+    options: &Options,
+) -> Result<()> {
     let folder = &*context.folder;
-    for (path, _, staged) in assembly.files().filter(|(_, at, _)| options.repair && at.kind == FileKind::Append) {
-        let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else { continue };
+    for (path, _, staged) in assembly
+        .files()
+        .filter(|(_, at, _)| options.repair && at.kind == FileKind::Append)
+    {
+        let Some(plan) = report.files.iter().find(|plan| plan.path == *path) else {
+            continue;
+        };
         let failed = |cause| Error::io(format!("read {path}"), cause);
-        let from = if plan.action == Action::Keep { &plan.stands_at } else { &staged.at };
-        let Some(file) = folder.open(from).map_err(failed)? else { continue };
-        let len = if plan.action == Action::Keep { file.stat().map_err(failed)?.size } else { plan.bytes };
-        let view = staged.at.parent().unwrap_or_else(|| staged.at.clone()).join("view")?;
-        let changes = repair(folder, &*context.profile, path, (&*file, len), &view, options.claim).map_err(failed)?;
+        let from = if plan.action == Action::Keep {
+            &plan.stands_at
+        } else {
+            &staged.at
+        };
+        let Some(file) = folder.open(from).map_err(failed)? else {
+            continue;
+        };
+        let len = if plan.action == Action::Keep {
+            file.stat().map_err(failed)?.size
+        } else {
+            plan.bytes
+        };
+        let view = staged
+            .at
+            .parent()
+            .unwrap_or_else(|| staged.at.clone())
+            .join("view")?;
+        let changes = repair(
+            folder,
+            &*context.profile,
+            path,
+            (&*file, len),
+            &view,
+            options.claim,
+        )
+        .map_err(failed)?;
         if !changes.is_empty() {
-            report.repaired.push(Repaired { path: path.clone(), original: None, changes });
+            report.repaired.push(Repaired {
+                path: path.clone(),
+                original: None,
+                changes,
+            });
         }
     }
     Ok(())
@@ -272,16 +341,33 @@ pub(super) fn in_place(
     options: &Options,
 ) -> std::io::Result<Vec<Change>> {
     let folder = &*context.folder;
-    let Some(file) = folder.open(path)? else { return Ok(Vec::new()) };
+    let Some(file) = folder.open(path)? else {
+        return Ok(Vec::new());
+    };
     let stat = file.stat()?;
-    let changes = repair(folder, &*context.profile, path, (&*file, stat.size), view, options.claim)?;
-    let Some(first) = changes.iter().map(|change| change.at).min() else { return Ok(changes) };
+    let changes = repair(
+        folder,
+        &*context.profile,
+        path,
+        (&*file, stat.size),
+        view,
+        options.claim,
+    )?;
+    let Some(first) = changes.iter().map(|change| change.at).min() else {
+        return Ok(changes);
+    };
     copy(folder, &*file, stat.size, original)?;
-    let meta = Meta { mode: stat.mode, mtime_ns: stat.mtime_ns, owner: options.owner };
+    let meta = Meta {
+        mode: stat.mode,
+        mtime_ns: stat.mtime_ns,
+        owner: options.owner,
+    };
     folder.finish(original, &meta)?;
     folder.finish(view, &meta)?;
     folder.rename(view, path, options.owner)?;
-    let Some(file) = folder.open(path)? else { return Ok(changes) };
+    let Some(file) = folder.open(path)? else {
+        return Ok(changes);
+    };
     if let Some(behind) = cursor {
         let len = behind.len.min(first);
         if let Some(over) = FileCursor::over(&*file, behind.kind, len)? {
@@ -315,8 +401,7 @@ mod tests {
     use crate::agent::claude_code::ClaudeCode;
     use crate::sys::Disk;
 
-    const GOOD: &str =
-        r#"{"type":"user","uuid":"u","timestamp":"2026-05-01T10:00:00.000Z","message":{"content":[{"type":"text","text":"a"}]}}"#;
+    const GOOD: &str = r#"{"type":"user","uuid":"u","timestamp":"2026-05-01T10:00:00.000Z","message":{"content":[{"type":"text","text":"a"}]}}"#;
 
     fn repaired(text: &[u8]) -> (String, Vec<(u64, What, u64)>) {
         let root = tempfile::tempdir().unwrap();
@@ -326,9 +411,23 @@ mod tests {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
         let opened = disk.open(&from).unwrap().unwrap();
         let path = "projects/-w/s.jsonl".parse().unwrap();
-        let changes = repair(&disk, &profile, &path, (&*opened, text.len() as u64), &to, false).unwrap();
+        let changes = repair(
+            &disk,
+            &profile,
+            &path,
+            (&*opened, text.len() as u64),
+            &to,
+            false,
+        )
+        .unwrap();
         let view = disk.read(&to).unwrap().unwrap_or_else(|| text.to_vec());
-        (String::from_utf8(view).unwrap(), changes.iter().map(|change| (change.line, change.what, change.bytes)).collect())
+        (
+            String::from_utf8(view).unwrap(),
+            changes
+                .iter()
+                .map(|change| (change.line, change.what, change.bytes))
+                .collect(),
+        )
     }
 
     #[test]
@@ -343,12 +442,36 @@ mod tests {
         let line = format!("{GOOD}\n");
         let torn = &GOOD[..40];
         for (damaged, view, told) in [
-            (format!("{line}{torn}{GOOD}\n"), line.repeat(2), vec![(2, What::Torn, 40)]),
-            (format!("{line}\0\0\0{GOOD}\n\0\0\n{line}"), line.repeat(3), vec![(2, What::Zeros, 3), (3, What::Zeros, 2)]),
-            (format!("{line}{GOOD}"), line.repeat(2), vec![(2, What::Ended, 1)]),
-            (format!("{line}{GOOD}{GOOD}\n"), line.repeat(3), vec![(2, What::Split, 1)]),
-            (format!("{line}{torn}\n{line}"), line.repeat(2), vec![(2, What::Unreadable, 40)]),
-            (format!("{line}{GOOD}{torn}{GOOD}\n"), line.repeat(3), vec![(2, What::Torn, 40), (2, What::Split, 1)]),
+            (
+                format!("{line}{torn}{GOOD}\n"),
+                line.repeat(2),
+                vec![(2, What::Torn, 40)],
+            ),
+            (
+                format!("{line}\0\0\0{GOOD}\n\0\0\n{line}"),
+                line.repeat(3),
+                vec![(2, What::Zeros, 3), (3, What::Zeros, 2)],
+            ),
+            (
+                format!("{line}{GOOD}"),
+                line.repeat(2),
+                vec![(2, What::Ended, 1)],
+            ),
+            (
+                format!("{line}{GOOD}{GOOD}\n"),
+                line.repeat(3),
+                vec![(2, What::Split, 1)],
+            ),
+            (
+                format!("{line}{torn}\n{line}"),
+                line.repeat(2),
+                vec![(2, What::Unreadable, 40)],
+            ),
+            (
+                format!("{line}{GOOD}{torn}{GOOD}\n"),
+                line.repeat(3),
+                vec![(2, What::Torn, 40), (2, What::Split, 1)],
+            ),
             // A record of a kind that nobody knows.
             (
                 format!("{torn}{{\"type\":\"new\",\"sessionId\":\"s\"}}\n"),

@@ -14,7 +14,9 @@ use crate::log::hear::{ByFile, Ear, Hearing};
 use crate::log::state::State;
 use crate::log::walk::{Read, Reading};
 use crate::model::message::Marked;
-use crate::model::{At, Call, Checkpoint, FileAt, FileKind, LogId, Message, RelPath, Role, Said, Turns};
+use crate::model::{
+    At, Call, Checkpoint, FileAt, FileKind, LogId, Message, RelPath, Role, Said, Turns,
+};
 
 /// A sub-agent of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -50,7 +52,8 @@ pub struct Contents {
 
 impl Ear for Talk {
     fn said(&mut self, said: Said) {
-        self.said.push(said.path.clone(), said.start + said.len, said);
+        self.said
+            .push(said.path.clone(), said.start + said.len, said);
     }
 
     fn marked(&mut self, marked: Marked) {
@@ -80,7 +83,11 @@ impl Ear for Talk {
 impl Talk {
     /// How far the turns have come, and what was running.
     pub fn turns(&self) -> Turns {
-        let marks: Vec<Marked> = self.marks.iter().map(|(_, marked)| marked.clone()).collect();
+        let marks: Vec<Marked> = self
+            .marks
+            .iter()
+            .map(|(_, marked)| marked.clone())
+            .collect();
         let mut turns = Turns::default();
         turns.take(&marks, &BTreeMap::new());
         turns
@@ -88,22 +95,33 @@ impl Talk {
 
     /// How many messages there are, by who spoke.
     pub fn roles(&self) -> BTreeMap<Role, u64> {
-        self.said.iter().fold(BTreeMap::new(), |mut roles, (_, said)| {
-            *roles.entry(said.message.role).or_default() += 1;
-            roles
-        })
+        self.said
+            .iter()
+            .fold(BTreeMap::new(), |mut roles, (_, said)| {
+                *roles.entry(said.message.role).or_default() += 1;
+                roles
+            })
     }
 
     /// The sub-agents, by id.
     pub fn sub_agents(&self) -> Vec<SubAgent> {
         let mut agents: BTreeMap<&str, SubAgent> = BTreeMap::new();
         for (_, Said { message, .. }) in self.said.iter() {
-            let Some(id) = message.sub_agent.as_deref() else { continue };
-            let agent = agents.entry(id).or_insert(SubAgent { id: id.to_owned(), messages: 0, last: None, active: true });
+            let Some(id) = message.sub_agent.as_deref() else {
+                continue;
+            };
+            let agent = agents.entry(id).or_insert(SubAgent {
+                id: id.to_owned(),
+                messages: 0,
+                last: None,
+                active: true,
+            });
             agent.messages += 1;
             agent.last = message.at.or(agent.last);
             if message.role != Role::System {
-                agent.active = !(message.role == Role::Assistant && message.kind == "text" && message.complete);
+                agent.active = !(message.role == Role::Assistant
+                    && message.kind == "text"
+                    && message.complete);
             }
         }
         agents.into_values().collect()
@@ -111,28 +129,55 @@ impl Talk {
 
     /// The last text that somebody said, sub-agents left out.
     pub fn last_text(&self) -> Option<(Role, String)> {
-        let own = self.said.iter().map(|(_, said)| &said.message).filter(|message| message.sub_agent.is_none());
-        let spoken =
-            own.filter(|message| matches!(message.role, Role::User | Role::Assistant)).map(|message| (message.role, message.text()));
+        let own = self
+            .said
+            .iter()
+            .map(|(_, said)| &said.message)
+            .filter(|message| message.sub_agent.is_none());
+        let spoken = own
+            .filter(|message| matches!(message.role, Role::User | Role::Assistant))
+            .map(|message| (message.role, message.text()));
         spoken.filter(|(_, text)| !text.trim().is_empty()).last()
     }
 }
 
 /// Reads a conversation up to a point; what is damaged behind it is in the answer.
-pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Read<Heard<'a>>> {
+pub async fn read<'a>(
+    logs: &Logs,
+    profile: &'a dyn Profile,
+    id: &LogId,
+    at: At,
+    cut: Option<&Checkpoint>,
+) -> Result<Read<Heard<'a>>> {
     let fresh = || (State::default(), Hearing::new(profile, Talk::default()));
-    let mut read = logs.read_log(id, Reading { at, ..Reading::default() }, fresh).await?;
+    let mut read = logs
+        .read_log(
+            id,
+            Reading {
+                at,
+                ..Reading::default()
+            },
+            fresh,
+        )
+        .await?;
     if read.head == 0 {
         return Err(super::find::unknown(id));
     }
     if read.seq == 0 && read.damage.is_none() {
-        return Err(Error::not_found(format!("{id} has no entry as early as {at}"))
-            .hint(format!("sessiond checkpoints {} lists points to go back to", id.name)));
+        return Err(
+            Error::not_found(format!("{id} has no entry as early as {at}")).hint(format!(
+                "sessiond checkpoints {} lists points to go back to",
+                id.name
+            )),
+        );
     }
     if let At::Seq(seq) = at
         && seq > read.head
     {
-        return Err(Error::not_found(format!("{id} has no entry {seq}: its last is {}", read.head)));
+        return Err(Error::not_found(format!(
+            "{id} has no entry {seq}: its last is {}",
+            read.head
+        )));
     }
     if let Some(point) = cut {
         read.sink.1.cut_to(&point.files);
@@ -141,30 +186,70 @@ pub async fn read<'a>(logs: &Logs, profile: &'a dyn Profile, id: &LogId, at: At,
 }
 
 /// What a log has behind a point: bytes, by transcript, and the calls that nothing has answered yet.
-pub async fn behind(logs: &Logs, profile: &dyn Profile, id: &LogId, point: &State) -> Result<(BTreeMap<RelPath, u64>, Vec<Call>)> {
+pub async fn behind(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    point: &State,
+) -> Result<(BTreeMap<RelPath, u64>, Vec<Call>)> {
     let (end, heard) = read(logs, profile, id, At::Latest, None).await?.sink;
-    let more = |path: &RelPath, file: &FileAt| file.len.checked_sub(point.files.get(path).map_or(0, |here| here.len));
-    let transcripts = end.files.iter().filter(|(_, file)| file.kind == FileKind::Append);
-    let lengths = transcripts.filter_map(|(path, file)| Some((path.clone(), more(path, file).filter(|more| *more > 0)?)));
+    let more = |path: &RelPath, file: &FileAt| {
+        file.len
+            .checked_sub(point.files.get(path).map_or(0, |here| here.len))
+    };
+    let transcripts = end
+        .files
+        .iter()
+        .filter(|(_, file)| file.kind == FileKind::Append);
+    let lengths = transcripts.filter_map(|(path, file)| {
+        Some((path.clone(), more(path, file).filter(|more| *more > 0)?))
+    });
     Ok((lengths.collect(), heard.ear.turns().pending))
 }
 
 /// Everything that was said up to a point, and the files there.
-pub async fn contents(logs: &Logs, profile: &dyn Profile, id: &LogId, at: At, cut: Option<&Checkpoint>) -> Result<Contents> {
+pub async fn contents(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    at: At,
+    cut: Option<&Checkpoint>,
+) -> Result<Contents> {
     let (state, hearing) = read(logs, profile, id, at, cut).await?.sound()?;
     let key = |path: &RelPath, said: &Said| {
-        let own = said.message.uuid.clone().unwrap_or_else(|| format!("{path}:{}", said.start));
-        format!("{}/{own}", said.message.sub_agent.as_deref().unwrap_or_default())
+        let own = said
+            .message
+            .uuid
+            .clone()
+            .unwrap_or_else(|| format!("{path}:{}", said.start));
+        format!(
+            "{}/{own}",
+            said.message.sub_agent.as_deref().unwrap_or_default()
+        )
     };
-    let mut said: Vec<(String, Message)> = hearing.ear.said.iter().map(|(path, said)| (key(path, said), said.message.clone())).collect();
+    let mut said: Vec<(String, Message)> = hearing
+        .ear
+        .said
+        .iter()
+        .map(|(path, said)| (key(path, said), said.message.clone()))
+        .collect();
     said.sort_by_key(|(_, message)| message.at);
     let keep = |path: &RelPath| cut.and_then(|point| point.files.get(path)).copied();
-    let files = state.files.into_iter().filter(|(path, file)| file.kind == FileKind::Whole || cut.is_none() || keep(path).is_some());
+    let files = state.files.into_iter().filter(|(path, file)| {
+        file.kind == FileKind::Whole || cut.is_none() || keep(path).is_some()
+    });
     let files = files.map(|(path, file)| {
         let len = keep(&path).unwrap_or(file.len).min(file.len);
         // A transcript only grows; whatever else it does, it has another digest then.
-        let told = if len == file.len { file.sha256.to_string() } else { format!("{len} bytes") };
+        let told = if len == file.len {
+            file.sha256.to_string()
+        } else {
+            format!("{len} bytes")
+        };
         (path, (len, told))
     });
-    Ok(Contents { said, files: files.collect() })
+    Ok(Contents {
+        said,
+        files: files.collect(),
+    })
 }

@@ -51,7 +51,12 @@ pub struct Verdict {
 /// Reads what a restore of a log and its branches reads, or with `deep` every object there is. An error means that it
 /// could not be checked; damage is in the verdict.
 pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -> Result<Verdict> {
-    let checker = Checker { logs, id, scratch, stage: format!("verify-{:016x}", logs.chance.next()).parse()? };
+    let checker = Checker {
+        logs,
+        id,
+        scratch,
+        stage: format!("verify-{:016x}", logs.chance.next()).parse()?,
+    };
     let verdict = match checker.verdict(deep).await {
         Err(error) if error.kind() == Kind::Sealed => checker.unopened(deep).await,
         verdict => verdict,
@@ -92,7 +97,10 @@ impl Sink for Witness<'_> {
             self.composites.insert(entry.header.seq);
         }
         if self.wanted.contains(&entry.header.seq) {
-            self.points.insert(entry.header.seq, (entry.digest, self.assembly.state.files.clone()));
+            self.points.insert(
+                entry.header.seq,
+                (entry.digest, self.assembly.state.files.clone()),
+            );
         }
         Ok(())
     }
@@ -134,7 +142,15 @@ impl Checker<'_> {
             self.deep(&mut verdict).await?;
         }
         for writer in self.logs.branches(self.id).await? {
-            let branch = self.read(Reading { branch: Some(&writer), ..Reading::default() }, &[]).await;
+            let branch = self
+                .read(
+                    Reading {
+                        branch: Some(&writer),
+                        ..Reading::default()
+                    },
+                    &[],
+                )
+                .await;
             let branch = branch.doing_with(|| format!("branch {writer}"))?;
             verdict.note(&branch);
             verdict.objects += branch.objects;
@@ -181,7 +197,12 @@ impl Checker<'_> {
         Ok(verdict)
     }
 
-    async fn try_open(&self, piece: &Piece, branch: Option<&WriterId>, verdict: &mut Verdict) -> Result<()> {
+    async fn try_open(
+        &self,
+        piece: &Piece,
+        branch: Option<&WriterId>,
+        verdict: &mut Verdict,
+    ) -> Result<()> {
         verdict.objects += 1;
         match self.logs.read_piece(self.id, piece, branch).await {
             Ok(_) => {}
@@ -197,19 +218,38 @@ impl Checker<'_> {
         let fresh = || {
             made += 1;
             let assembly = Assembly::new(self.scratch, self.stage.clone(), made);
-            Witness { assembly, wanted: wanted.to_vec(), points: BTreeMap::new(), taken: BTreeSet::new(), composites: BTreeSet::new() }
+            Witness {
+                assembly,
+                wanted: wanted.to_vec(),
+                points: BTreeMap::new(),
+                taken: BTreeSet::new(),
+                composites: BTreeSet::new(),
+            }
         };
         let read = self.logs.read_log(self.id, reading, fresh).await;
-        self.scratch.remove(&self.stage).map_err(|cause| Error::io(format!("remove {}", self.stage), cause))?;
+        self.scratch
+            .remove(&self.stage)
+            .map_err(|cause| Error::io(format!("remove {}", self.stage), cause))?;
         read
     }
 
     /// Every entry by itself, then every merge and snapshot against the entries it stands for.
     async fn deep(&self, verdict: &mut Verdict) -> Result<()> {
         let pieces = self.logs.pieces(self.id).await?;
-        let composites: Vec<&Piece> = pieces.iter().filter(|piece| piece.kind != PieceKind::Entry).collect();
+        let composites: Vec<&Piece> = pieces
+            .iter()
+            .filter(|piece| piece.kind != PieceKind::Entry)
+            .collect();
         let wanted: Vec<Seq> = composites.iter().map(|piece| piece.to).collect();
-        let read = self.read(Reading { prefer: Prefer::Short, ..Reading::default() }, &wanted).await?;
+        let read = self
+            .read(
+                Reading {
+                    prefer: Prefer::Short,
+                    ..Reading::default()
+                },
+                &wanted,
+            )
+            .await?;
         verdict.note(&read);
         verdict.objects = pieces.len();
         for piece in pieces.iter() {
@@ -219,7 +259,9 @@ impl Checker<'_> {
                 // Collected meanwhile.
                 Ok(None) => continue,
                 Err(error) if error.kind() == Kind::Corrupt => {
-                    let counts = piece.kind != PieceKind::Entry || piece.to > read.seq || read.sink.taken.contains(&piece.to);
+                    let counts = piece.kind != PieceKind::Entry
+                        || piece.to > read.seq
+                        || read.sink.taken.contains(&piece.to);
                     let covered = composites.iter().any(|composite| composite.contains(piece));
                     if counts || covered {
                         verdict.add(with_hint(&error));
@@ -233,16 +275,27 @@ impl Checker<'_> {
             if piece.kind == PieceKind::Entry {
                 continue;
             }
-            let Some((digest, files)) = read.sink.points.get(&piece.to) else { continue };
-            let agrees = entry
-                .header
-                .parts
-                .iter()
-                .all(|part| files.get(&part.path).is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256)));
-            let whole = piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
+            let Some((digest, files)) = read.sink.points.get(&piece.to) else {
+                continue;
+            };
+            let agrees = entry.header.parts.iter().all(|part| {
+                files
+                    .get(&part.path)
+                    .is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256))
+            });
+            let whole =
+                piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
             if entry.digest != *digest || !agrees || !whole {
-                if read.sink.composites.range(piece.from..=piece.to).next().is_none() {
-                    verdict.add(format!("{key} does not say what the entries say that it stands for"));
+                if read
+                    .sink
+                    .composites
+                    .range(piece.from..=piece.to)
+                    .next()
+                    .is_none()
+                {
+                    verdict.add(format!(
+                        "{key} does not say what the entries say that it stands for"
+                    ));
                     verdict.misleading.push(key);
                 } else {
                     // Not all entries are there any more, and what is there instead may be what is wrong.
@@ -256,13 +309,18 @@ impl Checker<'_> {
 
 /// Where damage has a hint of its own, it is part of the verdict.
 fn with_hint(error: &Error) -> String {
-    error.hint_text().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
+    error
+        .hint_text()
+        .map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
 }
 
 impl Verdict {
     fn note(&mut self, read: &Read<Witness<'_>>) {
         read.spared.iter().cloned().for_each(|told| self.add(told));
-        read.passed_over.iter().cloned().for_each(|told| self.pass_over(told));
+        read.passed_over
+            .iter()
+            .cloned()
+            .for_each(|told| self.pass_over(told));
         if let Some(error) = &read.damage {
             self.add(with_hint(error));
         }

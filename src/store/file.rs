@@ -65,35 +65,56 @@ impl FileStore {
     /// Opens the store in `root`, which is made where it is missing.
     pub fn open(root: PathBuf) -> Result<FileStore> {
         let doing = |what: &str| format!("open store {}: {what}", root.display());
-        let absolute = std::path::absolute(&root).map_err(|cause| Error::io(doing("find its path"), cause))?;
+        let absolute =
+            std::path::absolute(&root).map_err(|cause| Error::io(doing("find its path"), cause))?;
         match fs::metadata(&absolute) {
             Ok(found) if !found.is_dir() => {
-                return Err(Error::usage(doing("it is not a folder")).hint("name a folder, such as file:///var/lib/sessiond"));
+                return Err(Error::usage(doing("it is not a folder"))
+                    .hint("name a folder, such as file:///var/lib/sessiond"));
             }
             Ok(_) => {}
             Err(cause) if cause.kind() == ErrorKind::NotADirectory => {
-                return Err(Error::usage(doing("a part of its path is a file")).hint("name a folder, such as file:///var/lib/sessiond"));
+                return Err(Error::usage(doing("a part of its path is a file"))
+                    .hint("name a folder, such as file:///var/lib/sessiond"));
             }
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
-                make_folders(&absolute).map_err(|cause| Error::named(doing("make the folder"), cause))?;
+                make_folders(&absolute)
+                    .map_err(|cause| Error::named(doing("make the folder"), cause))?;
             }
             Err(cause) => return Err(Error::named(doing("look at it"), cause)),
         }
         let temp = absolute.join(TEMP);
         match DirBuilder::new().mode(0o700).create(&temp) {
-            Ok(()) => sync_folder(&absolute).map_err(|cause| Error::io(doing("make its folder durable"), cause))?,
+            Ok(()) => sync_folder(&absolute)
+                .map_err(|cause| Error::io(doing("make its folder durable"), cause))?,
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
-            Err(cause) => return Err(Error::named(doing(&format!("make {}", temp.display())), cause)),
+            Err(cause) => {
+                return Err(Error::named(
+                    doing(&format!("make {}", temp.display())),
+                    cause,
+                ));
+            }
         }
         // A folder that was there before may not be ours to write; better known now than at the first entry.
-        Temp::write(&temp, b"").map_err(|cause| Error::named(doing(&format!("write in {}", temp.display())), cause))?;
+        Temp::write(&temp, b"")
+            .map_err(|cause| Error::named(doing(&format!("write in {}", temp.display())), cause))?;
         sweep(&temp);
         let mark = mark_of(&absolute).map_err(|cause| Error::io(doing("read its mark"), cause))?;
-        Ok(FileStore { inner: Arc::new(Inner { root: absolute, mark, settled: Mutex::new(HashSet::new()) }) })
+        Ok(FileStore {
+            inner: Arc::new(Inner {
+                root: absolute,
+                mark,
+                settled: Mutex::new(HashSet::new()),
+            }),
+        })
     }
 
     /// Runs blocking `work`; after a time-out or a drop it may still take effect, which the contract calls unknown.
-    async fn blocking<T: Send + 'static>(&self, doing: String, work: impl FnOnce(&Inner) -> Result<T> + Send + 'static) -> Result<T> {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        doing: String,
+        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let inner = Arc::clone(&self.inner);
         let task = tokio::task::spawn_blocking(move || {
             inner.same_store()?;
@@ -102,8 +123,14 @@ impl FileStore {
         match tokio::time::timeout(PATIENCE, task).await {
             Ok(Ok(done)) => done.map_err(|error| error.doing(doing)),
             Ok(Err(cause)) => Err(Error::unavailable(doing).because(cause)),
-            Err(_) => Err(Error::unavailable(format!("{doing}: no answer from the disk for {} s", PATIENCE.as_secs()))
-                .hint(format!("see whether `ls {}` answers", self.inner.root.display()))),
+            Err(_) => Err(Error::unavailable(format!(
+                "{doing}: no answer from the disk for {} s",
+                PATIENCE.as_secs()
+            ))
+            .hint(format!(
+                "see whether `ls {}` answers",
+                self.inner.root.display()
+            ))),
         }
     }
 
@@ -116,31 +143,46 @@ impl FileStore {
 impl Store for FileStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("create", key), move |inner| inner.create(&path, &body)).await
+        self.blocking(self.doing("create", key), move |inner| {
+            inner.create(&path, &body)
+        })
+        .await
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("put", key), move |inner| inner.put(&path, &body)).await
+        self.blocking(self.doing("put", key), move |inner| inner.put(&path, &body))
+            .await
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("get", key), move |inner| inner.get(&path)).await
+        self.blocking(self.doing("get", key), move |inner| inner.get(&path))
+            .await
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let (folder, begins) = prefix.rsplit_once('/').map_or(("", prefix), |(folder, begins)| (folder, begins));
+        let (folder, begins) = prefix
+            .rsplit_once('/')
+            .map_or(("", prefix), |(folder, begins)| (folder, begins));
         if !folder.is_empty() {
             check(folder)?;
         }
-        let (folder, begins, after) = (folder.to_owned(), begins.to_owned(), after.map(str::to_owned));
-        self.blocking(self.doing("list", prefix), move |inner| inner.list(&folder, &begins, after.as_deref())).await
+        let (folder, begins, after) = (
+            folder.to_owned(),
+            begins.to_owned(),
+            after.map(str::to_owned),
+        );
+        self.blocking(self.doing("list", prefix), move |inner| {
+            inner.list(&folder, &begins, after.as_deref())
+        })
+        .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("delete", key), move |inner| inner.delete(&path)).await
+        self.blocking(self.doing("delete", key), move |inner| inner.delete(&path))
+            .await
     }
 
     fn fences_by_itself(&self) -> Option<bool> {
@@ -168,7 +210,8 @@ impl Inner {
     }
 
     fn create(&self, path: &Path, body: &[u8]) -> Result<Created> {
-        let temp = Temp::write(&self.root.join(TEMP), body).map_err(|cause| self.io("write a temp file", cause))?;
+        let temp = Temp::write(&self.root.join(TEMP), body)
+            .map_err(|cause| self.io("write a temp file", cause))?;
         let placed = self.in_folder_of(path, || match fs::hard_link(&temp.path, path) {
             Err(cause) if lacks_links(&cause) => rename_new(&temp.path, path),
             linked => linked,
@@ -181,7 +224,10 @@ impl Inner {
                 self.sync_parent(path)?;
                 return Ok(Created::Exists);
             }
-            Err(cause) if cause.kind() == ErrorKind::Unsupported || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            Err(cause)
+                if cause.kind() == ErrorKind::Unsupported
+                    || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+            {
                 return Err(Error::usage("the filesystem has neither hard links nor renames that keep what is there")
                     .because(cause)
                     .hint("use another filesystem or an S3 store: two writers could not be kept apart on this one"));
@@ -194,15 +240,20 @@ impl Inner {
     }
 
     fn put(&self, path: &Path, body: &[u8]) -> Result<()> {
-        let temp = Temp::write(&self.root.join(TEMP), body).map_err(|cause| self.io("write a temp file", cause))?;
-        self.in_folder_of(path, || fs::rename(&temp.path, path)).map_err(|cause| in_the_way(path, cause))?;
+        let temp = Temp::write(&self.root.join(TEMP), body)
+            .map_err(|cause| self.io("write a temp file", cause))?;
+        self.in_folder_of(path, || fs::rename(&temp.path, path))
+            .map_err(|cause| in_the_way(path, cause))?;
         temp.forget();
         self.sync_parent(path)
     }
 
     fn get(&self, path: &Path) -> Result<Option<Bytes>> {
         // Opening a pipe that somebody left here would block for ever.
-        let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+        let open = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path);
         let mut file = match open {
             Ok(file) => file,
             Err(cause) if is_missing(&cause) => return self.same_store().map(|()| None),
@@ -217,7 +268,9 @@ impl Inner {
             file.read_to_end(&mut body)?;
             Ok(Some(body))
         }();
-        Ok(read.map_err(|cause| Error::io(format!("read {}", path.display()), cause))?.map(Bytes::from))
+        Ok(read
+            .map_err(|cause| Error::io(format!("read {}", path.display()), cause))?
+            .map(Bytes::from))
     }
 
     fn list(&self, folder: &str, begins: &str, after: Option<&str>) -> Result<Page> {
@@ -228,11 +281,17 @@ impl Inner {
             Err(cause) if is_missing(&cause) => return self.same_store().map(|()| Page::default()),
             Err(cause) => return Err(failed(cause)),
         };
-        let base = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let base = if folder.is_empty() {
+            String::new()
+        } else {
+            format!("{folder}/")
+        };
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(failed)?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
             if !name.starts_with(begins) || (folder.is_empty() && name.starts_with('.')) {
                 continue;
             }
@@ -248,7 +307,10 @@ impl Inner {
         names.sort_unstable();
         let more = names.len() > PAGE;
         names.truncate(PAGE);
-        let mut page = Page { next: names.last().filter(|_| more).cloned(), ..Page::default() };
+        let mut page = Page {
+            next: names.last().filter(|_| more).cloned(),
+            ..Page::default()
+        };
         for key in names {
             if key.ends_with('/') {
                 page.folders.push(key);
@@ -256,7 +318,11 @@ impl Inner {
             }
             // What was deleted meanwhile, and what is neither file nor folder, is no object.
             match fs::metadata(self.root.join(&key)) {
-                Ok(found) if found.is_file() => page.objects.push(Object { key, size: found.len(), modified: modified(&found) }),
+                Ok(found) if found.is_file() => page.objects.push(Object {
+                    key,
+                    size: found.len(),
+                    modified: modified(&found),
+                }),
                 Ok(_) => {}
                 Err(cause) if is_missing(&cause) => {}
                 Err(cause) => return Err(Error::io(format!("look at {key}"), cause)),
@@ -273,7 +339,11 @@ impl Inner {
         }
         self.sync_parent(path)?;
         // An object store has no empty folders, so a listing should show none here.
-        for folder in path.ancestors().skip(1).take_while(|folder| *folder != self.root) {
+        for folder in path
+            .ancestors()
+            .skip(1)
+            .take_while(|folder| *folder != self.root)
+        {
             if fs::remove_dir(folder).is_err() {
                 break;
             }
@@ -299,17 +369,32 @@ impl Inner {
         if self.settled().contains(folder) {
             return Ok(());
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|cause| match cause.kind() {
-            // "Exists" would pass for the object. It is a file in the folder's place, or a folder that a racing delete took
-            // while it was being made.
-            ErrorKind::AlreadyExists => {
-                let in_the_way = folder.ancestors().find_map(|part| fs::metadata(part).ok()).is_some_and(|found| !found.is_dir());
-                io::Error::from(if in_the_way { ErrorKind::NotADirectory } else { ErrorKind::NotFound })
-            }
-            _ => cause,
-        })?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|cause| match cause.kind() {
+                // "Exists" would pass for the object. It is a file in the folder's place, or a folder that a racing delete took
+                // while it was being made.
+                ErrorKind::AlreadyExists => {
+                    let in_the_way = folder
+                        .ancestors()
+                        .find_map(|part| fs::metadata(part).ok())
+                        .is_some_and(|found| !found.is_dir());
+                    io::Error::from(if in_the_way {
+                        ErrorKind::NotADirectory
+                    } else {
+                        ErrorKind::NotFound
+                    })
+                }
+                _ => cause,
+            })?;
         // All of them, not only those made just now: another writer may have made one and not yet synced its parent.
-        for parent in folder.ancestors().take_while(|part| *part != self.root).filter_map(Path::parent) {
+        for parent in folder
+            .ancestors()
+            .take_while(|part| *part != self.root)
+            .filter_map(Path::parent)
+        {
             sync_folder(parent)?;
         }
         let mut settled = self.settled();
@@ -329,23 +414,33 @@ impl Inner {
         match sync_folder(folder) {
             // Removed by a delete of the object we came for; then there is nothing to keep.
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
-            synced => synced.map_err(|cause| Error::io(format!("make {} durable", folder.display()), cause)),
+            synced => synced
+                .map_err(|cause| Error::io(format!("make {} durable", folder.display()), cause)),
         }
     }
 
     fn io(&self, what: &str, cause: io::Error) -> Error {
-        Error::io(format!("{what} in {}", self.root.join(TEMP).display()), cause)
+        Error::io(
+            format!("{what} in {}", self.root.join(TEMP).display()),
+            cause,
+        )
     }
 }
 
 /// Refuses keys that would leave the root, hit the store's own files, or that a filesystem cannot hold.
 /// When a file was written; one that cannot say counts as new.
 fn modified(found: &fs::Metadata) -> Timestamp {
-    found.modified().ok().and_then(|time| Timestamp::try_from(time).ok()).unwrap_or(Timestamp::MAX)
+    found
+        .modified()
+        .ok()
+        .and_then(|time| Timestamp::try_from(time).ok())
+        .unwrap_or(Timestamp::MAX)
 }
 
 fn check(key: &str) -> Result<()> {
-    let wrong = |part: &str| matches!(part, "" | "." | "..") || part.len() > LONGEST_NAME || part.contains('\0');
+    let wrong = |part: &str| {
+        matches!(part, "" | "." | "..") || part.len() > LONGEST_NAME || part.contains('\0')
+    };
     if key.starts_with('.') || key.split('/').any(wrong) {
         return Err(Error::usage(format!("use key {key:?}: it is no path below the store"))
             .hint("a key is made of names of 1 to 255 bytes with single slashes between; the first does not begin with a dot"));
@@ -357,9 +452,12 @@ fn check(key: &str) -> Result<()> {
 fn in_the_way(path: &Path, cause: io::Error) -> Error {
     let doing = format!("place {}", path.display());
     match cause.kind() {
-        ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => {
-            Error::usage(doing).because(cause).hint("a file stands where a folder is needed, or the other way round: move it away")
-        }
+        ErrorKind::NotADirectory
+        | ErrorKind::IsADirectory
+        | ErrorKind::AlreadyExists
+        | ErrorKind::DirectoryNotEmpty => Error::usage(doing)
+            .because(cause)
+            .hint("a file stands where a folder is needed, or the other way round: move it away"),
         _ => Error::io(doing, cause),
     }
 }
@@ -389,7 +487,17 @@ mod tests {
 
     #[test]
     fn keys_stay_below_the_root() {
-        for key in ["", "/etc/passwd", "a//b", "a/", "../a", "a/../../b", "a/./b", ".tmp/x", "a\0b"] {
+        for key in [
+            "",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "../a",
+            "a/../../b",
+            "a/./b",
+            ".tmp/x",
+            "a\0b",
+        ] {
             assert_eq!(check(key).expect_err(key).kind(), Kind::Usage, "{key:?}");
         }
         check("v1/.store.json").expect("a dot below the root is fine");
@@ -400,10 +508,17 @@ mod tests {
     fn only_stale_temp_files_are_swept() {
         let folder = tempfile::tempdir().expect("folder");
         FileStore::open(folder.path().to_owned()).expect("open");
-        let (old, new) = (folder.path().join(".tmp/old"), folder.path().join(".tmp/new"));
+        let (old, new) = (
+            folder.path().join(".tmp/old"),
+            folder.path().join(".tmp/new"),
+        );
         let file = File::create(&old).expect("old");
-        file.set_modified(SystemTime::from(crate::sys::Clock::now(&crate::sys::SystemClock)) - STALE - Duration::from_secs(60))
-            .expect("age");
+        file.set_modified(
+            SystemTime::from(crate::sys::Clock::now(&crate::sys::SystemClock))
+                - STALE
+                - Duration::from_secs(60),
+        )
+        .expect("age");
         File::create(&new).expect("new");
         FileStore::open(folder.path().to_owned()).expect("open again");
         assert!(!old.exists() && new.exists());

@@ -18,11 +18,17 @@ pub struct Limited {
 impl Limited {
     /// Lets `at_once` requests through.
     pub fn new(inner: Arc<dyn Store>, at_once: usize) -> Self {
-        Limited { inner, slots: Semaphore::new(at_once.max(1)) }
+        Limited {
+            inner,
+            slots: Semaphore::new(at_once.max(1)),
+        }
     }
 
     async fn slot(&self) -> Result<SemaphorePermit<'_>> {
-        self.slots.acquire().await.map_err(|cause| Error::new(Kind::Internal, "wait for a request slot").because(cause))
+        self.slots
+            .acquire()
+            .await
+            .map_err(|cause| Error::new(Kind::Internal, "wait for a request slot").because(cause))
     }
 }
 

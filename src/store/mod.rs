@@ -89,7 +89,11 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// Lists all objects directly below `folder`, from behind `after` on.
-pub async fn list_objects(store: &dyn Store, folder: &str, after: Option<String>) -> Result<Vec<Object>> {
+pub async fn list_objects(
+    store: &dyn Store,
+    folder: &str,
+    after: Option<String>,
+) -> Result<Vec<Object>> {
     let mut all = Vec::new();
     let mut after = after;
     loop {

@@ -25,7 +25,10 @@ impl Patient {
         Patient { inner, chance }
     }
 
-    async fn again<T, F: Future<Output = Result<T>>>(&self, mut read: impl FnMut() -> F) -> Result<T> {
+    async fn again<T, F: Future<Output = Result<T>>>(
+        &self,
+        mut read: impl FnMut() -> F,
+    ) -> Result<T> {
         let mut backoff = Backoff::new(self.chance.clone());
         loop {
             match read().await {

@@ -54,7 +54,11 @@ struct Met {
 impl Sealed {
     /// Seals what goes to `inner`, if the keyring has anybody to seal it to, and opens what comes from there.
     pub fn new(inner: Arc<dyn Store>, keyring: Keyring) -> Self {
-        Sealed { inner, keyring, met: Mutex::default() }
+        Sealed {
+            inner,
+            keyring,
+            met: Mutex::default(),
+        }
     }
 
     fn seal(&self, key: &str, body: Bytes) -> Result<Bytes> {
@@ -64,13 +68,22 @@ impl Sealed {
         if !self.keyring.is_named() && self.stays_plain(key)? {
             return Ok(body);
         }
-        let failed = |cause: &dyn std::fmt::Display| Error::new(Kind::Internal, format!("encrypt {key}: {cause}"));
+        let failed = |cause: &dyn std::fmt::Display| {
+            Error::new(Kind::Internal, format!("encrypt {key}: {cause}"))
+        };
         let recipients = self.keyring.to();
-        let recipients = recipients.iter().map(|recipient| recipient as &dyn age::Recipient);
+        let recipients = recipients
+            .iter()
+            .map(|recipient| recipient as &dyn age::Recipient);
         let encryptor = Encryptor::with_recipients(recipients).map_err(|cause| failed(&cause))?;
         let mut sealed = Vec::with_capacity(body.len() + body.len() / 4096 + OVERHEAD);
-        let mut writer = encryptor.wrap_output(&mut sealed).map_err(|cause| failed(&cause))?;
-        writer.write_all(&body).and_then(|()| writer.finish().map(drop)).map_err(|cause| failed(&cause))?;
+        let mut writer = encryptor
+            .wrap_output(&mut sealed)
+            .map_err(|cause| failed(&cause))?;
+        writer
+            .write_all(&body)
+            .and_then(|()| writer.finish().map(drop))
+            .map_err(|cause| failed(&cause))?;
         Ok(Bytes::from(sealed))
     }
 
@@ -90,28 +103,40 @@ impl Sealed {
         if !sealed {
             return Ok(stored);
         }
-        let damaged = |cause: &dyn std::fmt::Display| Error::corrupt(format!("read {key}: its encryption is damaged ({cause})"));
+        let damaged = |cause: &dyn std::fmt::Display| {
+            Error::corrupt(format!("read {key}: its encryption is damaged ({cause})"))
+        };
         let decryptor = Decryptor::new(&stored[..]).map_err(|cause| match cause {
-            DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => damaged(&"it ends too soon"),
+            DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {
+                damaged(&"it ends too soon")
+            }
             cause => damaged(&cause),
         })?;
         let identities = self.keyring.with();
         let count = identities.len();
-        let opened = decryptor.decrypt(identities.into_iter().map(|identity| identity as &dyn age::Identity));
+        let opened = decryptor.decrypt(
+            identities
+                .into_iter()
+                .map(|identity| identity as &dyn age::Identity),
+        );
         let mut reader = match opened {
             Ok(reader) => reader,
             Err(DecryptError::NoMatchingKeys) => return Err(refused(key, count)),
             Err(cause) => return Err(damaged(&cause)),
         };
         let mut body = Vec::with_capacity(stored.len());
-        reader.read_to_end(&mut body).map_err(|cause| damaged(&cause))?;
+        reader
+            .read_to_end(&mut body)
+            .map_err(|cause| damaged(&cause))?;
         Ok(Bytes::from(body))
     }
 
     /// Nobody says to whom to seal: whether this stays plain. What is there is never made unreadable for those who can read it
     /// now.
     fn stays_plain(&self, key: &str) -> Result<bool> {
-        let refuse = |why, hint: &str| Err(Error::new(Kind::Sealed, format!("write {key}: {why}")).hint(hint));
+        let refuse = |why, hint: &str| {
+            Err(Error::new(Kind::Sealed, format!("write {key}: {why}")).hint(hint))
+        };
         let composite = keys::is_composite(key);
         let met = self.with_met(key, |met| {
             let before = *met;
@@ -157,18 +182,32 @@ impl Sealed {
 
     /// Whether what is sealed opens with keys that are not at hand. Who they are is not in it, only how many.
     fn is_for_others(&self, stored: &[u8]) -> bool {
-        let header = stored.split(|byte| *byte == b'\n').take_while(|line| !line.starts_with(b"---"));
+        let header = stored
+            .split(|byte| *byte == b'\n')
+            .take_while(|line| !line.starts_with(b"---"));
         let keys = header.filter(|line| line.starts_with(STANZA)).count();
         let opens = |identity: &Identity| {
-            Decryptor::new(stored).is_ok_and(|sealed| sealed.decrypt(std::iter::once(identity as &dyn age::Identity)).is_ok())
+            Decryptor::new(stored).is_ok_and(|sealed| {
+                sealed
+                    .decrypt(std::iter::once(identity as &dyn age::Identity))
+                    .is_ok()
+            })
         };
-        self.keyring.with().into_iter().filter(|identity| opens(identity)).count() < keys
+        self.keyring
+            .with()
+            .into_iter()
+            .filter(|identity| opens(identity))
+            .count()
+            < keys
     }
 }
 
 fn refused(key: &str, identities: usize) -> Error {
     let (why, hint) = match identities {
-        0 => ("it is encrypted, and no identity is given".to_owned(), "--identity FILE (or SESSIOND_IDENTITY) names the file with the key"),
+        0 => (
+            "it is encrypted, and no identity is given".to_owned(),
+            "--identity FILE (or SESSIOND_IDENTITY) names the file with the key",
+        ),
         1 => (
             "it is encrypted, and not to the identity that is given".to_owned(),
             "add the file with the right key: --identity may be given several times",
@@ -192,7 +231,11 @@ impl Store for Sealed {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        self.inner.get(key).await?.map(|stored| self.open(key, stored)).transpose()
+        self.inner
+            .get(key)
+            .await?
+            .map(|stored| self.open(key, stored))
+            .transpose()
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {

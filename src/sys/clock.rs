@@ -21,7 +21,9 @@ pub trait Chance: Send + Sync + 'static {
 /// A new writer's name.
 pub fn new_writer(chance: &Arc<dyn Chance>) -> WriterId {
     #[allow(clippy::expect_used, reason = "hex digits are always plain")]
-    format!("{:016x}{:016x}", chance.next(), chance.next()).parse().expect("hex digits are plain")
+    format!("{:016x}{:016x}", chance.next(), chance.next())
+        .parse()
+        .expect("hex digits are plain")
 }
 
 /// The machine's clock.

@@ -24,7 +24,13 @@ pub enum During {
 
 impl During {
     /// All of them, in the order of their numbers.
-    pub const ALL: [During; 5] = [During::Flush, During::Restore, During::Index, During::Merge, During::Label];
+    pub const ALL: [During; 5] = [
+        During::Flush,
+        During::Restore,
+        During::Index,
+        During::Merge,
+        During::Label,
+    ];
 
     /// As people read it.
     pub fn word(self) -> &'static str {
@@ -139,7 +145,10 @@ impl Counts {
 
     /// How it stands.
     pub fn so_far(&self) -> Tally {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -158,13 +167,19 @@ mod tests {
             }
         }
         let tally = counts.so_far();
-        assert!(During::ALL.into_iter().all(|during| Kind::ALL.into_iter().all(|kind| tally.errors(during, kind) == 1)));
+        assert!(During::ALL.into_iter().all(|during| {
+            Kind::ALL
+                .into_iter()
+                .all(|kind| tally.errors(during, kind) == 1)
+        }));
     }
 
     #[test]
     fn a_time_falls_below_the_first_bound_that_holds_it() {
         let mut times = Times::default();
-        [0.01, 0.011, 0.9, 31.0].into_iter().for_each(|seconds| times.add(Duration::from_secs_f64(seconds)));
+        [0.01, 0.011, 0.9, 31.0]
+            .into_iter()
+            .for_each(|seconds| times.add(Duration::from_secs_f64(seconds)));
         assert_eq!((times.below[0], times.below[1], times.below[6]), (1, 1, 1));
         assert_eq!((times.below.iter().sum::<u64>(), times.count), (3, 4));
         assert!((times.sum - 31.921).abs() < 1e-6);

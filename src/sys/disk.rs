@@ -30,24 +30,39 @@ impl Disk {
 
     /// Whose the folder is; if it does not exist, whose the nearest folder above it is.
     pub fn owner(&self) -> io::Result<Owner> {
-        let found = self.root.ancestors().find_map(|folder| fs::metadata(folder).ok());
-        let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no folder above it exists"))?;
-        Ok(Owner { uid: found.uid(), gid: found.gid() })
+        let found = self
+            .root
+            .ancestors()
+            .find_map(|folder| fs::metadata(folder).ok());
+        let found = found
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no folder above it exists"))?;
+        Ok(Owner {
+            uid: found.uid(),
+            gid: found.gid(),
+        })
     }
 
     /// Makes the folder if it is missing, and what is missing above it, for `owner`.
     pub fn make(&self, owner: Option<Owner>) -> io::Result<()> {
-        if self.root.is_dir() { Ok(()) } else { make_folder_all(&self.root, owner) }
+        if self.root.is_dir() {
+            Ok(())
+        } else {
+            make_folder_all(&self.root, owner)
+        }
     }
 
     /// Gives sessiond's own folder to `owner`: the daemon that starts next may run as that user.
     pub fn give_state(&self, owner: Owner) -> io::Result<()> {
         let mut open = vec![self.root.join(crate::sys::STATE_FOLDER)];
         while let Some(path) = open.pop() {
-            let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else { continue };
+            let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
+                continue;
+            };
             std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid))?;
             if found.is_dir() {
-                open.extend(fs::read_dir(&path)?.filter_map(|item| item.ok().map(|item| item.path())));
+                open.extend(
+                    fs::read_dir(&path)?.filter_map(|item| item.ok().map(|item| item.path())),
+                );
             }
         }
         Ok(())
@@ -67,8 +82,15 @@ impl Disk {
             folder.push(part);
             match fs::symlink_metadata(&folder) {
                 Ok(found) if found.is_dir() => {}
-                Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, format!("{} is not a folder", folder.display()))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => make_folder(&folder, owner)?,
+                Ok(_) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::NotADirectory,
+                        format!("{} is not a folder", folder.display()),
+                    ));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    make_folder(&folder, owner)?
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -88,7 +110,10 @@ fn make_folder(folder: &Path, owner: Option<Owner>) -> io::Result<()> {
 }
 
 fn make_folder_all(folder: &Path, owner: Option<Owner>) -> io::Result<()> {
-    if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists()) {
+    if let Some(parent) = folder
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty() && !parent.exists())
+    {
         make_folder_all(parent, owner)?;
     }
     make_folder(folder, owner)
@@ -125,7 +150,10 @@ fn stat_of(found: &fs::Metadata) -> Stat {
         dev: found.dev(),
         ino: found.ino(),
         size: found.len(),
-        mtime_ns: found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()),
+        mtime_ns: found
+            .mtime()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(found.mtime_nsec()),
         mode: found.mode() & 0o7777,
     }
 }
@@ -133,7 +161,14 @@ fn stat_of(found: &fs::Metadata) -> Stat {
 fn missing_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -151,11 +186,17 @@ impl OpenFile for File {
 impl Folder for Disk {
     fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
         let path = folder.map_or_else(|| self.root.clone(), |folder| self.path(folder));
-        let Some(names) = missing_is_none(fs::read_dir(&path))? else { return Ok(Vec::new()) };
+        let Some(names) = missing_is_none(fs::read_dir(&path))? else {
+            return Ok(Vec::new());
+        };
         let mut items = Vec::new();
         for name in names {
-            let Some(name) = missing_is_none(name)? else { continue };
-            let Some(kind) = missing_is_none(name.file_type())? else { continue };
+            let Some(name) = missing_is_none(name)? else {
+                continue;
+            };
+            let Some(kind) = missing_is_none(name.file_type())? else {
+                continue;
+            };
             let text = name.file_name();
             let kind = match (text.to_str(), kind) {
                 (None, _) => ItemKind::Unnamed,
@@ -164,7 +205,10 @@ impl Folder for Disk {
                 (_, kind) if kind.is_symlink() => ItemKind::Link,
                 _ => ItemKind::Other,
             };
-            items.push(Item { name: text.to_string_lossy().into_owned(), kind });
+            items.push(Item {
+                name: text.to_string_lossy().into_owned(),
+                kind,
+            });
         }
         items.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(items)
@@ -172,14 +216,23 @@ impl Folder for Disk {
 
     fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
         let found = missing_is_none(fs::symlink_metadata(self.path(path)))?;
-        Ok(found.filter(fs::Metadata::is_file).map(|found| stat_of(&found)))
+        Ok(found
+            .filter(fs::Metadata::is_file)
+            .map(|found| stat_of(&found)))
     }
 
     fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>> {
         let mut options = OpenOptions::new();
-        options.read(true).custom_flags(no_follow() | OFlags::NONBLOCK.bits() as i32);
-        let Some(file) = missing_is_none(options.open(self.path(path)))? else { return Ok(None) };
-        Ok(file.metadata()?.is_file().then(|| Box::new(file) as Box<dyn OpenFile>))
+        options
+            .read(true)
+            .custom_flags(no_follow() | OFlags::NONBLOCK.bits() as i32);
+        let Some(file) = missing_is_none(options.open(self.path(path)))? else {
+            return Ok(None);
+        };
+        Ok(file
+            .metadata()?
+            .is_file()
+            .then(|| Box::new(file) as Box<dyn OpenFile>))
     }
 
     fn read(&self, path: &RelPath) -> io::Result<Option<Vec<u8>>> {
@@ -192,7 +245,13 @@ impl Folder for Disk {
         let temporary = target.with_file_name(format!(".{}.new", path.name()));
         let write = || -> io::Result<()> {
             let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(true).mode(0o600).custom_flags(no_follow()).open(&temporary)?;
+            let file = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .custom_flags(no_follow())
+                .open(&temporary)?;
             file.write_all_at(bytes, 0)?;
             if durable {
                 file.sync_all()?;
@@ -203,13 +262,23 @@ impl Folder for Disk {
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
-        if durable { sync_folder_of(&target) } else { Ok(()) }
+        if durable {
+            sync_folder_of(&target)
+        } else {
+            Ok(())
+        }
     }
 
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.make_parents(path, None)?;
         let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow()).open(self.path(path))?;
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(no_follow())
+            .open(self.path(path))?;
         if file.metadata()?.len() != offset {
             file.set_len(offset)?;
         }
@@ -217,14 +286,21 @@ impl Folder for Disk {
     }
 
     fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).custom_flags(no_follow()).open(self.path(path))?;
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(no_follow())
+            .open(self.path(path))?;
         // Never set-uid and the like: modes come from the bucket.
         file.set_permissions(fs::Permissions::from_mode(meta.mode & 0o777))?;
         if let Some(owner) = meta.owner {
             std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;
         }
         let since = Duration::from_nanos(meta.mtime_ns.unsigned_abs());
-        let time = if meta.mtime_ns >= 0 { UNIX_EPOCH.checked_add(since) } else { UNIX_EPOCH.checked_sub(since) };
+        let time = if meta.mtime_ns >= 0 {
+            UNIX_EPOCH.checked_add(since)
+        } else {
+            UNIX_EPOCH.checked_sub(since)
+        };
         if let Some(time) = time {
             file.set_modified(time)?;
         }
@@ -235,10 +311,15 @@ impl Folder for Disk {
         self.make_parents(to, owner)?;
         let target = self.path(to);
         if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is not a regular file", target.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("{} is not a regular file", target.display()),
+            ));
         }
         match fs::rename(self.path(from), &target) {
-            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => carry_over(&self.path(from), &target)?,
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                carry_over(&self.path(from), &target)?
+            }
             done => done?,
         }
         sync_folder_of(&target)
@@ -246,8 +327,15 @@ impl Folder for Disk {
 
     fn remove(&self, path: &RelPath) -> io::Result<()> {
         let path = self.path(path);
-        let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else { return Ok(()) };
-        missing_is_none(if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }).map(|_| ())
+        let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
+            return Ok(());
+        };
+        missing_is_none(if found.is_dir() {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        })
+        .map(|_| ())
     }
 }
 
@@ -267,7 +355,10 @@ mod tests {
         let disk = Disk::new(root.path());
         assert!(disk.write_at(&rel("projects/a.jsonl"), 0, b"x").is_err());
         disk.write_at(&rel("staged"), 0, b"x").unwrap();
-        assert!(disk.rename(&rel("staged"), &rel("projects/a.jsonl"), None).is_err());
+        assert!(
+            disk.rename(&rel("staged"), &rel("projects/a.jsonl"), None)
+                .is_err()
+        );
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         assert_eq!(disk.list(None).unwrap()[0].kind, ItemKind::Link);
     }
@@ -279,9 +370,20 @@ mod tests {
         let path = rel("a/b");
         disk.write_at(&path, 0, b"hello").unwrap();
         disk.write_at(&path, 2, b"LLO!").unwrap();
-        disk.finish(&path, &Meta { mode: 0o4640, mtime_ns: 1_600_000_000_123_456_789, owner: None }).unwrap();
+        disk.finish(
+            &path,
+            &Meta {
+                mode: 0o4640,
+                mtime_ns: 1_600_000_000_123_456_789,
+                owner: None,
+            },
+        )
+        .unwrap();
         let stat = disk.stat(&path).unwrap().unwrap();
-        assert_eq!((stat.mode, stat.mtime_ns, stat.size), (0o640, 1_600_000_000_123_456_789, 6));
+        assert_eq!(
+            (stat.mode, stat.mtime_ns, stat.size),
+            (0o640, 1_600_000_000_123_456_789, 6)
+        );
         assert_eq!(disk.read(&path).unwrap().unwrap(), b"heLLO!");
     }
 }

@@ -36,7 +36,10 @@ impl fmt::Debug for Outbound {
 impl Outbound {
     /// Reads an address that was given as `what`, and prepares to speak to it; asks it nothing.
     pub async fn to(what: &str, url: &str, ca_file: Option<&Path>) -> Result<Outbound> {
-        let wrong = |why: &str| Error::usage(format!("read {what}: {why}")).hint(format!("{what} http://HOST:PORT/PATH or https://…"));
+        let wrong = |why: &str| {
+            Error::usage(format!("read {what}: {why}"))
+                .hint(format!("{what} http://HOST:PORT/PATH or https://…"))
+        };
         let url: Url = url.trim().parse().map_err(|_| wrong("it is not a URL"))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
             return Err(wrong("neither http:// nor https://"));
@@ -70,8 +73,15 @@ impl Outbound {
 
     /// Where it is, as a person may see it.
     pub fn place(&self) -> String {
-        let port = self.url.port().map_or_else(String::new, |port| format!(":{port}"));
-        format!("{}://{}{port}", self.url.scheme(), self.url.host_str().unwrap_or_default())
+        let port = self
+            .url
+            .port()
+            .map_or_else(String::new, |port| format!(":{port}"));
+        format!(
+            "{}://{}{port}",
+            self.url.scheme(),
+            self.url.host_str().unwrap_or_default()
+        )
     }
 
     /// Asks, and hears only whether it went well.
@@ -84,48 +94,78 @@ impl Outbound {
     pub async fn post(&self, headers: &[(String, String)], body: impl Into<Bytes>) -> Result<()> {
         let mut request = HttpRequest::new(body.into().into());
         for (name, value) in headers {
-            let failed = |_| Error::usage(format!("call {}: the header {name} cannot be sent", self.place()));
-            request.headers_mut().try_append(name.clone(), value.clone()).map_err(failed)?;
+            let failed = |_| {
+                Error::usage(format!(
+                    "call {}: the header {name} cannot be sent",
+                    self.place()
+                ))
+            };
+            request
+                .headers_mut()
+                .try_append(name.clone(), value.clone())
+                .map_err(failed)?;
         }
         self.send("POST", request).await
     }
 
     async fn send(&self, method: &str, mut request: HttpRequest) -> Result<()> {
         let doing = || format!("call {}", self.place());
-        let prepared = request.set_method(method).is_ok() && request.set_uri(self.url.as_str()).is_ok();
+        let prepared =
+            request.set_method(method).is_ok() && request.set_uri(self.url.as_str()).is_ok();
         if !prepared {
-            return Err(Error::usage(format!("{}: its address cannot be sent", doing())));
+            return Err(Error::usage(format!(
+                "{}: its address cannot be sent",
+                doing()
+            )));
         }
-        request.headers_mut().insert("user-agent", concat!("sessiond/", env!("CARGO_PKG_VERSION")));
+        request.headers_mut().insert(
+            "user-agent",
+            concat!("sessiond/", env!("CARGO_PKG_VERSION")),
+        );
         let answered = tokio::time::timeout(PATIENCE, self.connector.call(request)).await;
-        let answer = answered.map_err(|_| Error::unavailable(format!("{}: no answer within {PATIENCE:?}", doing())))?;
+        let answer = answered.map_err(|_| {
+            Error::unavailable(format!("{}: no answer within {PATIENCE:?}", doing()))
+        })?;
         let answer = answer.map_err(|cause| Error::unavailable(doing()).because(cause))?;
         if answer.status().is_success() {
             return Ok(());
         }
-        Err(Error::unavailable(format!("{}: it answered {}", doing(), answer.status().as_u16())))
+        Err(Error::unavailable(format!(
+            "{}: it answered {}",
+            doing(),
+            answer.status().as_u16()
+        )))
     }
 }
 
 /// What is trusted: `trust`, and the certificates of a file.
 pub async fn tls_context(mut trust: TrustStore, ca_file: Option<&Path>) -> Result<TlsContext> {
     let wrong = |path: &Path, what: &str| {
-        Error::usage(format!("read CA file {}: {what}", path.display())).hint("ca=… names a PEM file with BEGIN CERTIFICATE blocks")
+        Error::usage(format!("read CA file {}: {what}", path.display()))
+            .hint("ca=… names a PEM file with BEGIN CERTIFICATE blocks")
     };
     if let Some(path) = ca_file {
-        let pem = tokio::fs::read(path).await.map_err(|cause| wrong(path, "it cannot be read").because(cause))?;
+        let pem = tokio::fs::read(path)
+            .await
+            .map_err(|cause| wrong(path, "it cannot be read").because(cause))?;
         // The connector panics on a bad certificate, so each one is tried here in the same way first.
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&pem) {
-            let certificate = certificate.map_err(|cause| wrong(path, "it is not PEM").because(cause))?;
-            roots.add(certificate).map_err(|cause| wrong(path, "a certificate in it is broken").because(cause))?;
+            let certificate =
+                certificate.map_err(|cause| wrong(path, "it is not PEM").because(cause))?;
+            roots
+                .add(certificate)
+                .map_err(|cause| wrong(path, "a certificate in it is broken").because(cause))?;
         }
         if roots.is_empty() {
             return Err(wrong(path, "it holds no certificate"));
         }
         trust = trust.with_pem_certificate(pem);
     }
-    TlsContext::builder().with_trust_store(trust).build().map_err(|cause| Error::usage("prepare TLS").because(cause))
+    TlsContext::builder()
+        .with_trust_store(trust)
+        .build()
+        .map_err(|cause| Error::usage("prepare TLS").because(cause))
 }
 
 #[cfg(test)]
@@ -134,20 +174,50 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_is_shown_without_what_may_be_secret() {
-        let outbound = Outbound::to("--heartbeat-url", "http://127.0.0.1:1/ping/t0ken?key=t0ken", None).await.unwrap();
+        let outbound = Outbound::to(
+            "--heartbeat-url",
+            "http://127.0.0.1:1/ping/t0ken?key=t0ken",
+            None,
+        )
+        .await
+        .unwrap();
         assert_eq!(outbound.place(), "http://127.0.0.1:1");
         let error = outbound.get().await.unwrap_err();
-        assert!(!format!("{error} {error:?} {outbound:?}").contains("t0ken"), "{error:?}");
-        for bad in ["t0ken", "ftp://host/t0ken", "http://u:t0ken@host/", "unix:///t0ken"] {
-            let error = Outbound::to("--heartbeat-url", bad, None).await.unwrap_err();
-            assert!(error.to_string().contains("--heartbeat-url") && !format!("{error} {error:?}").contains("t0ken"), "{bad}: {error:?}");
+        assert!(
+            !format!("{error} {error:?} {outbound:?}").contains("t0ken"),
+            "{error:?}"
+        );
+        for bad in [
+            "t0ken",
+            "ftp://host/t0ken",
+            "http://u:t0ken@host/",
+            "unix:///t0ken",
+        ] {
+            let error = Outbound::to("--heartbeat-url", bad, None)
+                .await
+                .unwrap_err();
+            assert!(
+                error.to_string().contains("--heartbeat-url")
+                    && !format!("{error} {error:?}").contains("t0ken"),
+                "{bad}: {error:?}"
+            );
         }
     }
 
     #[tokio::test]
     async fn a_path_goes_below_the_one_that_is_there() {
-        let below = |url| async move { Outbound::to("x", url, None).await.unwrap().below("v1/traces").url.to_string() };
+        let below = |url| async move {
+            Outbound::to("x", url, None)
+                .await
+                .unwrap()
+                .below("v1/traces")
+                .url
+                .to_string()
+        };
         assert_eq!(below("http://c:4318").await, "http://c:4318/v1/traces");
-        assert_eq!(below("http://c:4318/otlp/").await, "http://c:4318/otlp/v1/traces");
+        assert_eq!(
+            below("http://c:4318/otlp/").await,
+            "http://c:4318/otlp/v1/traces"
+        );
     }
 }

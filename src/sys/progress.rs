@@ -48,6 +48,11 @@ impl Progress {
     /// What has been counted so far.
     pub fn counted(&self) -> Counted {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counted { expected: value(&self.expected), done: value(&self.done), logs: value(&self.logs), of_logs: value(&self.of_logs) }
+        Counted {
+            expected: value(&self.expected),
+            done: value(&self.done),
+            logs: value(&self.logs),
+            of_logs: value(&self.of_logs),
+        }
     }
 }

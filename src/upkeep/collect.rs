@@ -56,16 +56,34 @@ pub enum Step {
 impl Listed {
     /// When it last changed: an entry was written, to it or to a branch.
     pub fn changed(&self) -> Option<Timestamp> {
-        let entries = self.pieces.iter().filter(|piece| piece.kind == PieceKind::Entry);
+        let entries = self
+            .pieces
+            .iter()
+            .filter(|piece| piece.kind == PieceKind::Entry);
         let branches = self.branches.iter().flat_map(|(_, pieces)| pieces);
         // What is left when all entries are collected was made no sooner.
-        entries.chain(branches).map(|piece| piece.modified).max().or_else(|| self.pieces.iter().map(|piece| piece.modified).max())
+        entries
+            .chain(branches)
+            .map(|piece| piece.modified)
+            .max()
+            .or_else(|| self.pieces.iter().map(|piece| piece.modified).max())
     }
 
     /// Whether anything could be due, whatever the log ends with.
     pub fn may_be_due(&self, rules: &Rules, now: Timestamp) -> bool {
-        let oldest = self.pieces.iter().chain(self.branches.iter().flat_map(|(_, pieces)| pieces)).map(|piece| piece.modified).min();
-        oldest.is_some_and(|oldest| age(now, oldest) >= rules.grace.min(rules.history).min(rules.ttl.unwrap_or(Duration::MAX)))
+        let oldest = self
+            .pieces
+            .iter()
+            .chain(self.branches.iter().flat_map(|(_, pieces)| pieces))
+            .map(|piece| piece.modified)
+            .min();
+        oldest.is_some_and(|oldest| {
+            age(now, oldest)
+                >= rules
+                    .grace
+                    .min(rules.history)
+                    .min(rules.ttl.unwrap_or(Duration::MAX))
+        })
     }
 }
 
@@ -74,11 +92,21 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 }
 
 /// What to do with a log that ends with an entry of the kind `last`.
-pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &Rules, now: Timestamp) -> Vec<Step> {
-    let Some(changed) = listed.changed() else { return Vec::new() };
+pub fn decide(
+    listed: &Listed,
+    last: EntryKind,
+    ttl: Option<Duration>,
+    rules: &Rules,
+    now: Timestamp,
+) -> Vec<Step> {
+    let Some(changed) = listed.changed() else {
+        return Vec::new();
+    };
     let idle = age(now, changed);
     match last {
-        EntryKind::Purge if listed.pieces.len() > 1 || !listed.branches.is_empty() => return vec![Step::Sweep],
+        EntryKind::Purge if listed.pieces.len() > 1 || !listed.branches.is_empty() => {
+            return vec![Step::Sweep];
+        }
         EntryKind::Purge if idle >= rules.grace * REMAINS => return vec![Step::Forget],
         EntryKind::Tombstone if idle >= rules.grace && !listed.held => return vec![Step::Purge],
         EntryKind::Purge | EntryKind::Tombstone => return Vec::new(),
@@ -101,7 +129,9 @@ pub fn decide(listed: &Listed, last: EntryKind, ttl: Option<Duration>, rules: &R
 /// An entry that was written long after what stands for its number: not the one it stands for. Nobody reads it, and nothing
 /// else has its bytes, so it stays as long as the session.
 fn is_stray(listed: &Listed, rules: &Rules, entry: &Piece) -> bool {
-    let late = |piece: &Piece| piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2);
+    let late = |piece: &Piece| {
+        piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2)
+    };
     entry.kind == PieceKind::Entry && listed.pieces.iter().any(late)
 }
 
@@ -112,22 +142,40 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 /// What others stand for, and is older than the history that one can go back in.
 fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
     let pieces = &listed.pieces;
-    let young = pieces.iter().filter(|piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history);
-    let past: Seq = young.map(|piece| piece.from).min().map_or(head(pieces), |first| first - 1);
+    let young = pieces
+        .iter()
+        .filter(|piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history);
+    let past: Seq = young
+        .map(|piece| piece.from)
+        .min()
+        .map_or(head(pieces), |first| first - 1);
     // Who lost the session goes on from the entry before its first: that point must stay.
-    let left = listed.branches.iter().filter_map(|(_, branch)| branch.first()).map(|first| first.from - 1);
+    let left = listed
+        .branches
+        .iter()
+        .filter_map(|(_, branch)| branch.first())
+        .map(|first| first.from - 1);
     let mut kept: BTreeSet<Piece> = BTreeSet::new();
-    for base in left.chain(listed.pinned.iter().copied()).filter(|base| *base > 0) {
+    for base in left
+        .chain(listed.pinned.iter().copied())
+        .filter(|base| *base > 0)
+    {
         kept.extend(cover(pieces, 0, base, Prefer::Long, &BTreeSet::new()));
     }
     // What a restore reads stays in any case; only that stands for others, so that no two of them lean on one another.
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
     kept.extend(&read);
     let stands = |piece: &Piece, other: &Piece| {
-        piece.contains(other) && piece.to <= past && age(now, piece.modified) >= rules.grace && !is_stray(listed, rules, other)
+        piece.contains(other)
+            && piece.to <= past
+            && age(now, piece.modified) >= rules.grace
+            && !is_stray(listed, rules, other)
     };
-    let mut surplus: Vec<Piece> =
-        pieces.iter().filter(|other| !kept.contains(other) && read.iter().any(|piece| stands(piece, other))).copied().collect();
+    let mut surplus: Vec<Piece> = pieces
+        .iter()
+        .filter(|other| !kept.contains(other) && read.iter().any(|piece| stands(piece, other)))
+        .copied()
+        .collect();
     // The oldest first: whoever finds an entry finds all that follow it.
     surplus.sort_by_key(|piece| (piece.to, piece.from));
     surplus
@@ -139,15 +187,24 @@ mod tests {
     use proptest::prelude::*;
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-    const RULES: Rules =
-        Rules { history: Duration::from_secs(7 * 24 * 60 * 60), ttl: Some(Duration::from_secs(30 * 24 * 60 * 60)), grace: DAY };
+    const RULES: Rules = Rules {
+        history: Duration::from_secs(7 * 24 * 60 * 60),
+        ttl: Some(Duration::from_secs(30 * 24 * 60 * 60)),
+        grace: DAY,
+    };
 
     fn day(day: i64) -> Timestamp {
         Timestamp::from_second(day * 24 * 60 * 60).unwrap()
     }
 
     fn piece(kind: PieceKind, from: Seq, to: Seq, written: i64) -> Piece {
-        Piece { from, to, kind, size: 1, modified: day(written) }
+        Piece {
+            from,
+            to,
+            kind,
+            size: 1,
+            modified: day(written),
+        }
     }
 
     fn entry(seq: Seq, written: i64) -> Piece {
@@ -161,63 +218,149 @@ mod tests {
     #[test]
     fn what_others_stand_for_goes_when_it_is_history() {
         let snapshot = piece(PieceKind::Snapshot, 1, 2, 2);
-        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot], ..Listed::default() };
+        let listed = Listed {
+            pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot],
+            ..Listed::default()
+        };
         assert_eq!(steps(&listed, 8), []);
-        assert_eq!(steps(&listed, 9), [Step::Collect(vec![entry(1, 1), entry(2, 2)])]);
+        assert_eq!(
+            steps(&listed, 9),
+            [Step::Collect(vec![entry(1, 1), entry(2, 2)])]
+        );
         // One can still go back to entry 2, which was the newest for longer than that.
-        let young = Listed { pieces: vec![entry(1, 1), entry(2, 8), entry(3, 9), piece(PieceKind::Snapshot, 1, 2, 8)], ..listed.clone() };
+        let young = Listed {
+            pieces: vec![
+                entry(1, 1),
+                entry(2, 8),
+                entry(3, 9),
+                piece(PieceKind::Snapshot, 1, 2, 8),
+            ],
+            ..listed.clone()
+        };
         assert_eq!(steps(&young, 14), []);
         // What was made just now may be unknown to somebody who is reading.
-        let fresh = Listed { pieces: vec![entry(1, 1), entry(2, 2), piece(PieceKind::Snapshot, 1, 2, 9), entry(3, 9)], ..listed };
+        let fresh = Listed {
+            pieces: vec![
+                entry(1, 1),
+                entry(2, 2),
+                piece(PieceKind::Snapshot, 1, 2, 9),
+                entry(3, 9),
+            ],
+            ..listed
+        };
         assert_eq!(steps(&fresh, 9), []);
-        assert_eq!(steps(&fresh, 10), [Step::Collect(vec![entry(1, 1), entry(2, 2)])]);
+        assert_eq!(
+            steps(&fresh, 10),
+            [Step::Collect(vec![entry(1, 1), entry(2, 2)])]
+        );
     }
 
     #[test]
     fn a_smaller_merge_goes_with_what_a_larger_one_stands_for() {
-        let merges = [piece(PieceKind::Snapshot, 1, 2, 2), piece(PieceKind::Merge, 3, 4, 2), piece(PieceKind::Snapshot, 1, 4, 3)];
-        let listed = Listed { pieces: merges.iter().copied().chain([entry(5, 3)]).collect(), ..Listed::default() };
-        assert_eq!(steps(&listed, 20), [Step::Collect(vec![merges[0], merges[1]]), Step::Squeeze]);
+        let merges = [
+            piece(PieceKind::Snapshot, 1, 2, 2),
+            piece(PieceKind::Merge, 3, 4, 2),
+            piece(PieceKind::Snapshot, 1, 4, 3),
+        ];
+        let listed = Listed {
+            pieces: merges.iter().copied().chain([entry(5, 3)]).collect(),
+            ..Listed::default()
+        };
+        assert_eq!(
+            steps(&listed, 20),
+            [Step::Collect(vec![merges[0], merges[1]]), Step::Squeeze]
+        );
     }
 
     #[test]
     fn what_somebody_named_or_forked_stays() {
         let snapshot = piece(PieceKind::Snapshot, 1, 5, 6);
         let pieces: Vec<Piece> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
-        let listed = Listed { pieces: pieces.clone(), pinned: vec![3], ..Listed::default() };
-        assert_eq!(steps(&listed, 9)[0], Step::Collect(vec![entry(4, 1), entry(5, 1)]));
-        let held = Listed { pieces: vec![entry(1, 1), entry(2, 1)], held: true, ..Listed::default() };
-        assert_eq!(decide(&held, EntryKind::Tombstone, None, &RULES, day(20)), []);
+        let listed = Listed {
+            pieces: pieces.clone(),
+            pinned: vec![3],
+            ..Listed::default()
+        };
+        assert_eq!(
+            steps(&listed, 9)[0],
+            Step::Collect(vec![entry(4, 1), entry(5, 1)])
+        );
+        let held = Listed {
+            pieces: vec![entry(1, 1), entry(2, 1)],
+            held: true,
+            ..Listed::default()
+        };
+        assert_eq!(
+            decide(&held, EntryKind::Tombstone, None, &RULES, day(20)),
+            []
+        );
     }
 
     #[test]
     fn the_point_that_a_branch_left_from_stays() {
         let writer: WriterId = "w".parse().unwrap();
-        let pieces = vec![entry(1, 1), entry(2, 1), entry(3, 1), piece(PieceKind::Snapshot, 1, 3, 1)];
-        let listed = Listed { pieces, branches: vec![(writer, vec![entry(3, 1)])], ..Listed::default() };
-        assert_eq!(steps(&listed, 10), [Step::Collect(vec![entry(3, 1)]), Step::Squeeze]);
+        let pieces = vec![
+            entry(1, 1),
+            entry(2, 1),
+            entry(3, 1),
+            piece(PieceKind::Snapshot, 1, 3, 1),
+        ];
+        let listed = Listed {
+            pieces,
+            branches: vec![(writer, vec![entry(3, 1)])],
+            ..Listed::default()
+        };
+        assert_eq!(
+            steps(&listed, 10),
+            [Step::Collect(vec![entry(3, 1)]), Step::Squeeze]
+        );
     }
 
     #[test]
     fn a_late_write_at_a_collected_number_is_never_collected() {
-        let listed = Listed { pieces: vec![piece(PieceKind::Snapshot, 1, 5, 1), entry(6, 1), entry(3, 19)], ..Listed::default() };
+        let listed = Listed {
+            pieces: vec![
+                piece(PieceKind::Snapshot, 1, 5, 1),
+                entry(6, 1),
+                entry(3, 19),
+            ],
+            ..Listed::default()
+        };
         assert_eq!(steps(&listed, 40), [Step::Squeeze]);
     }
 
     #[test]
     fn removal_has_three_steps_and_a_change_stops_it() {
-        let listed = Listed { pieces: vec![entry(1, 1), entry(2, 1)], ..Listed::default() };
+        let listed = Listed {
+            pieces: vec![entry(1, 1), entry(2, 1)],
+            ..Listed::default()
+        };
         let at = |last: EntryKind, now: i64| decide(&listed, last, RULES.ttl, &RULES, day(now));
         assert_eq!(at(EntryKind::Delta, 30), [Step::Squeeze]);
         assert_eq!(at(EntryKind::Delta, 31), [Step::Expire]);
-        assert_eq!(decide(&listed, EntryKind::Delta, None, &RULES, day(1000)), [Step::Squeeze]);
+        assert_eq!(
+            decide(&listed, EntryKind::Delta, None, &RULES, day(1000)),
+            [Step::Squeeze]
+        );
         assert_eq!(at(EntryKind::Tombstone, 1), []);
         assert_eq!(at(EntryKind::Tombstone, 2), [Step::Purge]);
         assert_eq!(at(EntryKind::Purge, 2), [Step::Sweep]);
-        let mark = Listed { pieces: vec![entry(3, 2)], ..Listed::default() };
-        assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)), []);
-        assert_eq!(decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)), [Step::Forget]);
-        assert_eq!(decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)), [Step::Squeeze]);
+        let mark = Listed {
+            pieces: vec![entry(3, 2)],
+            ..Listed::default()
+        };
+        assert_eq!(
+            decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)),
+            []
+        );
+        assert_eq!(
+            decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)),
+            [Step::Forget]
+        );
+        assert_eq!(
+            decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)),
+            [Step::Squeeze]
+        );
     }
 
     const HOUR: i64 = 60 * 60;
@@ -239,7 +382,8 @@ mod tests {
     /// of what those stand for some collected already, branches, and writes of somebody who had slept.
     fn generated() -> impl Strategy<Value = Generated> {
         let gaps = proptest::collection::vec(0i64..72, 1..24);
-        let composites = proptest::collection::vec((0usize..24, 1usize..12, 0i64..100, any::<bool>()), 0..8);
+        let composites =
+            proptest::collection::vec((0usize..24, 1usize..12, 0i64..100, any::<bool>()), 0..8);
         let gone = proptest::collection::vec(any::<bool>(), 32);
         let branches = proptest::collection::vec(1u64..24, 0..3);
         let late = proptest::collection::vec((1u64..24, 1i64..200), 0..2);
@@ -248,60 +392,127 @@ mod tests {
             ttl: None,
             grace: Duration::from_secs(grace * HOUR as u64),
         });
-        (gaps, composites, gone, branches, late, rules, 0i64..800).prop_map(|(gaps, composites, gone, branches, late, rules, wait)| {
-            let mut at = 0;
-            let written: Vec<i64> = gaps
-                .iter()
-                .map(|gap| {
-                    at += gap;
-                    at
-                })
-                .collect();
-            let last = written.len();
-            let mut made: Vec<Piece> = Vec::new();
-            for (first, more, after, whole) in composites {
-                let (from, to) = (if whole { 1 } else { first % last + 1 }, (first % last + 1 + more).min(last));
-                let kind = if from == 1 { PieceKind::Snapshot } else { PieceKind::Merge };
-                let new = Piece { from: from as Seq, to: to as Seq, kind, size: 1, modified: hour(written[to - 1] + after) };
-                let crosses = |old: &Piece| !(old.contains(&new) || new.contains(old) || old.to < new.from || new.to < old.from);
-                if from < to && !made.iter().any(|old| crosses(old) || old.name() == new.name()) {
-                    made.push(new);
+        (gaps, composites, gone, branches, late, rules, 0i64..800).prop_map(
+            |(gaps, composites, gone, branches, late, rules, wait)| {
+                let mut at = 0;
+                let written: Vec<i64> = gaps
+                    .iter()
+                    .map(|gap| {
+                        at += gap;
+                        at
+                    })
+                    .collect();
+                let last = written.len();
+                let mut made: Vec<Piece> = Vec::new();
+                for (first, more, after, whole) in composites {
+                    let (from, to) = (
+                        if whole { 1 } else { first % last + 1 },
+                        (first % last + 1 + more).min(last),
+                    );
+                    let kind = if from == 1 {
+                        PieceKind::Snapshot
+                    } else {
+                        PieceKind::Merge
+                    };
+                    let new = Piece {
+                        from: from as Seq,
+                        to: to as Seq,
+                        kind,
+                        size: 1,
+                        modified: hour(written[to - 1] + after),
+                    };
+                    let crosses = |old: &Piece| {
+                        !(old.contains(&new)
+                            || new.contains(old)
+                            || old.to < new.from
+                            || new.to < old.from)
+                    };
+                    if from < to
+                        && !made
+                            .iter()
+                            .any(|old| crosses(old) || old.name() == new.name())
+                    {
+                        made.push(new);
+                    }
                 }
-            }
-            let entries = (1..).zip(&written).map(|(seq, at)| Piece { size: 1, modified: hour(*at), ..Piece::entry(seq) });
-            // What another piece stands for may be gone.
-            let all: Vec<Piece> = entries.chain(made.iter().copied()).collect();
-            let stood_for = |piece: &Piece| made.iter().any(|other| other.contains(piece));
-            let mut pieces: Vec<Piece> =
-                all.iter().zip(&gone).filter(|(piece, gone)| !(**gone && stood_for(piece))).map(|(piece, _)| *piece).collect();
-            pieces.extend(all.iter().skip(gone.len()));
-            // Somebody who had slept wrote at a number that was collected, long after.
-            let mut strays = Vec::new();
-            for (seq, after) in late {
-                let covering = made.iter().filter(|piece| pieces.contains(piece) && piece.from <= seq && seq <= piece.to);
-                let Some(newest) = covering.map(|piece| piece.modified).max() else { continue };
-                if pieces.iter().any(|piece| piece.name() == (PieceKind::Entry, seq, seq)) {
-                    continue;
-                }
-                let stray = Piece {
+                let entries = (1..).zip(&written).map(|(seq, at)| Piece {
                     size: 1,
-                    modified: later(later(newest, rules.grace / 2), Duration::from_secs((after * HOUR) as u64)),
+                    modified: hour(*at),
                     ..Piece::entry(seq)
+                });
+                // What another piece stands for may be gone.
+                let all: Vec<Piece> = entries.chain(made.iter().copied()).collect();
+                let stood_for = |piece: &Piece| made.iter().any(|other| other.contains(piece));
+                let mut pieces: Vec<Piece> = all
+                    .iter()
+                    .zip(&gone)
+                    .filter(|(piece, gone)| !(**gone && stood_for(piece)))
+                    .map(|(piece, _)| *piece)
+                    .collect();
+                pieces.extend(all.iter().skip(gone.len()));
+                // Somebody who had slept wrote at a number that was collected, long after.
+                let mut strays = Vec::new();
+                for (seq, after) in late {
+                    let covering = made.iter().filter(|piece| {
+                        pieces.contains(piece) && piece.from <= seq && seq <= piece.to
+                    });
+                    let Some(newest) = covering.map(|piece| piece.modified).max() else {
+                        continue;
+                    };
+                    if pieces
+                        .iter()
+                        .any(|piece| piece.name() == (PieceKind::Entry, seq, seq))
+                    {
+                        continue;
+                    }
+                    let stray = Piece {
+                        size: 1,
+                        modified: later(
+                            later(newest, rules.grace / 2),
+                            Duration::from_secs((after * HOUR) as u64),
+                        ),
+                        ..Piece::entry(seq)
+                    };
+                    pieces.push(stray);
+                    strays.push(stray);
+                }
+                let newest = pieces.iter().map(|piece| piece.modified).max().unwrap();
+                let branch = |first: u64| {
+                    (
+                        "w".parse::<WriterId>().unwrap(),
+                        vec![Piece {
+                            size: 1,
+                            modified: newest,
+                            ..Piece::entry(first)
+                        }],
+                    )
                 };
-                pieces.push(stray);
-                strays.push(stray);
-            }
-            let newest = pieces.iter().map(|piece| piece.modified).max().unwrap();
-            let branch = |first: u64| ("w".parse::<WriterId>().unwrap(), vec![Piece { size: 1, modified: newest, ..Piece::entry(first) }]);
-            let branches = branches.into_iter().filter(|first| *first <= last as u64 + 1).map(branch).collect();
-            let now = later(newest, Duration::from_secs((wait * HOUR) as u64));
-            Generated { listed: Listed { pieces, branches, ..Listed::default() }, strays, rules, now }
-        })
+                let branches = branches
+                    .into_iter()
+                    .filter(|first| *first <= last as u64 + 1)
+                    .map(branch)
+                    .collect();
+                let now = later(newest, Duration::from_secs((wait * HOUR) as u64));
+                Generated {
+                    listed: Listed {
+                        pieces,
+                        branches,
+                        ..Listed::default()
+                    },
+                    strays,
+                    rules,
+                    now,
+                }
+            },
+        )
     }
 
     /// The numbers that a restore of the point behind `most` gets.
     fn numbers(pieces: &[Piece], most: Seq) -> Vec<Seq> {
-        cover(pieces, 0, most, Prefer::Long, &BTreeSet::new()).iter().flat_map(|piece| piece.from..=piece.to).collect()
+        cover(pieces, 0, most, Prefer::Long, &BTreeSet::new())
+            .iter()
+            .flat_map(|piece| piece.from..=piece.to)
+            .collect()
     }
 
     proptest! {

@@ -50,16 +50,24 @@ pub struct Made {
 pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
     let (mut made, mut conflict) = (Made::default(), None);
     let pieces = logs.newest_pieces(id).await?;
-    for (from, to) in schedule::runs(upto).into_iter().filter(|(from, to)| from < to) {
+    for (from, to) in schedule::runs(upto)
+        .into_iter()
+        .filter(|(from, to)| from < to)
+    {
         for (from, to) in groups(&pieces, from, to) {
-            match run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}")) {
+            match run(logs, id, &pieces, from, to)
+                .await
+                .doing_with(|| format!("merge entries {from} to {to} of {id}"))
+            {
                 Ok(more) => made.add(more),
                 // The first entry of a fork stays by itself; what is behind it can be merged.
-                Err(error) if error.kind() == Kind::Conflict && from == 1 && to > 2 => match run(logs, id, &pieces, 2, to).await {
-                    Ok(more) => made.add(more),
-                    Err(again) if stays(&again) => conflict = Some(error),
-                    Err(error) => return Err(error),
-                },
+                Err(error) if error.kind() == Kind::Conflict && from == 1 && to > 2 => {
+                    match run(logs, id, &pieces, 2, to).await {
+                        Ok(more) => made.add(more),
+                        Err(again) if stays(&again) => conflict = Some(error),
+                        Err(error) => return Err(error),
+                    }
+                }
                 Err(error) if stays(&error) => conflict = Some(error),
                 Err(error) => return Err(error),
             }
@@ -76,7 +84,9 @@ fn stays(error: &Error) -> bool {
 /// Pure: of the pieces that a restore reads of a run, those that are made one: each group as large as one piece may be.
 fn groups(pieces: &[Piece], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
-    let within = read.into_iter().filter(|piece| from <= piece.from && piece.to <= to);
+    let within = read
+        .into_iter()
+        .filter(|piece| from <= piece.from && piece.to <= to);
     let mut groups: Vec<Vec<Piece>> = Vec::new();
     for piece in within {
         let size = |group: &[Piece]| group.iter().map(|piece| piece.size).sum::<u64>();
@@ -89,19 +99,26 @@ fn groups(pieces: &[Piece], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
         for group in &mut groups {
             let all: u64 = group.iter().map(|piece| piece.size).sum();
             // Before it there may be a claim, which is small.
-            if let Some(at) = group.iter().position(|piece| piece.size > OUTWEIGHS * (all - piece.size)) {
+            if let Some(at) = group
+                .iter()
+                .position(|piece| piece.size > OUTWEIGHS * (all - piece.size))
+            {
                 group.drain(..=at);
             }
         }
     }
     let several = groups.iter().filter(|group| group.len() > 1);
-    several.filter_map(|group| Some((group.first()?.from, group.last()?.to))).collect()
+    several
+        .filter_map(|group| Some((group.first()?.from, group.last()?.to)))
+        .collect()
 }
 
 /// Makes one piece of the entries `from` to `to`, all of which must be acknowledged.
 pub async fn merge(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<Made> {
     let pieces = logs.pieces(id).await?;
-    run(logs, id, &pieces, from, to).await.doing_with(|| format!("merge entries {from} to {to} of {id}"))
+    run(logs, id, &pieces, from, to)
+        .await
+        .doing_with(|| format!("merge entries {from} to {to} of {id}"))
 }
 
 /// Makes one piece of each run of pieces that are smaller than `small` as stored, up to entry `upto`.
@@ -111,10 +128,15 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
     let picked = cover(&pieces, 0, upto, Prefer::Long, &BTreeSet::new());
     for run_of_small in picked.split(|piece| piece.size >= small) {
         if let [first, .., last] = run_of_small {
-            match run(logs, id, &pieces, first.from, last.to).await.doing_with(|| format!("merge the small pieces of {id}")) {
+            match run(logs, id, &pieces, first.from, last.to)
+                .await
+                .doing_with(|| format!("merge the small pieces of {id}"))
+            {
                 Ok(more) => made.add(more),
                 // They can be read as they are.
-                Err(error) if error.kind() == Kind::Conflict => tracing::debug!(%error, "not merged"),
+                Err(error) if error.kind() == Kind::Conflict => {
+                    tracing::debug!(%error, "not merged")
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -127,16 +149,40 @@ async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> R
     // could not be read behind it.
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
     let behind = read.len() as u64 > 2 * schedule::SLOTS;
-    let picked: Vec<Piece> = read.into_iter().filter(|piece| from <= piece.from).collect();
+    let picked: Vec<Piece> = read
+        .into_iter()
+        .filter(|piece| from <= piece.from)
+        .collect();
     let within = picked.iter().filter(|piece| piece.to <= to).count();
-    let Some(from) = picked.first().map(|first| first.from).filter(|_| within > 1) else { return Ok(Made::default()) };
+    let Some(from) = picked
+        .first()
+        .map(|first| first.from)
+        .filter(|_| within > 1)
+    else {
+        return Ok(Made::default());
+    };
     let all_small = picked.iter().take(within).all(|piece| piece.size <= SMALL);
-    let at_once = if behind && all_small { AT_ONCE_BEHIND } else { AT_ONCE };
-    let mut maker = Maker { logs, id, from, merger: Merger::default(), taken: 0, to: 0, made: Made::default() };
+    let at_once = if behind && all_small {
+        AT_ONCE_BEHIND
+    } else {
+        AT_ONCE
+    };
+    let mut maker = Maker {
+        logs,
+        id,
+        from,
+        merger: Merger::default(),
+        taken: 0,
+        to: 0,
+        made: Made::default(),
+    };
     let mut chain = Chain::anywhere(id.to_string());
-    let mut reads = stream::iter(picked).map(|piece| async move { (piece, logs.read_to_merge(id, &piece).await) }).buffered(at_once);
+    let mut reads = stream::iter(picked)
+        .map(|piece| async move { (piece, logs.read_to_merge(id, &piece).await) })
+        .buffered(at_once);
     while let Some((piece, read)) = reads.next().await {
-        let gone = || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
+        let gone =
+            || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
         let read = read.and_then(|entry| entry.ok_or_else(gone));
         // What comes behind the run is read until it is certain which entries the run is made of.
         match chain.push(piece.to, read)? {
@@ -179,13 +225,30 @@ impl Maker<'_> {
     }
 
     async fn write(&mut self) -> Result<()> {
-        let (merger, taken, from) = (std::mem::take(&mut self.merger), std::mem::take(&mut self.taken), self.from);
+        let (merger, taken, from) = (
+            std::mem::take(&mut self.merger),
+            std::mem::take(&mut self.taken),
+            self.from,
+        );
         self.from = self.to + 1;
         // One alone is there already.
-        let Some(encoded) = (if taken > 1 { merger.finish(from)? } else { None }) else { return Ok(()) };
+        let Some(encoded) = (if taken > 1 {
+            merger.finish(from)?
+        } else {
+            None
+        }) else {
+            return Ok(());
+        };
         let seq = encoded.header.seq;
-        let key = if encoded.header.kind == EntryKind::Snapshot { keys::snapshot(self.id, seq) } else { keys::merge(self.id, from, seq) };
-        self.made.add(Made { pieces: 1, bytes: encoded.bytes.len() as u64 });
+        let key = if encoded.header.kind == EntryKind::Snapshot {
+            keys::snapshot(self.id, seq)
+        } else {
+            keys::merge(self.id, from, seq)
+        };
+        self.made.add(Made {
+            pieces: 1,
+            bytes: encoded.bytes.len() as u64,
+        });
         // Somebody else may have made it just now; one is as good as the other.
         self.logs.store.create(&key, encoded.bytes).await?;
         Ok(())
@@ -205,8 +268,15 @@ mod tests {
 
     #[test]
     fn what_is_large_is_not_written_again_for_the_sake_of_what_is_small() {
-        let pieces =
-            |sizes: &[u64]| -> Vec<Piece> { (1..).zip(sizes).map(|(seq, size)| Piece { size: *size, ..Piece::entry(seq) }).collect() };
+        let pieces = |sizes: &[u64]| -> Vec<Piece> {
+            (1..)
+                .zip(sizes)
+                .map(|(seq, size)| Piece {
+                    size: *size,
+                    ..Piece::entry(seq)
+                })
+                .collect()
+        };
         let all = |sizes: &[u64]| groups(&pieces(sizes), 1, sizes.len() as Seq);
         assert_eq!(all(&[100, 100, 100]), [(1, 3)]);
         // A claim, and a transcript that was there before.
@@ -215,8 +285,14 @@ mod tests {
         // It has grown enough to be one.
         assert_eq!(all(&[100, 9000, 2000, 2000, 2000]), [(1, 5)]);
         // As large as a piece may be.
-        assert_eq!(all(&[LARGE, LARGE, LARGE / 2, LARGE / 2, LARGE / 2, LARGE / 2]), [(3, 4), (5, 6)]);
+        assert_eq!(
+            all(&[LARGE, LARGE, LARGE / 2, LARGE / 2, LARGE / 2, LARGE / 2]),
+            [(3, 4), (5, 6)]
+        );
         // Later runs are bounded by their number, not by what outweighs what.
-        assert_eq!(groups(&pieces(&[100, 100, 900_000, 2000, 2000]), 3, 5), [(3, 5)]);
+        assert_eq!(
+            groups(&pieces(&[100, 100, 900_000, 2000, 2000]), 3, 5),
+            [(3, 5)]
+        );
     }
 }

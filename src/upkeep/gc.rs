@@ -43,23 +43,39 @@ pub struct Outcome {
 /// The store's own time: what it says of an object written just now.
 pub async fn store_time(logs: &Logs) -> Result<Timestamp> {
     let key = keys::gc_mark(&format!("{:016x}", logs.chance.next()));
-    logs.store.put(&key, Bytes::from_static(b"what time is it?\n")).await.doing("ask the store for the time")?;
+    logs.store
+        .put(&key, Bytes::from_static(b"what time is it?\n"))
+        .await
+        .doing("ask the store for the time")?;
     let marks = list_objects(&*logs.store, &keys::gc_folder(), None).await?;
     logs.store.delete(&key).await?;
     let ours = marks.iter().find(|object| object.key == key);
-    let now = ours.ok_or_else(|| Error::unavailable("ask the store for the time: it does not list what it has taken"))?.modified;
+    let now = ours
+        .ok_or_else(|| {
+            Error::unavailable("ask the store for the time: it does not list what it has taken")
+        })?
+        .modified;
     if now == Timestamp::MAX {
-        return Err(Error::usage("ask the store for the time: it does not say when an object was written"));
+        return Err(Error::usage(
+            "ask the store for the time: it does not say when an object was written",
+        ));
     }
     Ok(now)
 }
 
 /// Deletes the scratch keys that killed processes left; answers how many.
-pub async fn sweep_scratch(logs: &Logs, rules: &Rules, now: Timestamp, dry_run: bool) -> Result<usize> {
+pub async fn sweep_scratch(
+    logs: &Logs,
+    rules: &Rules,
+    now: Timestamp,
+    dry_run: bool,
+) -> Result<usize> {
     let mut swept = 0;
     for folder in [keys::gc_folder(), keys::probe_folder()] {
         for object in list_objects(&*logs.store, &folder, None).await? {
-            if Duration::try_from(now.duration_since(object.modified)).is_ok_and(|age| age >= rules.grace) {
+            if Duration::try_from(now.duration_since(object.modified))
+                .is_ok_and(|age| age >= rules.grace)
+            {
                 swept += 1;
                 if !dry_run {
                     logs.store.delete(&object.key).await?;
@@ -71,9 +87,23 @@ pub async fn sweep_scratch(logs: &Logs, rules: &Rules, now: Timestamp, dry_run: 
 }
 
 /// Does what is due of one log. `scratch` is a folder where what stays is put together before anything goes.
-pub async fn collect(logs: &Logs, id: &LogId, rules: &Rules, now: Timestamp, scratch: &dyn Folder, dry_run: bool) -> Result<Outcome> {
-    let job = Job { logs, id, rules, scratch };
-    job.run(now, dry_run).await.doing_with(|| format!("collect {id}"))
+pub async fn collect(
+    logs: &Logs,
+    id: &LogId,
+    rules: &Rules,
+    now: Timestamp,
+    scratch: &dyn Folder,
+    dry_run: bool,
+) -> Result<Outcome> {
+    let job = Job {
+        logs,
+        id,
+        rules,
+        scratch,
+    };
+    job.run(now, dry_run)
+        .await
+        .doing_with(|| format!("collect {id}"))
 }
 
 struct Job<'a> {
@@ -85,11 +115,22 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&self, now: Timestamp, dry_run: bool) -> Result<Outcome> {
-        let mut outcome = Outcome { session: self.id.name.to_string(), ..Outcome::default() };
+        let mut outcome = Outcome {
+            session: self.id.name.to_string(),
+            ..Outcome::default()
+        };
         let (listed, wishes) = self.list().await?;
-        let wish = if wishes.is_empty() { None } else { self.logs.said(self.id).await?.wishes.ttl };
+        let wish = if wishes.is_empty() {
+            None
+        } else {
+            self.logs.said(self.id).await?.wishes.ttl
+        };
         // A project's memory has no time of its own.
-        let ttl = if self.id.name.is_project() { None } else { wish.map_or(self.rules.ttl, Ttl::duration) };
+        let ttl = if self.id.name.is_project() {
+            None
+        } else {
+            wish.map_or(self.rules.ttl, Ttl::duration)
+        };
         if !listed.may_be_due(&Rules { ttl, ..*self.rules }, now) {
             return Ok(outcome);
         }
@@ -108,7 +149,10 @@ impl Job<'_> {
     }
 
     async fn list(&self) -> Result<(Listed, Vec<u64>)> {
-        let mut listed = Listed { pieces: self.logs.pieces(self.id).await?, ..Listed::default() };
+        let mut listed = Listed {
+            pieces: self.logs.pieces(self.id).await?,
+            ..Listed::default()
+        };
         for writer in self.logs.branches(self.id).await? {
             let pieces = self.logs.branch_pieces(self.id, &writer).await?;
             listed.branches.push((writer, pieces));
@@ -118,7 +162,9 @@ impl Job<'_> {
             // One that cannot be read may mean any entry.
             listed.pinned.extend(pin.seq());
             if matches!(pin, Pin::Unknown(_)) {
-                listed.pinned.extend(listed.pieces.iter().map(|piece| piece.to));
+                listed
+                    .pinned
+                    .extend(listed.pieces.iter().map(|piece| piece.to));
             }
         }
         Ok((listed, self.logs.wishes(self.id).await?))
@@ -140,7 +186,10 @@ impl Job<'_> {
     /// Whether a session was deleted for good.
     async fn is_gone(&self, id: &LogId) -> Result<bool> {
         let pieces = self.logs.pieces(id).await?;
-        let Some(newest) = pieces.iter().max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry)) else {
+        let Some(newest) = pieces
+            .iter()
+            .max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry))
+        else {
             // It may be just about to begin: what holds for it is written first.
             return Ok(false);
         };
@@ -150,8 +199,13 @@ impl Job<'_> {
 
     /// What the log ends with.
     async fn last(&self, listed: &Listed) -> Result<EntryKind> {
-        let newest = listed.pieces.iter().max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry));
-        let Some(newest) = newest else { return Ok(EntryKind::Delta) };
+        let newest = listed
+            .pieces
+            .iter()
+            .max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry));
+        let Some(newest) = newest else {
+            return Ok(EntryKind::Delta);
+        };
         match self.logs.read_piece(self.id, newest, None).await {
             Ok(entry) => Ok(entry.map_or(EntryKind::Delta, |entry| entry.header.kind)),
             // A damaged log is no removed one.
@@ -162,7 +216,9 @@ impl Job<'_> {
 
     async fn step(&self, listed: &Listed, wishes: &[u64], step: Step) -> Result<Deleted> {
         match step {
-            Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL).await.map(|_| Deleted::default()),
+            Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL)
+                .await
+                .map(|_| Deleted::default()),
             Step::Collect(pieces) => {
                 self.rehearse(listed, &pieces).await?;
                 // Somebody may have named a point meanwhile, or forked.
@@ -170,7 +226,8 @@ impl Job<'_> {
                 if pinned.iter().any(|seq| !listed.pinned.contains(seq)) {
                     return Ok(Deleted::default());
                 }
-                self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size))).await
+                self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size)))
+                    .await
             }
             Step::Expire => {
                 remove::remove_at(self.logs, self.id, Some(head(&listed.pieces))).await?;
@@ -180,7 +237,10 @@ impl Job<'_> {
             Step::Sweep => self.sweep(listed, wishes, Some(head(&listed.pieces))).await,
             // What was said since goes first: without the mark nobody would look for it.
             Step::Forget => {
-                let mark = listed.pieces.iter().map(|piece| (piece.key(self.id), piece.size));
+                let mark = listed
+                    .pieces
+                    .iter()
+                    .map(|piece| (piece.key(self.id), piece.size));
                 self.delete(self.wishes(wishes).chain(mark)).await
             }
         }
@@ -189,32 +249,65 @@ impl Job<'_> {
     /// Restores from what would be left, as a whole, before anything goes.
     async fn rehearse(&self, listed: &Listed, surplus: &[Piece]) -> Result<()> {
         let without: BTreeSet<_> = surplus.iter().map(Piece::name).collect();
-        let stage: crate::model::RelPath = format!("gc-{:016x}", self.logs.chance.next()).parse()?;
+        let stage: crate::model::RelPath =
+            format!("gc-{:016x}", self.logs.chance.next()).parse()?;
         let mut made = 0;
         let fresh = || {
             made += 1;
             Assembly::new(self.scratch, stage.clone(), made)
         };
-        let read = self.logs.read_log(self.id, Reading { without: Some(&without), ..Reading::default() }, fresh).await;
-        self.scratch.remove(&stage).map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
+        let read = self
+            .logs
+            .read_log(
+                self.id,
+                Reading {
+                    without: Some(&without),
+                    ..Reading::default()
+                },
+                fresh,
+            )
+            .await;
+        self.scratch
+            .remove(&stage)
+            .map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
         let read = read?;
-        let told = read.damage.as_ref().map(ToString::to_string).or_else(|| read.spared.first().cloned());
+        let told = read
+            .damage
+            .as_ref()
+            .map(ToString::to_string)
+            .or_else(|| read.spared.first().cloned());
         if let Some(told) = told {
-            return Err(Error::corrupt(format!("nothing is deleted, for what would be left is damaged: {told}"))
-                .hint("sessiond verify --deep tells more"));
+            return Err(Error::corrupt(format!(
+                "nothing is deleted, for what would be left is damaged: {told}"
+            ))
+            .hint("sessiond verify --deep tells more"));
         }
         if read.seq < head(&listed.pieces) {
-            return Err(Error::corrupt(format!("nothing is deleted, for what would be left ends with entry {}", read.seq)));
+            return Err(Error::corrupt(format!(
+                "nothing is deleted, for what would be left ends with entry {}",
+                read.seq
+            )));
         }
         Ok(())
     }
 
     async fn purge(&self, listed: &Listed, wishes: &[u64]) -> Result<Deleted> {
         let seq = head(&listed.pieces);
-        let Some(entry) = self.logs.read(self.id, seq).await? else { return Ok(Deleted::default()) };
-        let mut pen = Pen::unclaimed(new_writer(&self.logs.chance), seq, Some(entry.digest), self.logs.clock.now());
+        let Some(entry) = self.logs.read(self.id, seq).await? else {
+            return Ok(Deleted::default());
+        };
+        let mut pen = Pen::unclaimed(
+            new_writer(&self.logs.chance),
+            seq,
+            Some(entry.digest),
+            self.logs.clock.now(),
+        );
         // Somebody may have brought it back just now; then nothing is deleted.
-        match self.logs.mark(self.id, &mut pen, seq, EntryKind::Purge).await? {
+        match self
+            .logs
+            .mark(self.id, &mut pen, seq, EntryKind::Purge)
+            .await?
+        {
             Some(_) => self.sweep(listed, wishes, None).await,
             None => Ok(Deleted::default()),
         }
@@ -222,19 +315,35 @@ impl Job<'_> {
 
     /// Deletes all that was listed but the mark, oldest first.
     async fn sweep(&self, listed: &Listed, wishes: &[u64], mark: Option<Seq>) -> Result<Deleted> {
-        let mut pieces: Vec<&Piece> = listed.pieces.iter().filter(|piece| Some(piece.to) != mark).collect();
-        pieces.sort_by_key(|piece| (piece.to, piece.from));
-        let own = pieces.into_iter().map(|piece| (piece.key(self.id), piece.size));
-        let branches = listed
-            .branches
+        let mut pieces: Vec<&Piece> = listed
+            .pieces
             .iter()
-            .flat_map(|(writer, pieces)| pieces.iter().map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size)));
-        let pins: Vec<(String, u64)> = self.logs.pins(self.id).await?.iter().map(|pin| (pin.key(self.id), 0)).collect();
-        self.delete(own.chain(branches).chain(pins).chain(self.wishes(wishes))).await
+            .filter(|piece| Some(piece.to) != mark)
+            .collect();
+        pieces.sort_by_key(|piece| (piece.to, piece.from));
+        let own = pieces
+            .into_iter()
+            .map(|piece| (piece.key(self.id), piece.size));
+        let branches = listed.branches.iter().flat_map(|(writer, pieces)| {
+            pieces
+                .iter()
+                .map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size))
+        });
+        let pins: Vec<(String, u64)> = self
+            .logs
+            .pins(self.id)
+            .await?
+            .iter()
+            .map(|pin| (pin.key(self.id), 0))
+            .collect();
+        self.delete(own.chain(branches).chain(pins).chain(self.wishes(wishes)))
+            .await
     }
 
     fn wishes(&self, numbers: &[u64]) -> impl Iterator<Item = (String, u64)> {
-        numbers.iter().map(|number| (keys::wishes(self.id, *number), 0))
+        numbers
+            .iter()
+            .map(|number| (keys::wishes(self.id, *number), 0))
     }
 
     async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {
@@ -255,7 +364,10 @@ struct Deleted {
 }
 
 fn sizes(pieces: &[Piece]) -> Deleted {
-    Deleted { objects: pieces.len(), bytes: pieces.iter().map(|piece| piece.size).sum() }
+    Deleted {
+        objects: pieces.len(),
+        bytes: pieces.iter().map(|piece| piece.size).sum(),
+    }
 }
 
 fn word(step: &Step) -> &'static str {

@@ -14,11 +14,18 @@ use crate::log::wishes::Said;
 use crate::model::{At, FileKind, Fork, LogId, RelPath, Told, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
-pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId) -> Result<u64> {
+pub async fn catch_up(
+    logs: &Logs,
+    index: &dyn Index,
+    profile: &dyn Profile,
+    id: &LogId,
+) -> Result<u64> {
     let have = index.session(id).await?.map_or(0, |row| row.head);
     match follow(logs, index, profile, id, Some(have)).await {
         // The index holds something else than the bucket (or what it holds was passed over): begin anew.
-        Err(error) if error.kind() == Kind::Conflict || error.kind() == Kind::Corrupt && have > 0 => {
+        Err(error)
+            if error.kind() == Kind::Conflict || error.kind() == Kind::Corrupt && have > 0 =>
+        {
             follow(logs, index, profile, id, None).await
         }
         done => done,
@@ -27,11 +34,28 @@ pub async fn catch_up(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id:
 }
 
 /// From where the index stopped, or anew: it forgets a log when that has been read, not before.
-async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogId, have: Option<u64>) -> Result<u64> {
+async fn follow(
+    logs: &Logs,
+    index: &dyn Index,
+    profile: &dyn Profile,
+    id: &LogId,
+    have: Option<u64>,
+) -> Result<u64> {
     let mut recorded = 0;
     // What the index knows is not read again; the first link is then not checked, all others are.
-    let reading = Reading { prefer: Prefer::Short, after: have.unwrap_or(0), ..Reading::default() };
-    let read = logs.read_log(id, reading, || Records { id, profile, reader: Reader::default(), records: Vec::new() }).await?;
+    let reading = Reading {
+        prefer: Prefer::Short,
+        after: have.unwrap_or(0),
+        ..Reading::default()
+    };
+    let read = logs
+        .read_log(id, reading, || Records {
+            id,
+            profile,
+            reader: Reader::default(),
+            records: Vec::new(),
+        })
+        .await?;
     let damage = read.damage;
     if have.is_none() {
         index.forget(id).await?;
@@ -49,7 +73,17 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
     for writer in logs.branches(id).await? {
         for piece in logs.branch_pieces(id, &writer).await? {
             if let Some(entry) = logs.read_piece(id, &piece, Some(&writer)).await? {
-                recorded += tell(index, &record(&mut Reader::default(), profile, id, Some(writer.clone()), &entry)).await?;
+                recorded += tell(
+                    index,
+                    &record(
+                        &mut Reader::default(),
+                        profile,
+                        id,
+                        Some(writer.clone()),
+                        &entry,
+                    ),
+                )
+                .await?;
             }
         }
     }
@@ -60,17 +94,32 @@ async fn follow(logs: &Logs, index: &dyn Index, profile: &dyn Profile, id: &LogI
 /// What the files say that a fork begins with.
 async fn begins_with(logs: &Logs, profile: &dyn Profile, id: &LogId, fork: &Fork) -> Result<Told> {
     let origin = logs.id(fork.from.clone());
-    let reading = Reading { at: At::Seq(fork.seq), ..Reading::default() };
-    let files = logs.read_log(&origin, reading, Contents::default).await?.sound()?;
+    let reading = Reading {
+        at: At::Seq(fork.seq),
+        ..Reading::default()
+    };
+    let files = logs
+        .read_log(&origin, reading, Contents::default)
+        .await?
+        .sound()?;
     let renaming = Renaming::new(&fork.from, &id.name);
     let lengths = cut_lengths(&files.state.files, fork.cut.as_ref());
     let mut bytes = std::collections::BTreeMap::new();
     for (path, len) in lengths {
-        let (Some(file), Some(held)) = (files.state.files.get(&path), files.bytes.get(&path)) else { continue };
+        let (Some(file), Some(held)) = (files.state.files.get(&path), files.bytes.get(&path))
+        else {
+            continue;
+        };
         let held = &held[..usize::try_from(len).unwrap_or(usize::MAX).min(held.len())];
-        bytes.insert(renaming.path(&path)?, renaming.bytes(&path, file.kind, held));
+        bytes.insert(
+            renaming.path(&path)?,
+            renaming.bytes(&path, file.kind, held),
+        );
     }
-    let parts = fork.files.iter().filter_map(|part| Some((part, bytes.get(&part.path)?.as_slice())));
+    let parts = fork
+        .files
+        .iter()
+        .filter_map(|part| Some((part, bytes.get(&part.path)?.as_slice())));
     Ok(Reader::default().read(profile, parts))
 }
 
@@ -89,7 +138,10 @@ impl Sink for Contents {
                 self.bytes.insert(moved.to.clone(), bytes);
             }
         }
-        for (part, bytes) in entry.parts().filter(|(part, _)| part.kind == FileKind::Append) {
+        for (part, bytes) in entry
+            .parts()
+            .filter(|(part, _)| part.kind == FileKind::Append)
+        {
             let file = self.bytes.entry(part.path.clone()).or_default();
             file.truncate(usize::try_from(part.start).unwrap_or(usize::MAX));
             file.extend_from_slice(bytes);
@@ -106,8 +158,15 @@ impl Sink for Contents {
         let held = std::mem::take(&mut self.bytes);
         self.state = State::default();
         for (path, mut bytes) in held {
-            bytes.truncate(lengths.get(&path).map_or(0, |len| usize::try_from(*len).unwrap_or(usize::MAX)));
-            self.bytes.insert(renaming.path(&path)?, renaming.bytes(&path, FileKind::Append, &bytes));
+            bytes.truncate(
+                lengths
+                    .get(&path)
+                    .map_or(0, |len| usize::try_from(*len).unwrap_or(usize::MAX)),
+            );
+            self.bytes.insert(
+                renaming.path(&path)?,
+                renaming.bytes(&path, FileKind::Append, &bytes),
+            );
         }
         Ok(())
     }
@@ -115,7 +174,12 @@ impl Sink for Contents {
 
 /// Lets the index know the checkpoints that have a name.
 pub async fn tell_names(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
-    let named = logs.named_points(id).await?.into_iter().map(|named| (named.name, named.point)).collect::<Vec<_>>();
+    let named = logs
+        .named_points(id)
+        .await?
+        .into_iter()
+        .map(|named| (named.name, named.point))
+        .collect::<Vec<_>>();
     index.name_points(id, &named).await
 }
 
@@ -146,22 +210,39 @@ struct Records<'a> {
 
 impl Sink for Records<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
-        self.records.push(record(&mut self.reader, self.profile, self.id, None, entry));
+        self.records
+            .push(record(&mut self.reader, self.profile, self.id, None, entry));
         Ok(())
     }
 }
 
-fn record(reader: &mut Reader, profile: &dyn Profile, id: &LogId, branch: Option<WriterId>, entry: &Entry) -> Record {
+fn record(
+    reader: &mut Reader,
+    profile: &dyn Profile,
+    id: &LogId,
+    branch: Option<WriterId>,
+    entry: &Entry,
+) -> Record {
     reader.moved(&entry.header.moves);
     let told = reader.read(profile, entry.parts());
-    Record { log: id.clone(), branch, header: entry.header.clone(), stored: entry.stored, digest: entry.digest, told }
+    Record {
+        log: id.clone(),
+        branch,
+        header: entry.header.clone(),
+        stored: entry.stored,
+        digest: entry.digest,
+        told,
+    }
 }
 
 async fn tell(index: &dyn Index, record: &Record) -> Result<u64> {
     match index.record(record).await? {
         Recorded::New => Ok(1),
         Recorded::Already => Ok(0),
-        Recorded::Gap { have } => Err(Error::conflict(format!("the index knows entry {have} and the bucket gives {}", record.header.seq))),
+        Recorded::Gap { have } => Err(Error::conflict(format!(
+            "the index knows entry {have} and the bucket gives {}",
+            record.header.seq
+        ))),
     }
 }
 
@@ -181,7 +262,12 @@ pub struct Rebuilt {
 }
 
 /// Rebuilds the index of an agent from the bucket alone. A log that cannot be read is told and passed over.
-pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut tell: impl FnMut(&LogId, &Result<u64>)) -> Result<Rebuilt> {
+pub async fn rebuild(
+    logs: &Logs,
+    index: &dyn Index,
+    profile: &dyn Profile,
+    mut tell: impl FnMut(&LogId, &Result<u64>),
+) -> Result<Rebuilt> {
     let mut rebuilt = Rebuilt::default();
     let names = logs.names("").await?;
     for known in index.logs(&logs.namespace, &logs.agent).await? {
@@ -203,7 +289,9 @@ pub async fn rebuild(logs: &Logs, index: &dyn Index, profile: &dyn Profile, mut 
         match &done {
             Ok(entries) => rebuilt.entries += entries,
             // Without the database there is no point in going on.
-            Err(error) if error.is_retryable() => return done.map(|_| rebuilt).doing_with(|| format!("index {id}")),
+            Err(error) if error.is_retryable() => {
+                return done.map(|_| rebuilt).doing_with(|| format!("index {id}"));
+            }
             Err(error) if error.kind() == Kind::Sealed => rebuilt.sealed += 1,
             Err(_) => rebuilt.failed += 1,
         }

@@ -31,7 +31,10 @@ pub async fn remove_at(logs: &Logs, id: &LogId, head: Option<Seq>) -> Result<Opt
     if state.removed.is_some() {
         return Ok(Some(false));
     }
-    Ok(logs.mark(id, &mut pen, end, EntryKind::Tombstone).await?.map(|_| true))
+    Ok(logs
+        .mark(id, &mut pen, end, EntryKind::Tombstone)
+        .await?
+        .map(|_| true))
 }
 
 /// Brings a removed session back. False if it was not removed.
@@ -41,7 +44,8 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
         match state.removed {
             None => return Ok(false),
             Some(EntryKind::Purge) => {
-                return Err(Error::not_found(format!("{id} was deleted for good")).hint("the grace period had passed"));
+                return Err(Error::not_found(format!("{id} was deleted for good"))
+                    .hint("the grace period had passed"));
             }
             Some(_) => {}
         }
@@ -54,12 +58,26 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
 
 /// Where the log stands, damaged or not.
 async fn look(logs: &Logs, id: &LogId) -> Result<(Pen, State, Seq)> {
-    let read = logs.read_log(id, Reading::default(), State::default).await?;
+    let read = logs
+        .read_log(id, Reading::default(), State::default)
+        .await?;
     let end = read.head.max(read.seq);
     if end == 0 {
-        return Err(Error::not_found(format!("there is no {id} in namespace {} of agent {}", id.namespace, id.agent)));
+        return Err(Error::not_found(format!(
+            "there is no {id} in namespace {} of agent {}",
+            id.namespace, id.agent
+        )));
     }
-    Ok((Pen::unclaimed(new_writer(&logs.chance), read.seq, read.digest, logs.clock.now()), read.sink, end))
+    Ok((
+        Pen::unclaimed(
+            new_writer(&logs.chance),
+            read.seq,
+            read.digest,
+            logs.clock.now(),
+        ),
+        read.sink,
+        end,
+    ))
 }
 
 fn busy(id: &LogId) -> Error {

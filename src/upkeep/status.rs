@@ -49,7 +49,10 @@ pub async fn make(logs: &Logs, id: &LogId, make: Move) -> Result<Status> {
     let said = logs.say(id, |before| {
         let status = before.status(raw);
         let rest = make.from(status).ok_or_else(|| refused(id, make, status))?;
-        Ok(crate::model::Wishes { status: rest.map(|is| AtRest { is, raw }), ..before.clone() })
+        Ok(crate::model::Wishes {
+            status: rest.map(|is| AtRest { is, raw }),
+            ..before.clone()
+        })
     });
     Ok(said.await?.wishes.status(raw))
 }
@@ -63,14 +66,23 @@ pub async fn of(logs: &Logs, id: &LogId) -> Result<(Status, Said)> {
 
 /// The bytes that a session has, if it is there.
 async fn raw_of(logs: &Logs, id: &LogId) -> Result<u64> {
-    let read = logs.read_log(id, Reading::default(), State::default).await?;
+    let read = logs
+        .read_log(id, Reading::default(), State::default)
+        .await?;
     if read.head == 0 {
-        return Err(Error::not_found(format!("there is no {id} in namespace {} of agent {}", id.namespace, id.agent)));
+        return Err(Error::not_found(format!(
+            "there is no {id} in namespace {} of agent {}",
+            id.namespace, id.agent
+        )));
     }
     let state = read.sound()?;
     if state.removed.is_some() {
-        return Err(Error::not_found(format!("{id} was removed, or has expired"))
-            .hint(format!("sessiond undelete {} brings it back within the grace period", id.name)));
+        return Err(
+            Error::not_found(format!("{id} was removed, or has expired")).hint(format!(
+                "sessiond undelete {} brings it back within the grace period",
+                id.name
+            )),
+        );
     }
     Ok(state.raw)
 }
@@ -96,7 +108,12 @@ mod tests {
     #[test]
     fn only_valid_moves() {
         use Status::{Active, Archived, Completed, Created};
-        let allowed = |status: Status| Move::ALL.into_iter().filter(|make| make.from(status).is_some()).collect::<Vec<_>>();
+        let allowed = |status: Status| {
+            Move::ALL
+                .into_iter()
+                .filter(|make| make.from(status).is_some())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(allowed(Created), []);
         assert_eq!(allowed(Active), [Move::Close]);
         assert_eq!(allowed(Completed), [Move::Archive, Move::Reopen]);

@@ -27,7 +27,13 @@ const AGENTS: [Agent; 2] = [
         fixture: "codex/tools-resumed",
         root: ".codex",
         id: "01a1e49d-459f-77d3-8086-c3bc57821b5a",
-        others: &["auth.json", "state_5.sqlite", "state_5.sqlite-wal", "history.jsonl", "sessions/2026/11/16/notes.txt"],
+        others: &[
+            "auth.json",
+            "state_5.sqlite",
+            "state_5.sqlite-wal",
+            "history.jsonl",
+            "sessions/2026/11/16/notes.txt",
+        ],
         turns: 2,
     },
     Agent {
@@ -35,13 +41,20 @@ const AGENTS: [Agent; 2] = [
         fixture: "gemini/tools-resumed",
         root: ".gemini",
         id: "b9259b26-1335-4f5a-b0d2-13f914129298",
-        others: &["oauth_creds.json", "settings.json", "tmp/app/shell_history", "tmp/app/logs.json"],
+        others: &[
+            "oauth_creds.json",
+            "settings.json",
+            "tmp/app/shell_history",
+            "tmp/app/logs.json",
+        ],
         turns: 2,
     },
 ];
 
 fn fixture(agent: &Agent) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(agent.fixture)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(agent.fixture)
 }
 
 /// Puts the files of a fixture into a home, and secrets beside them.
@@ -70,7 +83,9 @@ pub fn objects(bucket: &Path) -> Vec<Vec<u8>> {
 }
 
 pub fn holds(bytes: &[u8], text: &str) -> bool {
-    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+    bytes
+        .windows(text.len())
+        .any(|window| window == text.as_bytes())
 }
 
 #[test]
@@ -81,23 +96,47 @@ fn a_session_of_each_agent_comes_back_whole_and_alone() {
             let home = at_home(&agent);
             backend.run(&home, &["run", "--", "true"]).ok();
             let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!((row["id"].as_str(), row["turns"].as_u64()), (Some(agent.id), Some(agent.turns)), "{row}");
+            assert_eq!(
+                (row["id"].as_str(), row["turns"].as_u64()),
+                (Some(agent.id), Some(agent.turns)),
+                "{row}"
+            );
 
             let other = TempHome::new();
             backend.run(&other, &["restore", agent.id]).ok();
-            assert_eq!(files_below(&other.home().join(agent.root)), files_below(&fixture(&agent)), "{} on {}", agent.name, backend.name);
+            assert_eq!(
+                files_below(&other.home().join(agent.root)),
+                files_below(&fixture(&agent)),
+                "{} on {}",
+                agent.name,
+                backend.name
+            );
 
             // It goes on there, and nothing is uploaded again.
             let transcript = files_below(&fixture(&agent)).into_keys().next().unwrap();
-            append(&other.home().join(agent.root).join(&transcript), "{\"type\":\"more\"}\n");
+            append(
+                &other.home().join(agent.root).join(&transcript),
+                "{\"type\":\"more\"}\n",
+            );
             backend.run(&other, &["run", "--", "true"]).ok();
             let now = backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!(now["raw_bytes"].as_u64().unwrap(), row["raw_bytes"].as_u64().unwrap() + 16, "{now}");
+            assert_eq!(
+                now["raw_bytes"].as_u64().unwrap(),
+                row["raw_bytes"].as_u64().unwrap() + 16,
+                "{now}"
+            );
 
             if backend.name == "file+sqlite" {
                 let objects = objects(&backend.path().join("bucket"));
-                assert!(objects.iter().any(|object| holds(object, agent.id)), "the objects are read");
-                assert!(!objects.iter().any(|object| holds(object, SECRET)), "{}: a secret is in the bucket", agent.name);
+                assert!(
+                    objects.iter().any(|object| holds(object, agent.id)),
+                    "the objects are read"
+                );
+                assert!(
+                    !objects.iter().any(|object| holds(object, SECRET)),
+                    "{}: a secret is in the bucket",
+                    agent.name
+                );
             }
         }
     }
@@ -105,17 +144,32 @@ fn a_session_of_each_agent_comes_back_whole_and_alone() {
 
 #[test]
 fn the_rollout_of_a_sub_agent_comes_with_the_session_that_started_it() {
-    let agent = Agent { fixture: "codex/subagent", id: "01a1e4c6-e869-72a1-b904-32a2c4d1e613", turns: 1, ..AGENTS[0] };
+    let agent = Agent {
+        fixture: "codex/subagent",
+        id: "01a1e4c6-e869-72a1-b904-32a2c4d1e613",
+        turns: 1,
+        ..AGENTS[0]
+    };
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", agent.name);
     let home = at_home(&agent);
     backend.run(&home, &["run", "--", "true"]).ok();
     let sessions = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
-    assert_eq!((sessions.as_array().unwrap().len(), sessions[0]["turns"].as_u64()), (1, Some(1)), "{sessions}");
+    assert_eq!(
+        (
+            sessions.as_array().unwrap().len(),
+            sessions[0]["turns"].as_u64()
+        ),
+        (1, Some(1)),
+        "{sessions}"
+    );
     let other = TempHome::new();
     backend.run(&other, &["restore", agent.id]).ok();
     let restored = files_below(&other.home().join(agent.root));
-    assert_eq!((restored.len(), restored), (2, files_below(&fixture(&agent))));
+    assert_eq!(
+        (restored.len(), restored),
+        (2, files_below(&fixture(&agent)))
+    );
 }
 
 #[test]
@@ -123,17 +177,25 @@ fn claude_code_is_found_where_its_environment_says() {
     let backend = Backend::file();
     let home = TempHome::new();
     let config = home.home().join("config");
-    append(&config.join("projects/tenant_7/s1.jsonl"), "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n");
+    append(
+        &config.join("projects/tenant_7/s1.jsonl"),
+        "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n",
+    );
     let run = |home: &TempHome, arguments: &[&str]| {
         let mut command = backend.command(home, arguments);
-        command.env("CLAUDE_CONFIG_DIR", home.home().join("config")).env("CLAUDE_CODE_PROJECT_DIR_NAME", "tenant_7");
+        command
+            .env("CLAUDE_CONFIG_DIR", home.home().join("config"))
+            .env("CLAUDE_CODE_PROJECT_DIR_NAME", "tenant_7");
         Ran(command.output().unwrap()).ok()
     };
     run(&home, &["run", "--", "true"]);
     let other = TempHome::new();
     // In whatever folder it runs: the project has the name that it was given.
     run(&other, &["restore", "--latest", "--project", "/"]);
-    assert_eq!(files_below(&other.home().join("config")), files_below(&config));
+    assert_eq!(
+        files_below(&other.home().join("config")),
+        files_below(&config)
+    );
 }
 
 #[test]
@@ -143,19 +205,42 @@ fn a_fork_of_each_agents_session_lies_beside_it_under_its_own_id() {
         backend.set("SESSIOND_AGENT", agent.name);
         let home = at_home(&agent);
         backend.run(&home, &["run", "--", "true"]).ok();
-        let fork = backend.run(&home, &["fork", agent.id, "--at", "turn:1", "--quiet"]).ok().out().trim().to_owned();
+        let fork = backend
+            .run(&home, &["fork", agent.id, "--at", "turn:1", "--quiet"])
+            .ok()
+            .out()
+            .trim()
+            .to_owned();
         let other = TempHome::new();
         for id in [agent.id, &fork] {
             backend.run(&other, &["restore", id]).ok();
         }
         let files = files_below(&other.home().join(agent.root));
-        let of = |id: &str| files.values().filter(|bytes| holds(bytes, id)).collect::<Vec<_>>();
+        let of = |id: &str| {
+            files
+                .values()
+                .filter(|bytes| holds(bytes, id))
+                .collect::<Vec<_>>()
+        };
         let wanted = files_below(&fixture(&agent));
-        assert!(of(agent.id).iter().all(|bytes| wanted.values().any(|file| file == *bytes)), "{}", agent.name);
+        assert!(
+            of(agent.id)
+                .iter()
+                .all(|bytes| wanted.values().any(|file| file == *bytes)),
+            "{}",
+            agent.name
+        );
         assert_eq!(of(agent.id).len(), wanted.len(), "{}", agent.name);
         let forked = of(&fork);
-        assert!(!forked.is_empty() && forked.iter().all(|bytes| !holds(bytes, agent.id)), "{}", agent.name);
+        assert!(
+            !forked.is_empty() && forked.iter().all(|bytes| !holds(bytes, agent.id)),
+            "{}",
+            agent.name
+        );
         // The first turn, and not the second.
-        assert!(forked.iter().any(|bytes| holds(bytes, "please USE TOOL")) && !forked.iter().any(|bytes| holds(bytes, "once more")));
+        assert!(
+            forked.iter().any(|bytes| holds(bytes, "please USE TOOL"))
+                && !forked.iter().any(|bytes| holds(bytes, "once more"))
+        );
     }
 }

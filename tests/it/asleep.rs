@@ -25,14 +25,20 @@ impl Clock for Watch {
 }
 
 fn next(logs: &Logs, id: &LogId, pen: &Pen) -> entry::Encoded {
-    entry::encode(pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]), &[] as &[Vec<u8>]).unwrap()
+    entry::encode(
+        pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]),
+        &[] as &[Vec<u8>],
+    )
+    .unwrap()
 }
 
 #[tokio::test]
 async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_free() {
     let home = TempHome::new();
     let store: Arc<dyn Store> = Arc::new(FileStore::open(home.path().join("bucket")).unwrap());
-    let index = Arc::new(SqlIndex::open(&format!("sqlite://{}", home.path().join("i.db").display())).unwrap());
+    let index = Arc::new(
+        SqlIndex::open(&format!("sqlite://{}", home.path().join("i.db").display())).unwrap(),
+    );
     let watch = Arc::new(Watch(Mutex::new("2026-05-01T12:00:00Z".parse().unwrap())));
     let logs = Logs {
         store: store.clone(),
@@ -44,21 +50,38 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
         recent: Arc::default(),
         progress: Arc::default(),
     };
-    assert!(matches!(logs.fence.choose(&*store, &logs.chance).await, Ok(Fence::Store)));
+    assert!(matches!(
+        logs.fence.choose(&*store, &logs.chance).await,
+        Ok(Fence::Store)
+    ));
     let id = logs.id("s".parse().unwrap());
     let mut sleeper = Pen::unclaimed("sleeper".parse().unwrap(), 0, None, watch.now());
     logs.claim(&id, &mut sleeper, 0).await.unwrap().unwrap();
-    let mut other = Pen::unclaimed("other".parse().unwrap(), sleeper.seq, sleeper.digest, watch.now());
+    let mut other = Pen::unclaimed(
+        "other".parse().unwrap(),
+        sleeper.seq,
+        sleeper.digest,
+        watch.now(),
+    );
     logs.claim(&id, &mut other, 0).await.unwrap().unwrap();
 
     let pass = |time: SignedDuration| *watch.0.lock().unwrap() += time;
     pass(SignedDuration::try_from(GRACE).unwrap() + SignedDuration::from_hours(1));
     for _ in 0..3 {
         let entry = next(&logs, &id, &other);
-        assert!(matches!(logs.append(&id, &mut other, &entry).await.unwrap(), Appended::Done));
+        assert!(matches!(
+            logs.append(&id, &mut other, &entry).await.unwrap(),
+            Appended::Done
+        ));
     }
     squeeze(&logs, &id, other.seq, u64::MAX).await.unwrap();
-    assert!(store.get(&keys::snapshot(&id, other.seq)).await.unwrap().is_some());
+    assert!(
+        store
+            .get(&keys::snapshot(&id, other.seq))
+            .await
+            .unwrap()
+            .is_some()
+    );
     for seq in 1..=other.seq {
         store.delete(&keys::entry(&id, seq)).await.unwrap();
     }
@@ -66,10 +89,16 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
     // Its number is free, and the store lets it have it; it must not call that durable.
     let late = next(&logs, &id, &sleeper);
     for _ in 0..2 {
-        assert!(matches!(logs.append(&id, &mut sleeper, &late).await.unwrap(), Appended::Taken(None)));
+        assert!(matches!(
+            logs.append(&id, &mut sleeper, &late).await.unwrap(),
+            Appended::Taken(None)
+        ));
     }
     assert_eq!(sleeper.seq, 1);
     // The one that holds the session goes on.
     let entry = next(&logs, &id, &other);
-    assert!(matches!(logs.append(&id, &mut other, &entry).await.unwrap(), Appended::Done));
+    assert!(matches!(
+        logs.append(&id, &mut other, &entry).await.unwrap(),
+        Appended::Done
+    ));
 }

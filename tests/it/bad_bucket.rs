@@ -32,8 +32,14 @@ impl Bucket {
     async fn new() -> Bucket {
         let home = TempHome::new();
         let store = Arc::new(FileStore::open(home.path().join("store")).unwrap());
-        let index = Arc::new(SqlIndex::open(&format!("sqlite://{}/index.db", home.path().display())).unwrap());
-        let place = Place { store, index, ..Place::files() };
+        let index = Arc::new(
+            SqlIndex::open(&format!("sqlite://{}/index.db", home.path().display())).unwrap(),
+        );
+        let place = Place {
+            store,
+            index,
+            ..Place::files()
+        };
         let mut writer = Writer::new(&place);
         let mut points = Vec::new();
         for round in 0..5 {
@@ -43,7 +49,11 @@ impl Bucket {
             points.push((writer.ledger(SESSION).unwrap().pen.seq, writer.files()));
         }
         assert_eq!(points.last().unwrap().0, LAST);
-        Bucket { home, place, points }
+        Bucket {
+            home,
+            place,
+            points,
+        }
     }
 
     fn key(&self, seq: Seq) -> String {
@@ -51,11 +61,21 @@ impl Bucket {
     }
 
     async fn get(&self, seq: Seq) -> Vec<u8> {
-        self.place.store.get(&self.key(seq)).await.unwrap().unwrap().to_vec()
+        self.place
+            .store
+            .get(&self.key(seq))
+            .await
+            .unwrap()
+            .unwrap()
+            .to_vec()
     }
 
     async fn put(&self, seq: Seq, bytes: Vec<u8>) {
-        self.place.store.put(&self.key(seq), Bytes::from(bytes)).await.unwrap();
+        self.place
+            .store
+            .put(&self.key(seq), Bytes::from(bytes))
+            .await
+            .unwrap();
     }
 
     /// Writes an entry again with another header, and perhaps another body.
@@ -64,7 +84,11 @@ impl Bucket {
         let mut header = serde_json::to_value(&entry.header).unwrap();
         let mut body = entry.body;
         edit(&mut header, &mut body);
-        self.put(seq, gzip(&[header.to_string().as_bytes(), b"\n", &body].concat())).await;
+        self.put(
+            seq,
+            gzip(&[header.to_string().as_bytes(), b"\n", &body].concat()),
+        )
+        .await;
     }
 
     fn files_at(&self, seq: Seq) -> &Files {
@@ -73,9 +97,17 @@ impl Bucket {
 
     fn run(&self, root: &Path, args: &[&str]) -> Output {
         let mut command = self.home.command(&sessiond());
-        command.args(args).args(["--namespace", "team", "--root", root.to_str().unwrap()]);
-        command.arg("--store").arg(format!("file://{}", self.home.path().join("store").display()));
-        command.arg("--index").arg(format!("sqlite://{}", self.home.path().join("index.db").display()));
+        command
+            .args(args)
+            .args(["--namespace", "team", "--root", root.to_str().unwrap()]);
+        command.arg("--store").arg(format!(
+            "file://{}",
+            self.home.path().join("store").display()
+        ));
+        command.arg("--index").arg(format!(
+            "sqlite://{}",
+            self.home.path().join("index.db").display()
+        ));
         command.output().unwrap()
     }
 
@@ -95,23 +127,49 @@ impl Bucket {
         let restored = self.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{what}: {text}");
-        assert!(text.contains("error: ") && text.contains(says) && text.contains("s1"), "{what}: {text}");
-        assert_eq!((files_in(&root), everything_in(&root)), before, "{what}: something was left behind");
-        assert!(std::fs::read_dir(root.join(".sessiond/tmp")).map_or(0, Iterator::count) == 0, "{what}: a temporary folder stays");
+        assert!(
+            text.contains("error: ") && text.contains(says) && text.contains("s1"),
+            "{what}: {text}"
+        );
+        assert_eq!(
+            (files_in(&root), everything_in(&root)),
+            before,
+            "{what}: something was left behind"
+        );
+        assert!(
+            std::fs::read_dir(root.join(".sessiond/tmp")).map_or(0, Iterator::count) == 0,
+            "{what}: a temporary folder stays"
+        );
 
         let verified = self.run(&root, &["verify", "--all", "--json"]);
         assert_eq!(verified.status.code(), Some(6), "{what}");
         let verdicts: Value = serde_json::from_slice(&verified.stdout).unwrap();
-        assert_eq!((&verdicts[0]["session"], &verdicts[0]["sound_to"]), (&json!("s1"), &json!(sound)), "{what}: {verdicts}");
-        assert!(verdicts[0]["damage"][0].as_str().unwrap().contains(says), "{what}: {verdicts}");
-        let said = String::from_utf8_lossy(&self.run(&root, &["verify", SESSION]).stdout).into_owned();
-        assert!(sound == 0 || said.contains(&format!("restore s1 --at seq:{sound}")), "{what}: {said}");
+        assert_eq!(
+            (&verdicts[0]["session"], &verdicts[0]["sound_to"]),
+            (&json!("s1"), &json!(sound)),
+            "{what}: {verdicts}"
+        );
+        assert!(
+            verdicts[0]["damage"][0].as_str().unwrap().contains(says),
+            "{what}: {verdicts}"
+        );
+        let said =
+            String::from_utf8_lossy(&self.run(&root, &["verify", SESSION]).stdout).into_owned();
+        assert!(
+            sound == 0 || said.contains(&format!("restore s1 --at seq:{sound}")),
+            "{what}: {said}"
+        );
     }
 
     fn assert_goes_back_to(&self, what: &str, seq: Seq) {
         let root = self.home.home().join("sound");
         let restored = self.run(&root, &["restore", SESSION, "--at", &format!("seq:{seq}")]);
-        assert_eq!(restored.status.code(), Some(0), "{what}: {}", String::from_utf8_lossy(&restored.stderr));
+        assert_eq!(
+            restored.status.code(),
+            Some(0),
+            "{what}: {}",
+            String::from_utf8_lossy(&restored.stderr)
+        );
         assert_eq!(&files_in(&root), self.files_at(seq), "{what}");
     }
 }
@@ -127,7 +185,11 @@ fn everything_in(root: &Path) -> BTreeSet<PathBuf> {
     let mut all = BTreeSet::new();
     let mut open = vec![root.to_owned()];
     while let Some(folder) = open.pop() {
-        for name in std::fs::read_dir(&folder).unwrap().flatten().filter(|name| name.file_name() != ".sessiond") {
+        for name in std::fs::read_dir(&folder)
+            .unwrap()
+            .flatten()
+            .filter(|name| name.file_name() != ".sessiond")
+        {
             if name.file_type().unwrap().is_dir() {
                 open.push(name.path());
             }
@@ -150,37 +212,75 @@ fn spoiled(what: &str, says: &str, spoil: impl AsyncFnOnce(&Bucket)) -> Bucket {
 }
 
 fn local<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 #[test]
 fn bytes_that_do_not_have_their_digest_are_never_put_in_place() {
-    spoiled("a wrong digest", "does not have the digest that entry 4 says", async |bucket| {
-        bucket.edit(SPOILED, |header, _| header["parts"][0]["file_sha256"] = json!("ab".repeat(32))).await;
-    });
-    spoiled("a flipped bit", "does not have the digest that entry 4 says", async |bucket| {
-        bucket.edit(SPOILED, |_, body| body[3] ^= 1).await;
-    });
+    spoiled(
+        "a wrong digest",
+        "does not have the digest that entry 4 says",
+        async |bucket| {
+            bucket
+                .edit(SPOILED, |header, _| {
+                    header["parts"][0]["file_sha256"] = json!("ab".repeat(32))
+                })
+                .await;
+        },
+    );
+    spoiled(
+        "a flipped bit",
+        "does not have the digest that entry 4 says",
+        async |bucket| {
+            bucket.edit(SPOILED, |_, body| body[3] ^= 1).await;
+        },
+    );
     spoiled("half a gzip stream", "000000000004.gz", async |bucket| {
         let bytes = bucket.get(SPOILED).await;
         bucket.put(SPOILED, bytes[..bytes.len() / 2].to_vec()).await;
     });
-    spoiled("an empty object", "000000000004.gz", async |bucket| bucket.put(SPOILED, Vec::new()).await);
-    spoiled("another entry's bytes", "it says it is entry 3", async |bucket| {
-        let bytes = bucket.get(3).await;
-        bucket.put(SPOILED, bytes).await;
+    spoiled("an empty object", "000000000004.gz", async |bucket| {
+        bucket.put(SPOILED, Vec::new()).await
     });
+    spoiled(
+        "another entry's bytes",
+        "it says it is entry 3",
+        async |bucket| {
+            let bytes = bucket.get(3).await;
+            bucket.put(SPOILED, bytes).await;
+        },
+    );
 }
 
 #[test]
 fn a_path_that_leaves_the_folder_or_is_not_the_sessions_is_refused() {
-    for path in ["../../etc/cron.d/x", "/etc/cron.d/x", "projects/../../x", "projects//x.jsonl", "projects/-w/a\nb.jsonl", ""] {
+    for path in [
+        "../../etc/cron.d/x",
+        "/etc/cron.d/x",
+        "projects/../../x",
+        "projects//x.jsonl",
+        "projects/-w/a\nb.jsonl",
+        "",
+    ] {
         spoiled(path, "000000000004.gz", async |bucket| {
-            bucket.edit(SPOILED, |header, _| header["parts"][0]["path"] = json!(path)).await;
+            bucket
+                .edit(SPOILED, |header, _| {
+                    header["parts"][0]["path"] = json!(path)
+                })
+                .await;
         });
     }
     // Plain paths, of files that this session never kept: verify has nothing against their bytes.
-    for path in ["settings.json", ".credentials.json", ".sessiond/ledger/team/claude-code/s9.json", "projects/-w/s2.jsonl"] {
+    for path in [
+        "settings.json",
+        ".credentials.json",
+        ".sessiond/ledger/team/claude-code/s9.json",
+        "projects/-w/s2.jsonl",
+    ] {
         let bucket = local(async {
             let bucket = Bucket::new().await;
             let text = b"{\"hooks\":{}}";
@@ -188,7 +288,8 @@ fn a_path_that_leaves_the_folder_or_is_not_the_sessions_is_refused() {
                 .edit(LAST, |header, body| {
                     let mut part = header["parts"][0].clone();
                     part["path"] = json!(path);
-                    (part["kind"], part["start"], part["len"]) = (json!("whole"), json!(0), json!(text.len()));
+                    (part["kind"], part["start"], part["len"]) =
+                        (json!("whole"), json!(0), json!(text.len()));
                     part["file_sha256"] = json!(sessiond::model::Digest::of(text).to_string());
                     header["parts"].as_array_mut().unwrap().push(part);
                     body.extend_from_slice(text);
@@ -201,7 +302,10 @@ fn a_path_that_leaves_the_folder_or_is_not_the_sessions_is_refused() {
         let restored = bucket.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{path}: {text}");
-        assert!(text.contains(path) && text.contains("is not a file that"), "{path}: {text}");
+        assert!(
+            text.contains(path) && text.contains("is not a file that"),
+            "{path}: {text}"
+        );
         assert_eq!((files_in(&root), everything_in(&root)), before, "{path}");
         assert!(!root.join(".sessiond/ledger").exists(), "{path}");
     }
@@ -210,10 +314,20 @@ fn a_path_that_leaves_the_folder_or_is_not_the_sessions_is_refused() {
 #[test]
 fn what_claims_to_be_huge_is_refused_before_it_is_inflated() {
     let zeros = vec![0; 17 << 20];
-    spoiled("more bytes than it says", "more", async |bucket| bucket.edit(SPOILED, |_, body| body.extend(&zeros)).await);
-    spoiled("a length that no stream can have", "claims to hold", async |bucket| {
-        bucket.edit(SPOILED, |header, _| header["parts"][0]["len"] = json!(1u64 << 40)).await;
+    spoiled("more bytes than it says", "more", async |bucket| {
+        bucket.edit(SPOILED, |_, body| body.extend(&zeros)).await
     });
+    spoiled(
+        "a length that no stream can have",
+        "claims to hold",
+        async |bucket| {
+            bucket
+                .edit(SPOILED, |header, _| {
+                    header["parts"][0]["len"] = json!(1u64 << 40)
+                })
+                .await;
+        },
+    );
     spoiled("lengths that overflow", "claims to hold", async |bucket| {
         bucket
             .edit(SPOILED, |header, _| {
@@ -222,37 +336,69 @@ fn what_claims_to_be_huge_is_refused_before_it_is_inflated() {
             })
             .await;
     });
-    spoiled("a header without an end", "header has no end", async |bucket| {
-        bucket.put(SPOILED, gzip(&vec![b'{'; 17 << 20])).await;
-    });
+    spoiled(
+        "a header without an end",
+        "header has no end",
+        async |bucket| {
+            bucket.put(SPOILED, gzip(&vec![b'{'; 17 << 20])).await;
+        },
+    );
 }
 
 #[test]
 fn a_gap_a_later_format_and_a_part_beyond_the_end_are_told_apart() {
     spoiled("a missing entry", "entry 4 is missing", async |bucket| {
-        bucket.place.store.delete(&bucket.key(SPOILED)).await.unwrap();
+        bucket
+            .place
+            .store
+            .delete(&bucket.key(SPOILED))
+            .await
+            .unwrap();
     });
     spoiled("a later format", "it has format 2", async |bucket| {
-        bucket.edit(SPOILED, |header, _| header["v"] = json!(2)).await;
-    });
-    spoiled("a part beyond the end", "goes on at 999 and has", async |bucket| {
         bucket
-            .edit(SPOILED, |header, _| {
-                let parts = header["parts"].as_array_mut().unwrap();
-                parts.iter_mut().find(|part| part["path"] == TRANSCRIPT).unwrap()["start"] = json!(999);
-            })
+            .edit(SPOILED, |header, _| header["v"] = json!(2))
             .await;
     });
-    spoiled("a claim that carries bytes", "a claim with parts", async |bucket| {
-        bucket.edit(SPOILED, |header, _| header["kind"] = json!("claim")).await;
-    });
+    spoiled(
+        "a part beyond the end",
+        "goes on at 999 and has",
+        async |bucket| {
+            bucket
+                .edit(SPOILED, |header, _| {
+                    let parts = header["parts"].as_array_mut().unwrap();
+                    parts
+                        .iter_mut()
+                        .find(|part| part["path"] == TRANSCRIPT)
+                        .unwrap()["start"] = json!(999);
+                })
+                .await;
+        },
+    );
+    spoiled(
+        "a claim that carries bytes",
+        "a claim with parts",
+        async |bucket| {
+            bucket
+                .edit(SPOILED, |header, _| header["kind"] = json!("claim"))
+                .await;
+        },
+    );
     // The number after it was written by somebody who did not know it.
     let bucket = local(async {
         let bucket = Bucket::new().await;
-        bucket.edit(SPOILED, |header, _| header["at"] = json!("2020-01-01T00:00:00Z")).await;
+        bucket
+            .edit(SPOILED, |header, _| {
+                header["at"] = json!("2020-01-01T00:00:00Z")
+            })
+            .await;
         bucket
     });
-    bucket.assert_refused("an entry written anew", "entry 5 does not follow entry 4", SPOILED);
+    bucket.assert_refused(
+        "an entry written anew",
+        "entry 5 does not follow entry 4",
+        SPOILED,
+    );
     bucket.assert_goes_back_to("an entry written anew", SPOILED);
 }
 
@@ -261,17 +407,30 @@ fn a_snapshot_of_garbage_is_named_and_the_entries_it_stands_for_are_read_instead
     let bucket = local(async {
         let bucket = Bucket::new().await;
         let key = keys::snapshot(&bucket.place.id(SESSION), SPOILED);
-        bucket.place.store.put(&key, Bytes::from_static(b"not a tar")).await.unwrap();
+        bucket
+            .place
+            .store
+            .put(&key, Bytes::from_static(b"not a tar"))
+            .await
+            .unwrap();
         bucket
     });
     let root = bucket.home.home().join("whole");
     let restored = bucket.run(&root, &["restore", SESSION]);
-    assert_eq!(restored.status.code(), Some(0), "{}", String::from_utf8_lossy(&restored.stderr));
+    assert_eq!(
+        restored.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&restored.stderr)
+    );
     assert_eq!(&files_in(&root), bucket.files_at(LAST));
     let verified = bucket.run(&root, &["verify", SESSION]);
     let said = String::from_utf8_lossy(&verified.stdout).into_owned();
     assert_eq!(verified.status.code(), Some(6), "{said}");
-    assert!(said.contains("000000000004.tar.gz") && said.contains("can be restored in full"), "{said}");
+    assert!(
+        said.contains("000000000004.tar.gz") && said.contains("can be restored in full"),
+        "{said}"
+    );
     bucket.assert_goes_back_to("a snapshot of garbage", SPOILED - 1);
 }
 
@@ -280,17 +439,44 @@ fn keys_that_are_not_ours_are_passed_over() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
         let root = keys::log_root(&bucket.place.id(SESSION));
-        for key in ["v1/x/y", "README", &format!("{root}log/notes.txt"), &format!("{root}log/7.gz"), &format!("{root}snap/x.tar.gz")] {
-            bucket.place.store.put(key, Bytes::from_static(b"nonsense")).await.unwrap();
+        for key in [
+            "v1/x/y",
+            "README",
+            &format!("{root}log/notes.txt"),
+            &format!("{root}log/7.gz"),
+            &format!("{root}snap/x.tar.gz"),
+        ] {
+            bucket
+                .place
+                .store
+                .put(key, Bytes::from_static(b"nonsense"))
+                .await
+                .unwrap();
         }
-        bucket.place.store.put("v1/team/claude-code/no session here/log/x", Bytes::from_static(b"x")).await.ok();
+        bucket
+            .place
+            .store
+            .put(
+                "v1/team/claude-code/no session here/log/x",
+                Bytes::from_static(b"x"),
+            )
+            .await
+            .ok();
         bucket
     });
     let root = bucket.home.home().join("fine");
     let restored = bucket.run(&root, &["restore", SESSION]);
-    assert_eq!(restored.status.code(), Some(0), "{}", String::from_utf8_lossy(&restored.stderr));
+    assert_eq!(
+        restored.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&restored.stderr)
+    );
     assert_eq!(&files_in(&root), bucket.files_at(LAST));
-    assert_eq!(bucket.run(&root, &["verify", "--all"]).status.code(), Some(0));
+    assert_eq!(
+        bucket.run(&root, &["verify", "--all"]).status.code(),
+        Some(0)
+    );
     assert_eq!(bucket.run(&root, &["reindex"]).status.code(), Some(0));
 }
 
@@ -313,8 +499,12 @@ fn a_file_that_became_a_folder_does_not_stop_a_restore_halfway() {
 
 #[test]
 fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored() {
-    let cases: [(&str, Seq, bool); 4] =
-        [("damaged", SPOILED, false), ("missing", SPOILED, true), ("damaged at its end", LAST, false), ("damaged early", 2, false)];
+    let cases: [(&str, Seq, bool); 4] = [
+        ("damaged", SPOILED, false),
+        ("missing", SPOILED, true),
+        ("damaged at its end", LAST, false),
+        ("damaged early", 2, false),
+    ];
     for (what, seq, missing) in cases {
         local(async {
             let bucket = Bucket::new().await;
@@ -328,14 +518,22 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
             // To the last sound entry, and to one before it.
             for back_to in [seq - 1, 2].into_iter().filter(|at| *at >= 2 && *at < seq) {
                 let mut writer = Writer::new(place);
-                let options = Options { at: At::Seq(back_to), claim: true, ..Options::default() };
+                let options = Options {
+                    at: At::Seq(back_to),
+                    claim: true,
+                    ..Options::default()
+                };
                 writer.restore(SESSION, options).await.unwrap();
                 writer.append(TRANSCRIPT, "{\"after\":\"the damage\"}\n");
                 writer.flush().await.unwrap();
                 writer.append(TRANSCRIPT, "{\"and\":\"more\"}\n");
                 writer.flush().await.unwrap();
                 assert_eq!(writer.ground(SESSION), "main", "{what}, back to {back_to}");
-                assert_eq!(place.files_of(SESSION).await, writer.files(), "{what}, back to {back_to}");
+                assert_eq!(
+                    place.files_of(SESSION).await,
+                    writer.files(),
+                    "{what}, back to {back_to}"
+                );
                 writer.tell_index().await;
                 let rows = place.rows().await;
                 place.reindex().await;
@@ -348,7 +546,11 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 next.append(TRANSCRIPT, "{\"taken\":\"over\"}\n");
                 next.flush().await.unwrap();
                 assert_eq!(next.ground(SESSION), "main", "{what}, back to {back_to}");
-                assert_eq!(place.files_of(SESSION).await, next.files(), "{what}, back to {back_to}");
+                assert_eq!(
+                    place.files_of(SESSION).await,
+                    next.files(),
+                    "{what}, back to {back_to}"
+                );
             }
         });
     }

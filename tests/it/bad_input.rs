@@ -23,15 +23,33 @@ fn wrong_settings_are_named() {
     ls("SESSIOND_CONFIG", "/no/such/file").fails(2, "/no/such/file", "");
     ls("SESSIOND_LOG", "a=b=c").fails(2, "--log", "");
     let backend = Backend::file();
-    backend.run(&home, &["daemon", "--flush-interval", "soon"]).fails(2, "--flush-interval \"soon\"", "500ms");
-    backend.run(&home, &["restore"]).fails(2, "which session", "--latest");
-    backend.run(&home, &["restore", "../../etc"]).fails(2, "session id", "");
-    backend.run(&home, &["restore", "x", "--at", "yesterday-ish"]).fails(3, "x", "sessiond ls");
-    backend.run(&home, &["pull", "nope"]).fails(3, "nope", "sessiond ls");
-    backend.run(&home, &["verify", "nope"]).fails(3, "nope", "sessiond ls");
-    backend.run(&home, &["ls", "--cursor", "garbage"]).fails(2, "cursor", "");
-    backend.run(&home, &["flush", "--wait"]).fails(5, "ask the sessiond", "is it running");
-    backend.run(&home, &["status"]).fails(5, "ask the sessiond", "is it running");
+    backend
+        .run(&home, &["daemon", "--flush-interval", "soon"])
+        .fails(2, "--flush-interval \"soon\"", "500ms");
+    backend
+        .run(&home, &["restore"])
+        .fails(2, "which session", "--latest");
+    backend
+        .run(&home, &["restore", "../../etc"])
+        .fails(2, "session id", "");
+    backend
+        .run(&home, &["restore", "x", "--at", "yesterday-ish"])
+        .fails(3, "x", "sessiond ls");
+    backend
+        .run(&home, &["pull", "nope"])
+        .fails(3, "nope", "sessiond ls");
+    backend
+        .run(&home, &["verify", "nope"])
+        .fails(3, "nope", "sessiond ls");
+    backend
+        .run(&home, &["ls", "--cursor", "garbage"])
+        .fails(2, "cursor", "");
+    backend
+        .run(&home, &["flush", "--wait"])
+        .fails(5, "ask the sessiond", "is it running");
+    backend
+        .run(&home, &["status"])
+        .fails(5, "ask the sessiond", "is it running");
     assert_eq!(backend.run(&home, &["frobnicate"]).code(), 2);
     assert_eq!(backend.run(&home, &["doctor"]).code(), 0);
 }
@@ -46,7 +64,9 @@ fn a_store_that_cannot_be_used_is_named() {
     backend.run(&home, &["ls"]).fails(2, "a-file", "");
     assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
 
-    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
+        return;
+    };
     let database = postgres.fresh_database();
     let missing = Backend::on(&s3.endpoint, "no-such-bucket", &database);
     let ran = missing.run(&home, &["restore", "s1"]);
@@ -56,9 +76,14 @@ fn a_store_that_cannot_be_used_is_named() {
     denied.set("AWS_ACCESS_KEY_ID", s3.denied_access_key.clone());
     denied.set("AWS_SECRET_ACCESS_KEY", s3.denied_secret_key.clone());
     let ran = denied.run(&home, &["restore", "s1"]).fails(2, "", "");
-    assert!(!ran.err().contains(&s3.denied_secret_key), "a secret is in the error");
+    assert!(
+        !ran.err().contains(&s3.denied_secret_key),
+        "a secret is in the error"
+    );
     let refused = Backend::on("http://127.0.0.1:1", "b", &database);
-    refused.run(&home, &["restore", "s1"]).fails(5, "s3://b", "");
+    refused
+        .run(&home, &["restore", "s1"])
+        .fails(5, "s3://b", "");
 }
 
 #[test]
@@ -66,14 +91,20 @@ fn a_wrong_password_is_named_and_never_shown() {
     let Some(postgres) = postgres() else { return };
     let home = TempHome::new();
     let mut backend = Backend::file();
-    backend.set("SESSIOND_INDEX", postgres.url_with_password("not-the-password"));
+    backend.set(
+        "SESSIOND_INDEX",
+        postgres.url_with_password("not-the-password"),
+    );
     let ran = backend.run(&home, &["ls"]).fails(2, "locked", "");
     assert!(!ran.err().contains("not-the-password"));
     // Streaming goes on without it.
     append(&transcript(&home, "s1"), "{}\n");
     backend.run(&home, &["run", "--", "true"]).ok();
     backend.run(&TempHome::new(), &["restore", "s1"]).ok();
-    backend.set("SESSIOND_INDEX", postgres.url_with_password(Postgres::PASSWORD));
+    backend.set(
+        "SESSIOND_INDEX",
+        postgres.url_with_password(Postgres::PASSWORD),
+    );
     backend.run(&home, &["reindex"]).ok();
     assert!(backend.run(&home, &["ls"]).ok().out().contains("s1"));
 }

@@ -17,7 +17,9 @@ use crate::support::world::{Files, files_below, write};
 const HOW: &str = "if that is right: SESSIOND_TEST_REGENERATE=1 cargo test --test it broken::, then read the difference";
 
 fn folder(fixture: &Fixture) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/broken").join(fixture.name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/broken")
+        .join(fixture.name)
 }
 
 fn regenerates() -> bool {
@@ -27,7 +29,11 @@ fn regenerates() -> bool {
 /// The committed objects of a fixture, by key.
 fn committed(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
     let folder = folder(fixture);
-    let mut objects = if folder.is_dir() { files_below(&folder) } else { BTreeMap::new() };
+    let mut objects = if folder.is_dir() {
+        files_below(&folder)
+    } else {
+        BTreeMap::new()
+    };
     objects.remove("verdict.txt");
     objects
 }
@@ -36,7 +42,11 @@ fn committed(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
 fn bucket(fixture: &Fixture) -> Backend {
     let backend = Backend::file();
     // While the folders are being written anew, other tests do not look at them.
-    for (key, bytes) in if regenerates() { fixture.objects.clone() } else { committed(fixture) } {
+    for (key, bytes) in if regenerates() {
+        fixture.objects.clone()
+    } else {
+        committed(fixture)
+    } {
         write(&backend.path().join("bucket").join(key), bytes);
     }
     backend
@@ -44,14 +54,26 @@ fn bucket(fixture: &Fixture) -> Backend {
 
 fn restored(home: &TempHome) -> Files {
     let root = home.home().join(".claude");
-    if root.is_dir() { files_below(&root) } else { Files::new() }
+    if root.is_dir() {
+        files_below(&root)
+    } else {
+        Files::new()
+    }
 }
 
 /// What differs from one run to the next is taken out: folders, times and the names of new writers.
 fn plain(text: &str, backend: &Backend, home: &TempHome) -> String {
-    let text = text.replace(&backend.path().display().to_string(), "<store>").replace(&home.path().display().to_string(), "<home>");
-    let text = Regex::new(r"(?m)^\d{4}-\d\d-\d\dT[0-9:.]+Z").unwrap().replace_all(&text, "<time>").into_owned();
-    Regex::new(r"\b[0-9a-f]{32}\b").unwrap().replace_all(&text, "<writer>").into_owned()
+    let text = text
+        .replace(&backend.path().display().to_string(), "<store>")
+        .replace(&home.path().display().to_string(), "<home>");
+    let text = Regex::new(r"(?m)^\d{4}-\d\d-\d\dT[0-9:.]+Z")
+        .unwrap()
+        .replace_all(&text, "<time>")
+        .into_owned();
+    Regex::new(r"\b[0-9a-f]{32}\b")
+        .unwrap()
+        .replace_all(&text, "<writer>")
+        .into_owned()
 }
 
 /// Runs the program and writes down what it did.
@@ -91,13 +113,16 @@ fn verdict(fixture: &Fixture) -> String {
 
 /// The first lines that differ.
 fn difference(recorded: &str, now: &str) -> String {
-    let (recorded, now): (Vec<&str>, Vec<&str>) = (recorded.lines().collect(), now.lines().collect());
+    let (recorded, now): (Vec<&str>, Vec<&str>) =
+        (recorded.lines().collect(), now.lines().collect());
     let mut told = String::new();
     for at in 0..recorded.len().max(now.len()) {
         let (old, new) = (recorded.get(at), now.get(at));
         if old != new {
-            old.into_iter().for_each(|line| writeln!(told, "  {:>3} - {line}", at + 1).unwrap());
-            new.into_iter().for_each(|line| writeln!(told, "  {:>3} + {line}", at + 1).unwrap());
+            old.into_iter()
+                .for_each(|line| writeln!(told, "  {:>3} - {line}", at + 1).unwrap());
+            new.into_iter()
+                .for_each(|line| writeln!(told, "  {:>3} + {line}", at + 1).unwrap());
         }
     }
     told
@@ -111,10 +136,17 @@ fn each_store_is_what_its_maker_makes_and_gets_the_verdict_that_is_recorded() {
         let folder = folder(&fixture);
         if regenerates() {
             let _ = std::fs::remove_dir_all(&folder);
-            fixture.objects.iter().for_each(|(key, bytes)| write(&folder.join(key), bytes));
+            fixture
+                .objects
+                .iter()
+                .for_each(|(key, bytes)| write(&folder.join(key), bytes));
         }
         let objects = committed(&fixture);
-        for key in objects.keys().chain(fixture.objects.keys()).filter(|key| objects.get(*key) != fixture.objects.get(*key)) {
+        for key in objects
+            .keys()
+            .chain(fixture.objects.keys())
+            .filter(|key| objects.get(*key) != fixture.objects.get(*key))
+        {
             writeln!(wrong, "{}: {key} is not what the maker makes", fixture.name).unwrap();
         }
         let now = verdict(&fixture);
@@ -124,7 +156,13 @@ fn each_store_is_what_its_maker_makes_and_gets_the_verdict_that_is_recorded() {
         }
         let recorded = std::fs::read_to_string(&path).unwrap_or_default();
         if recorded != now {
-            writeln!(wrong, "{}: another verdict:\n{}", fixture.name, difference(&recorded, &now)).unwrap();
+            writeln!(
+                wrong,
+                "{}: another verdict:\n{}",
+                fixture.name,
+                difference(&recorded, &now)
+            )
+            .unwrap();
         }
     }
     assert!(wrong.is_empty(), "{wrong}{HOW}");
@@ -136,7 +174,9 @@ fn no_store_is_committed_that_nobody_makes() {
         return crate::support::skip("the stores are being made");
     }
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/broken");
-    let committed = std::fs::read_dir(folders).unwrap().map(|item| item.unwrap().file_name().into_string().unwrap());
+    let committed = std::fs::read_dir(folders)
+        .unwrap()
+        .map(|item| item.unwrap().file_name().into_string().unwrap());
     let mut committed: Vec<String> = committed.collect();
     let mut made: Vec<&str> = stores::all().iter().map(|fixture| fixture.name).collect();
     committed.sort();
@@ -163,9 +203,13 @@ fn salvage_brings_back_the_longest_sound_beginning_byte_for_byte_and_the_session
 #[test]
 fn going_back_to_the_last_sound_entry_by_its_number_does_the_same() {
     for fixture in stores::all() {
-        let Some((seq, sound)) = &fixture.sound else { continue };
+        let Some((seq, sound)) = &fixture.sound else {
+            continue;
+        };
         let (backend, home) = (bucket(&fixture), TempHome::new());
-        backend.run(&home, &["restore", BROKEN, "--at", &format!("seq:{seq}")]).ok();
+        backend
+            .run(&home, &["restore", BROKEN, "--at", &format!("seq:{seq}")])
+            .ok();
         assert_eq!(&restored(&home), sound, "{}", fixture.name);
         assert_goes_on(&fixture, &backend, &home);
     }
@@ -177,22 +221,40 @@ fn assert_goes_on(fixture: &Fixture, backend: &Backend, home: &TempHome) {
     let transcript = format!("projects/-work-app/{BROKEN}.jsonl");
     let line = format!("echo '{{\"type\":\"user\",\"text\":\"further\"}}' >> .claude/{transcript}");
     let add = |files: &mut Files| {
-        files.get_mut(&transcript).unwrap().extend_from_slice(b"{\"type\":\"user\",\"text\":\"further\"}\n");
+        files
+            .get_mut(&transcript)
+            .unwrap()
+            .extend_from_slice(b"{\"type\":\"user\",\"text\":\"further\"}\n");
     };
     let mut further = restored(home);
     add(&mut further);
-    backend.run(home, &["run", "--session", BROKEN, "--", "sh", "-c", &line]).ok();
+    backend
+        .run(home, &["run", "--session", BROKEN, "--", "sh", "-c", &line])
+        .ok();
     assert_eq!(restored(home), further, "{what}");
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["restore", BROKEN]).ok();
     assert_eq!(restored(&elsewhere), further, "{what}");
     // What is left out of it is no damage any more, unless an object is in the way that nobody has deleted.
     let composites = fixture.objects.keys().any(|key| !key.contains("/log/"));
-    assert!(composites || backend.run(&elsewhere, &["verify", BROKEN, "--deep"]).code() == 0, "{what}");
-    assert_eq!(backend.run(&elsewhere, &["reindex"]).ok().err(), "", "{what}");
+    assert!(
+        composites
+            || backend
+                .run(&elsewhere, &["verify", BROKEN, "--deep"])
+                .code()
+                == 0,
+        "{what}"
+    );
+    assert_eq!(
+        backend.run(&elsewhere, &["reindex"]).ok().err(),
+        "",
+        "{what}"
+    );
     // And once more, in the new place, whose ledger is lost.
     std::fs::remove_dir_all(elsewhere.home().join(".claude/.sessiond")).unwrap();
-    backend.run(&elsewhere, &["run", "--", "sh", "-c", &line]).ok();
+    backend
+        .run(&elsewhere, &["run", "--", "sh", "-c", &line])
+        .ok();
     let last = TempHome::new();
     backend.run(&last, &["restore", BROKEN]).ok();
     add(&mut further);

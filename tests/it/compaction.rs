@@ -29,7 +29,8 @@ fn read(pieces: &[Piece]) -> Vec<Piece> {
 }
 
 #[tokio::test]
-async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_four_times_at_most_and_kept_once() {
+async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_four_times_at_most_and_kept_once()
+ {
     let world = World::in_memory();
     let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
     let mut transcript = Transcript::new(1);
@@ -52,11 +53,18 @@ async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_f
     }
     let ideal = gzip(&whole);
     let ratio = whole.len() as f64 / ideal as f64;
-    assert!((4.0..5.0).contains(&ratio), "gzip makes this {ratio:.2} times smaller: not like a real transcript");
+    assert!(
+        (4.0..5.0).contains(&ratio),
+        "gzip makes this {ratio:.2} times smaller: not like a real transcript"
+    );
     let pieces = logs.pieces(&id).await.unwrap();
     let left: u64 = read(&pieces).iter().map(|piece| piece.size).sum();
     let uploaded = world.store.uploaded() as f64 / ideal as f64;
-    let entries: u64 = pieces.iter().filter(|piece| piece.kind == PieceKind::Entry).map(|piece| piece.size).sum();
+    let entries: u64 = pieces
+        .iter()
+        .filter(|piece| piece.kind == PieceKind::Entry)
+        .map(|piece| piece.size)
+        .sum();
     println!(
         "{FLUSHES} flushes of {} bytes, {ratio:.2} times smaller by gzip -6; at most {most} objects to read; uploaded {uploaded:.3} times that \
          (entries {:.3}), left {:.3} times",
@@ -65,9 +73,16 @@ async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_f
         left as f64 / ideal as f64
     );
     let bound = 32 + (left >> 20) as usize;
-    assert!(most <= bound, "a restore reads {most} objects, more than 32 and one for each MiB of {left} bytes");
+    assert!(
+        most <= bound,
+        "a restore reads {most} objects, more than 32 and one for each MiB of {left} bytes"
+    );
     assert!(uploaded <= 4.0, "{uploaded:.3} times the data was uploaded");
-    assert!(left as f64 <= 1.15 * ideal as f64, "{:.3} times the data is left", left as f64 / ideal as f64);
+    assert!(
+        left as f64 <= 1.15 * ideal as f64,
+        "{:.3} times the data is left",
+        left as f64 / ideal as f64
+    );
     assert_eq!(world.stored_file("s1", path).await.unwrap(), whole);
 }
 
@@ -87,14 +102,36 @@ async fn a_restore_is_three_round_trips_deep() {
         }
     }
     let elsewhere = Arc::new(Disk::new(world.folder("elsewhere")));
-    let context = restore::Context { folder: elsewhere, profile: world.profile.clone(), logs: world.logs() };
+    let context = restore::Context {
+        folder: elsewhere,
+        profile: world.profile.clone(),
+        logs: world.logs(),
+    };
     // Nothing but requests takes time here: what goes on at once takes as long as one.
     world.store.be_far(Duration::from_secs(1));
     let began = tokio::time::Instant::now();
-    let report = restore::restore(&context, &id, &restore::Options { claim: true, ..Default::default() }).await.unwrap();
-    assert!(report.objects > 8, "so few objects prove nothing: {}", report.objects);
+    let report = restore::restore(
+        &context,
+        &id,
+        &restore::Options {
+            claim: true,
+            ..Default::default()
+        },
+    )
+    .await
+    .unwrap();
+    assert!(
+        report.objects > 8,
+        "so few objects prove nothing: {}",
+        report.objects
+    );
     // List, read, claim.
     assert_eq!(began.elapsed().as_secs(), 3);
-    let missing = restore::restore(&context, &world.id("nobody"), &restore::Options::default()).await;
-    assert!(missing.is_err() && began.elapsed().as_secs() == 4, "what is not there takes one more: {:?}", began.elapsed());
+    let missing =
+        restore::restore(&context, &world.id("nobody"), &restore::Options::default()).await;
+    assert!(
+        missing.is_err() && began.elapsed().as_secs() == 4,
+        "what is not there takes one more: {:?}",
+        began.elapsed()
+    );
 }

@@ -13,36 +13,60 @@ mod seeds;
 
 type Check = fn(&[u8]) -> bool;
 
-const TARGETS: [(&str, Check); 4] =
-    [("entry", checks::entry), ("snapshot", checks::snapshot), ("transcript", checks::transcript), ("path", checks::path)];
+const TARGETS: [(&str, Check); 4] = [
+    ("entry", checks::entry),
+    ("snapshot", checks::snapshot),
+    ("transcript", checks::transcript),
+    ("path", checks::path),
+];
 
 fn verdict(name: &str, accepted: bool) -> Result<(), String> {
     match name.split('-').next() {
         Some("good") if !accepted => Err(format!("{name} is refused")),
         Some("bad") if accepted => Err(format!("{name} is accepted")),
         Some("good" | "bad" | "found") => Ok(()),
-        _ => Err(format!("{name} says by its name neither good, bad nor found")),
+        _ => Err(format!(
+            "{name} says by its name neither good, bad nor found"
+        )),
     }
 }
 
 #[test]
 fn the_corpus_is_accepted_and_refused_as_its_names_say() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let folders: BTreeSet<_> = std::fs::read_dir(&corpus).unwrap().map(|item| item.unwrap().file_name().into_string().unwrap()).collect();
+    let folders: BTreeSet<_> = std::fs::read_dir(&corpus)
+        .unwrap()
+        .map(|item| item.unwrap().file_name().into_string().unwrap())
+        .collect();
     assert_eq!(
         folders,
-        TARGETS.iter().map(|(target, _)| (*target).to_owned()).collect(),
+        TARGETS
+            .iter()
+            .map(|(target, _)| (*target).to_owned())
+            .collect(),
         "a target without corpus, or the other way round"
     );
     let mut wrong = Vec::new();
     for (target, check) in TARGETS {
         let mut count = BTreeMap::new();
-        for item in std::fs::read_dir(corpus.join(target)).unwrap().map(|item| item.unwrap()) {
+        for item in std::fs::read_dir(corpus.join(target))
+            .unwrap()
+            .map(|item| item.unwrap())
+        {
             let name = item.file_name().into_string().unwrap();
-            wrong.extend(verdict(&name, check(&std::fs::read(item.path()).unwrap())).err().map(|why| format!("{target}/{why}")));
-            *count.entry(name.split('-').next().unwrap().to_owned()).or_insert(0) += 1;
+            wrong.extend(
+                verdict(&name, check(&std::fs::read(item.path()).unwrap()))
+                    .err()
+                    .map(|why| format!("{target}/{why}")),
+            );
+            *count
+                .entry(name.split('-').next().unwrap().to_owned())
+                .or_insert(0) += 1;
         }
-        assert!(count["good"] >= 5 && count["bad"] >= 5, "hardly any input for {target}: {count:?}");
+        assert!(
+            count["good"] >= 5 && count["bad"] >= 5,
+            "hardly any input for {target}: {count:?}"
+        );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -62,7 +86,13 @@ fn what_this_version_writes_is_accepted_and_what_it_is_made_into_is_refused() {
 #[test]
 fn every_seed_is_in_the_corpus() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let missing: Vec<_> =
-        seeds::all().iter().map(|seed| format!("{}/{}", seed.target, seed.name)).filter(|name| !corpus.join(name).exists()).collect();
-    assert!(missing.is_empty(), "run cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seed: {missing:?}");
+    let missing: Vec<_> = seeds::all()
+        .iter()
+        .map(|seed| format!("{}/{}", seed.target, seed.name))
+        .filter(|name| !corpus.join(name).exists())
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "run cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seed: {missing:?}"
+    );
 }

@@ -12,7 +12,11 @@ const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n";
 /// Runs it with the programs of the home first on the path.
 fn doctor(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Ran {
     let path = format!("{}:/usr/bin:/bin", home.home().join("bin").display());
-    Ran(backend.command(home, &[&["doctor"], arguments].concat()).env("PATH", path).output().unwrap())
+    Ran(backend
+        .command(home, &[&["doctor"], arguments].concat())
+        .env("PATH", path)
+        .output()
+        .unwrap())
 }
 
 fn program(home: &TempHome, name: &str, script: &str) {
@@ -39,7 +43,10 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
         assert_eq!(ran.code(), 0, "{}{}", ran.out(), ran.err());
         let here = |folder: &str| home.home().join(folder).display().to_string();
         for line in [
-            format!("claude-code: version 2.1.325, in {}; this is the one that is kept", here(".claude")),
+            format!(
+                "claude-code: version 2.1.325, in {}; this is the one that is kept",
+                here(".claude")
+            ),
             format!("codex: not on the PATH, in {}", here(".codex")),
             "sessiond daemon --agent codex keeps it".to_owned(),
             format!("gemini: version 0.61.0, nothing in {} yet", here(".gemini")),
@@ -51,12 +58,24 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
             assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
         }
         assert!(!says(&ran, "opencode"), "{}", ran.out());
-        assert!(!home.home().join(".gemini").exists(), "it must leave nothing behind");
+        assert!(
+            !home.home().join(".gemini").exists(),
+            "it must leave nothing behind"
+        );
         let json = doctor(&backend, &home, &["--json"]).json();
-        assert!(json.as_array().unwrap().iter().any(|finding| finding["what"] == "agent" && finding["grade"] == "ok"), "{json}");
+        assert!(
+            json.as_array()
+                .unwrap()
+                .iter()
+                .any(|finding| finding["what"] == "agent" && finding["grade"] == "ok"),
+            "{json}"
+        );
         let _daemon = backend.daemon(&home, &[]);
         backend.run(&home, &["flush", "--wait"]).ok();
-        assert!(says(&doctor(&backend, &home, &[]), "none: everything is durable"));
+        assert!(says(
+            &doctor(&backend, &home, &[]),
+            "none: everything is durable"
+        ));
     }
 }
 
@@ -68,7 +87,14 @@ fn a_session_in_two_folders_is_wrong() {
     append(&home.home().join(".claude/projects/-other/s1.jsonl"), LINE);
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
-    assert!(says(&ran, "session s1 stands in 2 folders: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"), "{}", ran.out());
+    assert!(
+        says(
+            &ran,
+            "session s1 stands in 2 folders: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
+        ),
+        "{}",
+        ran.out()
+    );
 }
 
 #[test]
@@ -79,15 +105,37 @@ fn what_the_agent_is_about_to_delete_is_told() {
     append(&transcript(&home, "s2"), LINE);
     let aged = |session: &str, days: u64| {
         let time = SystemTime::now() - Duration::from_secs(days * 86_400);
-        std::fs::OpenOptions::new().append(true).open(transcript(&home, session)).unwrap().set_modified(time).unwrap();
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(transcript(&home, session))
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
     };
     aged("s1", 20);
     aged("s2", 28);
     let ran = doctor(&backend, &home, &[]);
-    assert!(says(&ran, "the agent deletes 1 sessions here within 3 days: it keeps them for 30 days"), "{}", ran.out());
-    append(&home.home().join(".claude/settings.json"), "{\"cleanupPeriodDays\": 22}");
-    assert!(says(&doctor(&backend, &home, &[]), "the agent deletes 2 sessions here within 3 days: it keeps them for 22 days"));
-    std::fs::write(home.home().join(".claude/settings.json"), "{\"cleanupPeriodDays\": 365}").unwrap();
+    assert!(
+        says(
+            &ran,
+            "the agent deletes 1 sessions here within 3 days: it keeps them for 30 days"
+        ),
+        "{}",
+        ran.out()
+    );
+    append(
+        &home.home().join(".claude/settings.json"),
+        "{\"cleanupPeriodDays\": 22}",
+    );
+    assert!(says(
+        &doctor(&backend, &home, &[]),
+        "the agent deletes 2 sessions here within 3 days: it keeps them for 22 days"
+    ));
+    std::fs::write(
+        home.home().join(".claude/settings.json"),
+        "{\"cleanupPeriodDays\": 365}",
+    )
+    .unwrap();
     assert!(!says(&doctor(&backend, &home, &[]), "deletes"));
 }
 
@@ -102,7 +150,14 @@ fn files_of_another_user_are_wrong() {
     std::os::unix::fs::chown(transcript(&home, "s1"), Some(12345), Some(12345)).unwrap();
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
-    assert!(says(&ran, "1 files do not belong to the folder's owner (user 0), such as projects/-work-app/s1.jsonl"), "{}", ran.out());
+    assert!(
+        says(
+            &ran,
+            "1 files do not belong to the folder's owner (user 0), such as projects/-work-app/s1.jsonl"
+        ),
+        "{}",
+        ran.out()
+    );
 }
 
 fn is_root() -> bool {
@@ -114,7 +169,10 @@ fn a_database_that_cannot_be_read_is_wrong() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
-    append(&home.home().join(".local/share/opencode/opencode.db"), "this is no database, and it is long enough to be looked at by one\n");
+    append(
+        &home.home().join(".local/share/opencode/opencode.db"),
+        "this is no database, and it is long enough to be looked at by one\n",
+    );
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
     assert!(says(&ran, "opencode.db"), "{}", ran.out());

@@ -38,14 +38,21 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
     let (mut title, mut steps): (Vec<String>, Vec<Step>) = (Vec::new(), Vec::new());
     for line in text.lines() {
         if let Some(command) = line.strip_prefix("    $ ") {
-            steps.push(Step { command: command.to_owned(), typed: vec![line.to_owned()], said: Vec::new(), prose: Vec::new() });
+            steps.push(Step {
+                command: command.to_owned(),
+                typed: vec![line.to_owned()],
+                said: Vec::new(),
+                prose: Vec::new(),
+            });
         } else if let Some(step) = steps.last_mut() {
             match line.strip_prefix("    > ") {
                 Some(more) if step.said.is_empty() => {
                     write!(step.command, "\n{more}").unwrap();
                     step.typed.push(line.to_owned());
                 }
-                _ if step.prose.is_empty() && (line.is_empty() || line.starts_with("    ")) => step.said.push(line.to_owned()),
+                _ if step.prose.is_empty() && (line.is_empty() || line.starts_with("    ")) => {
+                    step.said.push(line.to_owned())
+                }
                 _ => step.prose.push(line.to_owned()),
             }
         } else {
@@ -54,7 +61,11 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
     }
     for step in &mut steps {
         // An empty line behind what was said is not part of it.
-        let end = step.said.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
+        let end = step
+            .said
+            .iter()
+            .rposition(|line| !line.is_empty())
+            .map_or(0, |last| last + 1);
         let empty: Vec<String> = step.said.drain(end..).collect();
         step.prose.splice(0..0, empty);
     }
@@ -66,32 +77,63 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
     let said = home.path().join("said");
     std::fs::create_dir(&said).unwrap();
     // Tests run side by side, and the default port is one.
-    write(&home.home().join(".config/sessiond/config.toml"), "http = \"off\"\n");
+    write(
+        &home.home().join(".config/sessiond/config.toml"),
+        "http = \"off\"\n",
+    );
     let mut script = "set -o pipefail\ntrap 'kill -9 $(jobs -p) 2> /dev/null' EXIT\n".to_owned();
     for (at, step) in steps.iter().enumerate() {
         let file = said.join(at.to_string());
-        writeln!(script, "{{\n{}\n}} > {file} 2>&1 < /dev/null; echo $? > {file}.code", step.command, file = file.display()).unwrap();
+        writeln!(
+            script,
+            "{{\n{}\n}} > {file} 2>&1 < /dev/null; echo $? > {file}.code",
+            step.command,
+            file = file.display()
+        )
+        .unwrap();
     }
-    let path = format!("{}:{}", sessiond().parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        sessiond().parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     let mut bash = home.command(Path::new("timeout"));
-    bash.args(["120", "bash", "-c", &script]).env("PATH", path).env("FIXTURES", folder().with_file_name("../fixtures"));
+    bash.args(["120", "bash", "-c", &script])
+        .env("PATH", path)
+        .env("FIXTURES", folder().with_file_name("../fixtures"));
     // Nobody is asked outside of this machine.
-    bash.env("AWS_EC2_METADATA_DISABLED", "true").envs(environment.iter().map(|(name, value)| (name, value)));
+    bash.env("AWS_EC2_METADATA_DISABLED", "true")
+        .envs(environment.iter().map(|(name, value)| (name, value)));
     let output = bash.stdin(Stdio::null()).output().unwrap();
-    assert!(output.stderr.is_empty(), "the shell says: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.stderr.is_empty(),
+        "the shell says: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let told = |at: usize| -> Vec<String> {
         let file = said.join(at.to_string());
-        let code = std::fs::read_to_string(file.with_extension("code")).unwrap_or_else(|_| panic!("never came to {}", steps[at].command));
+        let code = std::fs::read_to_string(file.with_extension("code"))
+            .unwrap_or_else(|_| panic!("never came to {}", steps[at].command));
         let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
-        let code = if code.trim() == "0" { String::new() } else { format!("[exit code {}]", code.trim()) };
-        plain(&text, home, environment).lines().chain(code.lines()).map(|line| format!("    {line}").trim_end().to_owned()).collect()
+        let code = if code.trim() == "0" {
+            String::new()
+        } else {
+            format!("[exit code {}]", code.trim())
+        };
+        plain(&text, home, environment)
+            .lines()
+            .chain(code.lines())
+            .map(|line| format!("    {line}").trim_end().to_owned())
+            .collect()
     };
     (0..steps.len()).map(told).collect()
 }
 
 /// What differs from one run to the next is taken out: folders, servers, times, and names that are made up.
 fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String {
-    let mut text = text.replace(&home.home().display().to_string(), "/home/me").replace(&home.path().display().to_string(), "");
+    let mut text = text
+        .replace(&home.home().display().to_string(), "/home/me")
+        .replace(&home.path().display().to_string(), "");
     for (name, value) in environment {
         text = text.replace(value, &format!("${name}"));
     }
@@ -101,7 +143,10 @@ fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String 
         (r"\bprocess \d+", "process <pid>"),
         (r"\bage1[0-9a-z]{58}\b", "<recipient>"),
     ] {
-        text = Regex::new(pattern).unwrap().replace_all(&text, instead).into_owned();
+        text = Regex::new(pattern)
+            .unwrap()
+            .replace_all(&text, instead)
+            .into_owned();
     }
     text
 }
@@ -113,17 +158,34 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     let (title, steps) = read(&std::fs::read_to_string(&path).unwrap());
     let now = run(&steps, home, environment);
     if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
-        let said = steps.iter().zip(&now).flat_map(|(step, said)| step.typed.iter().chain(said).chain(&step.prose));
-        let text: String = title.iter().chain(said).map(|line| format!("{line}\n")).collect();
+        let said = steps
+            .iter()
+            .zip(&now)
+            .flat_map(|(step, said)| step.typed.iter().chain(said).chain(&step.prose));
+        let text: String = title
+            .iter()
+            .chain(said)
+            .map(|line| format!("{line}\n"))
+            .collect();
         return std::fs::write(&path, text).unwrap();
     }
     let mut wrong = String::new();
-    for (step, now) in steps.iter().zip(&now).filter(|(step, now)| step.said != **now) {
+    for (step, now) in steps
+        .iter()
+        .zip(&now)
+        .filter(|(step, now)| step.said != **now)
+    {
         writeln!(wrong, "$ {}", step.command).unwrap();
-        step.said.iter().for_each(|line| writeln!(wrong, "  -{line}").unwrap());
-        now.iter().for_each(|line| writeln!(wrong, "  +{line}").unwrap());
+        step.said
+            .iter()
+            .for_each(|line| writeln!(wrong, "  -{line}").unwrap());
+        now.iter()
+            .for_each(|line| writeln!(wrong, "  +{line}").unwrap());
     }
-    assert!(wrong.is_empty(), "{name}.md: something else is said:\n{wrong}{HOW}");
+    assert!(
+        wrong.is_empty(),
+        "{name}.md: something else is said:\n{wrong}{HOW}"
+    );
 }
 
 macro_rules! said_as_recorded {
@@ -135,12 +197,27 @@ macro_rules! said_as_recorded {
     )+ };
 }
 
-said_as_recorded!(settings, options, finding, local_files, points, damage, encryption, exchange, hooks, opencode);
+said_as_recorded!(
+    settings,
+    options,
+    finding,
+    local_files,
+    points,
+    damage,
+    encryption,
+    exchange,
+    hooks,
+    opencode
+);
 
 #[test]
 fn streaming() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    compare("streaming", &TempHome::new(), &[("TAKEN", taken.local_addr().unwrap().to_string())]);
+    compare(
+        "streaming",
+        &TempHome::new(),
+        &[("TAKEN", taken.local_addr().unwrap().to_string())],
+    );
 }
 
 #[test]
@@ -157,7 +234,9 @@ fn full_disk() {
 
 #[test]
 fn servers() {
-    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
+        return;
+    };
     let database = url::Url::parse(&postgres.fresh_database()).unwrap();
     let environment = [
         ("S3", s3.addr().to_string()),
@@ -181,13 +260,28 @@ fn hints() -> BTreeSet<String> {
     for (_, source) in files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
         let source = String::from_utf8(source).unwrap();
         let source = source.split("#[cfg(test)]").next().unwrap_or_default();
-        let named = |name: &str| source.contains(&format!("hint({name})")) || source.contains(&format!("Some({name})"));
-        hints.extend(at_a_call.captures_iter(source).map(|found| found[1].to_owned()));
-        let constants = constant.captures_iter(source).filter(|found| named(found[0][6..].split(':').next().unwrap_or_default()));
-        hints.extend(constants.map(|found| found[1].to_owned()).filter(|text| text.contains(' ')));
+        let named = |name: &str| {
+            source.contains(&format!("hint({name})")) || source.contains(&format!("Some({name})"))
+        };
+        hints.extend(
+            at_a_call
+                .captures_iter(source)
+                .map(|found| found[1].to_owned()),
+        );
+        let constants = constant
+            .captures_iter(source)
+            .filter(|found| named(found[0][6..].split(':').next().unwrap_or_default()));
+        hints.extend(
+            constants
+                .map(|found| found[1].to_owned())
+                .filter(|text| text.contains(' ')),
+        );
     }
     let line_goes_on = Regex::new(r"\\\n\s*").unwrap();
-    hints.iter().map(|hint| line_goes_on.replace_all(hint, "").replace("\\\"", "\"")).collect()
+    hints
+        .iter()
+        .map(|hint| line_goes_on.replace_all(hint, "").replace("\\\"", "\""))
+        .collect()
 }
 
 /// A new hint is shown by one of the files, or stands in `unseen.md` with what keeps it from being shown.
@@ -196,23 +290,53 @@ fn every_hint_is_seen_or_it_is_said_why_not() {
     let (mut seen, mut excused) = (String::new(), String::new());
     for (name, text) in files_below(&folder()) {
         let text = String::from_utf8(text).unwrap();
-        if name == "unseen.md" { excused = text } else { seen.push_str(&text) }
+        if name == "unseen.md" {
+            excused = text
+        } else {
+            seen.push_str(&text)
+        }
     }
     let open = Regex::new(r"\\\{[^{}]*\\\}").unwrap();
     let (mut forgotten, mut stale) = (Vec::new(), Vec::new());
     for hint in hints() {
-        let pattern = open.replace_all(&regex_lite::escape(&hint.replace("{{", "(").replace("}}", ")")), ".*").into_owned();
-        let shown = Regex::new(&format!("(?m)hint: {pattern}$")).unwrap().is_match(&seen.replace(['{', '}'], "("));
+        let pattern = open
+            .replace_all(
+                &regex_lite::escape(&hint.replace("{{", "(").replace("}}", ")")),
+                ".*",
+            )
+            .into_owned();
+        let shown = Regex::new(&format!("(?m)hint: {pattern}$"))
+            .unwrap()
+            .is_match(&seen.replace(['{', '}'], "("));
         match (shown, excused.contains(&format!("`{hint}`"))) {
             (false, false) => forgotten.push(hint),
             (true, true) => stale.push(hint),
             _ => {}
         }
     }
-    assert!(forgotten.is_empty(), "show these in tests/it/errors, or say in unseen.md why not:\n{}", forgotten.join("\n"));
-    assert!(stale.is_empty(), "these are shown, and unseen.md says that they are not:\n{}", stale.join("\n"));
+    assert!(
+        forgotten.is_empty(),
+        "show these in tests/it/errors, or say in unseen.md why not:\n{}",
+        forgotten.join("\n")
+    );
+    assert!(
+        stale.is_empty(),
+        "these are shown, and unseen.md says that they are not:\n{}",
+        stale.join("\n")
+    );
     let known = hints();
-    let gone: Vec<&str> = excused.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).map(|(hint, _)| hint).collect();
-    let gone: Vec<&str> = gone.into_iter().filter(|hint| !known.contains(*hint)).collect();
-    assert!(gone.is_empty(), "unseen.md names hints that the source does not have:\n{}", gone.join("\n"));
+    let gone: Vec<&str> = excused
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` |"))
+        .map(|(hint, _)| hint)
+        .collect();
+    let gone: Vec<&str> = gone
+        .into_iter()
+        .filter(|hint| !known.contains(*hint))
+        .collect();
+    assert!(
+        gone.is_empty(),
+        "unseen.md names hints that the source does not have:\n{}",
+        gone.join("\n")
+    );
 }

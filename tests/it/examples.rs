@@ -13,17 +13,26 @@ use crate::support::{TempHome, fetch, or_skip, run, sessiond};
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
 
 fn example(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("examples")
+        .join(path)
 }
 
 /// A command with the environment of one of sessiond's, which finds sessiond, and nothing else.
 fn beside(backend: &Backend, home: &TempHome, program: &Path) -> Command {
     let sessionds = backend.command(home, &[]);
     let mut command = home.command(program);
-    command.envs(sessionds.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.envs(
+        sessionds
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
     let folder = sessiond().parent().unwrap().to_owned();
     let path = std::env::var_os("PATH").unwrap();
-    command.env("PATH", std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&path))).unwrap());
+    command.env(
+        "PATH",
+        std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&path))).unwrap(),
+    );
     // Several run at once on this machine.
     command.env("SESSIOND_HTTP", "off").stdin(Stdio::null());
     command
@@ -46,16 +55,33 @@ fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() 
                 let out = std::fs::File::create(home.path().join("out")).unwrap();
                 let err = std::fs::File::create(home.path().join("err")).unwrap();
                 let said = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap();
-                command.args([session.as_str(), "sh", "-c", AGENT, &session]).stdout(out).stderr(err);
+                command
+                    .args([session.as_str(), "sh", "-c", AGENT, &session])
+                    .stdout(out)
+                    .stderr(err);
                 let mut running = Running(command.spawn().unwrap());
                 eventually("the agent is up", || {
-                    assert!(running.0.try_wait().unwrap().is_none(), "{script}: {}", said("err"));
+                    assert!(
+                        running.0.try_wait().unwrap().is_none(),
+                        "{script}: {}",
+                        said("err")
+                    );
                     home.home().join("up").exists()
                 });
                 running.signal("TERM");
-                assert_eq!(running.code(), Some(7), "{script} on {}: {}", backend.name, said("err"));
+                assert_eq!(
+                    running.code(),
+                    Some(7),
+                    "{script} on {}: {}",
+                    backend.name,
+                    said("err")
+                );
                 let expected = if life == 0 { "0" } else { "2" };
-                assert!(said("out").lines().any(|line| line.trim() == expected), "{script}, life {life}: {}", said("out"));
+                assert!(
+                    said("out").lines().any(|line| line.trim() == expected),
+                    "{script}, life {life}: {}",
+                    said("out")
+                );
                 let local = std::fs::read_to_string(of_home(&home, &session)).unwrap();
                 assert_eq!(local.matches("last").count(), life + 1, "{local}");
             }
@@ -67,14 +93,24 @@ fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() 
 fn the_sidecar_says_why_it_does_not_start() {
     let (mut backend, home) = (Backend::file(), TempHome::new());
     backend.set("SESSIOND_STORE", "nonsense://");
-    let ran = Ran(beside(&backend, &home, &example("sidecar.sh")).args([SESSION, "true"]).output().unwrap());
+    let ran = Ran(beside(&backend, &home, &example("sidecar.sh"))
+        .args([SESSION, "true"])
+        .output()
+        .unwrap());
     ran.fails(2, "nonsense", "");
     // The restore went well, the daemon does not start: somebody else has the folder.
     let backend = Backend::file();
     append(&of_home(&home, "other"), "{}\n");
     let _other = backend.daemon(&home, &[]);
-    let ran = Ran(beside(&backend, &home, &example("sidecar.sh")).args([SESSION, "touch", "launched"]).output().unwrap());
-    assert!(ran.code() != 0 && ran.err().contains("already keeps"), "{}", ran.err());
+    let ran = Ran(beside(&backend, &home, &example("sidecar.sh"))
+        .args([SESSION, "touch", "launched"])
+        .output()
+        .unwrap());
+    assert!(
+        ran.code() != 0 && ran.err().contains("already keeps"),
+        "{}",
+        ran.err()
+    );
     assert!(!home.home().join("launched").exists());
 }
 
@@ -82,12 +118,28 @@ fn the_sidecar_says_why_it_does_not_start() {
 fn the_library_can_be_embedded() {
     // Where all tests are run, cargo has built it with them.
     let mut build = Command::new(env!("CARGO"));
-    run(build.args(["build", "--locked", "--offline", "--example", "embed"]).current_dir(env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let built = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples").join("embed");
+    run(build
+        .args(["build", "--locked", "--offline", "--example", "embed"])
+        .current_dir(env!("CARGO_MANIFEST_DIR")))
+    .unwrap();
+    let built = std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .with_file_name("examples")
+        .join("embed");
     let home = TempHome::new();
     let ran = Ran(home.command(&built).output().unwrap()).ok();
-    assert!(ran.out().contains("durable: 1 log") && ran.out().ends_with("equal\n"), "{}", ran.out());
-    assert_eq!(std::fs::read_dir(home.path().join("tmp")).unwrap().count(), 0, "it leaves something behind");
+    assert!(
+        ran.out().contains("durable: 1 log") && ran.out().ends_with("equal\n"),
+        "{}",
+        ran.out()
+    );
+    assert_eq!(
+        std::fs::read_dir(home.path().join("tmp")).unwrap().count(),
+        0,
+        "it leaves something behind"
+    );
 }
 
 /// A program on an SDK: how it is called, and what it needs in its environment.
@@ -106,7 +158,10 @@ impl Program {
         Some(Program {
             name: "python",
             command: vec!["python3".into(), example("sdk-py/ask.py")],
-            environment: vec![("PYTHONPATH", path.into()), ("PYTHONDONTWRITEBYTECODE", "1".into())],
+            environment: vec![
+                ("PYTHONPATH", path.into()),
+                ("PYTHONDONTWRITEBYTECODE", "1".into()),
+            ],
             _place: TempHome::new(),
         })
     }
@@ -122,7 +177,8 @@ impl Program {
             crate::support::writers::copy_folder(&example(name), &place.home().join(name));
         }
         // As after `npm install`.
-        std::os::unix::fs::symlink(agents()?.node_modules(), place.home().join("node_modules")).unwrap();
+        std::os::unix::fs::symlink(agents()?.node_modules(), place.home().join("node_modules"))
+            .unwrap();
         std::fs::write(place.home().join("package.json"), "{\"type\":\"module\"}").unwrap();
         let compile = |source: &str| {
             let mut compile = place.command(Path::new("node"));
@@ -134,16 +190,32 @@ impl Program {
                 "nodenext",
                 "--skipLibCheck",
             ]);
-            compile.args(["--rewriteRelativeImportExtensions", "--outDir", "built", "--rootDir", ".", "--types", "node", "--typeRoots"]);
+            compile.args([
+                "--rewriteRelativeImportExtensions",
+                "--outDir",
+                "built",
+                "--rootDir",
+                ".",
+                "--types",
+                "node",
+                "--typeRoots",
+            ]);
             run(compile.arg(tools.join("@types")).arg(source))
         };
         compile("sdk-ts/ask.ts").unwrap();
         // It does look at types.
-        let broken = std::fs::read_to_string(place.home().join("sdk-ts/ask.ts")).unwrap().replace("\"eager\"", "\"egar\"");
+        let broken = std::fs::read_to_string(place.home().join("sdk-ts/ask.ts"))
+            .unwrap()
+            .replace("\"eager\"", "\"egar\"");
         std::fs::write(place.home().join("sdk-ts/broken.ts"), broken).unwrap();
         assert!(compile("sdk-ts/broken.ts").is_err_and(|error| error.contains("egar")));
         let command = vec!["node".into(), place.home().join("built/sdk-ts/ask.js")];
-        Some(Program { name: "typescript", command, environment: Vec::new(), _place: place })
+        Some(Program {
+            name: "typescript",
+            command,
+            environment: Vec::new(),
+            _place: place,
+        })
     }
 
     /// Its environment beside a client that talks to the model.
@@ -151,9 +223,20 @@ impl Program {
         use crate::clients::client::Client;
         Client::ClaudeNew.environment(command, &home.path().join("tmp"), &model.url());
         let bin = agents().unwrap().claude_new();
-        let path = command.get_envs().find(|(name, _)| *name == "PATH").unwrap().1.unwrap().to_owned();
-        command.env("PATH", std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path))).unwrap());
-        command.envs(self.environment.iter().cloned()).current_dir(cwd);
+        let path = command
+            .get_envs()
+            .find(|(name, _)| *name == "PATH")
+            .unwrap()
+            .1
+            .unwrap()
+            .to_owned();
+        command.env(
+            "PATH",
+            std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path))).unwrap(),
+        );
+        command
+            .envs(self.environment.iter().cloned())
+            .current_dir(cwd);
     }
 }
 
@@ -161,14 +244,20 @@ fn programs() -> Vec<Program> {
     if agents().is_none() {
         return Vec::new();
     }
-    [Program::python(), Program::typescript()].into_iter().flatten().collect()
+    [Program::python(), Program::typescript()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The id that the program printed.
 #[track_caller]
 fn session_of(ran: &Ran) -> String {
     let out = ran.out();
-    out.lines().find_map(|line| line.strip_prefix("session ")).unwrap_or_else(|| panic!("{out}\n{}", ran.err())).to_owned()
+    out.lines()
+        .find_map(|line| line.strip_prefix("session "))
+        .unwrap_or_else(|| panic!("{out}\n{}", ran.err()))
+        .to_owned()
 }
 
 /// Two homes, one after the other: the second request holds what was said in the first.
@@ -180,19 +269,53 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
             let ask = |home: &TempHome, session: Option<&str>, words: &str| {
                 let mut command = beside(&backend, home, &sessiond());
                 let named = session.map(|id| ["--session", id]);
-                command.arg("run").args(named.into_iter().flatten()).arg("--").args(&program.command).arg(words).args(session);
+                command
+                    .arg("run")
+                    .args(named.into_iter().flatten())
+                    .arg("--")
+                    .args(&program.command)
+                    .arg(words)
+                    .args(session);
                 program.prepare(&mut command, home, &folder.home(), &model);
                 Ran(command.output().unwrap()).ok()
             };
             let (one, two) = (TempHome::new(), TempHome::new());
-            let ran = ask(&one, None, &prompt("first", &[vec![say("first turn done")]]));
-            assert!(ran.out().contains("first turn done"), "{}: {}", program.name, ran.out());
+            let ran = ask(
+                &one,
+                None,
+                &prompt("first", &[vec![say("first turn done")]]),
+            );
+            assert!(
+                ran.out().contains("first turn done"),
+                "{}: {}",
+                program.name,
+                ran.out()
+            );
             let session = session_of(&ran);
-            let ran = ask(&two, Some(&session), &prompt("second", &[vec![say("second turn done")]]));
-            assert!(ran.out().contains("second turn done") && session_of(&ran) == session, "{}: {}", program.name, ran.out());
-            assert_goes_on(&model.asked("first PLAN"), &model.asked("second PLAN"), &["first turn done", "second PLAN"]);
+            let ran = ask(
+                &two,
+                Some(&session),
+                &prompt("second", &[vec![say("second turn done")]]),
+            );
+            assert!(
+                ran.out().contains("second turn done") && session_of(&ran) == session,
+                "{}: {}",
+                program.name,
+                ran.out()
+            );
+            assert_goes_on(
+                &model.asked("first PLAN"),
+                &model.asked("second PLAN"),
+                &["first turn done", "second PLAN"],
+            );
             let before = std::fs::read(transcript(&one.home(), &session)).unwrap();
-            assert!(std::fs::read(transcript(&two.home(), &session)).unwrap().starts_with(&before), "{}", program.name);
+            assert!(
+                std::fs::read(transcript(&two.home(), &session))
+                    .unwrap()
+                    .starts_with(&before),
+                "{}",
+                program.name
+            );
         }
     }
 }
@@ -209,12 +332,28 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
                 let (home, place) = (TempHome::new(), TempHome::new());
                 let mut server = Server::start(&backend, &place);
                 let mut command = home.command(&program.command[0]);
-                command.args(&program.command[1..]).arg(prompt(turn, &[vec![say(&format!("{turn} turn done"))]])).args(session.as_deref());
+                command
+                    .args(&program.command[1..])
+                    .arg(prompt(turn, &[vec![say(&format!("{turn} turn done"))]]))
+                    .args(session.as_deref());
                 program.prepare(&mut command, &home, &folder.home(), &model);
-                command.env("SESSIOND_ADDRESS", format!("http://{}", server.address)).stdin(Stdio::null());
+                command
+                    .env("SESSIOND_ADDRESS", format!("http://{}", server.address))
+                    .stdin(Stdio::null());
                 let ran = Ran(command.output().unwrap()).ok();
-                assert!(ran.out().contains(&format!("{turn} turn done")), "{}: {}", program.name, ran.out());
-                assert!(session.as_ref().is_none_or(|known| *known == session_of(&ran)), "{}", ran.out());
+                assert!(
+                    ran.out().contains(&format!("{turn} turn done")),
+                    "{}: {}",
+                    program.name,
+                    ran.out()
+                );
+                assert!(
+                    session
+                        .as_ref()
+                        .is_none_or(|known| *known == session_of(&ran)),
+                    "{}",
+                    ran.out()
+                );
                 session = Some(session_of(&ran));
                 let asked = model.asked(&format!("{turn} PLAN"));
                 if let Some(earlier) = told.last() {
@@ -229,7 +368,11 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
             let home = TempHome::new();
             let shown = backend.run(&home, &["show", &session]).ok().out();
             for turn in ["first", "second", "third"] {
-                assert!(shown.contains(&format!("{turn} turn done")), "{}: {shown}", program.name);
+                assert!(
+                    shown.contains(&format!("{turn} turn done")),
+                    "{}: {shown}",
+                    program.name
+                );
             }
             backend.run(&home, &["verify", &session]).ok();
         }

@@ -21,19 +21,44 @@ fn stream(backend: &Backend, home: &TempHome) {
     let root = home.home().join(".claude");
     let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request-id", "r1"]);
     append(&transcript(home, "s1"), &LINE.repeat(50));
-    append(&root.join("projects/-work-app/s1/subagents/agent-1.jsonl"), LINE);
-    append(&root.join("projects/-work-app/s1/tool-results/big.txt"), &"output ".repeat(900_000));
+    append(
+        &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
+        LINE,
+    );
+    append(
+        &root.join("projects/-work-app/s1/tool-results/big.txt"),
+        &"output ".repeat(900_000),
+    );
     append(&root.join("projects/-work-app/s1/empty.json"), "");
-    append(&root.join(format!("projects/-work-app/s1/{}/deep.txt", "long-name".repeat(20))), "deep");
-    append(&root.join("projects/-work-app/agent-0ld.jsonl"), "{\"sessionId\":\"s1\",\"isSidechain\":true}\n");
+    append(
+        &root.join(format!(
+            "projects/-work-app/s1/{}/deep.txt",
+            "long-name".repeat(20)
+        )),
+        "deep",
+    );
+    append(
+        &root.join("projects/-work-app/agent-0ld.jsonl"),
+        "{\"sessionId\":\"s1\",\"isSidechain\":true}\n",
+    );
     append(&root.join("tasks/s1/1.json"), "{\"id\":\"1\"}");
     append(&transcript(home, "s1"), "{\"torn");
-    for (path, mode, seconds) in
-        [("tasks/s1/1.json", 0o640, 1_600_000_000), ("projects/-work-app/s1/subagents/agent-1.jsonl", 0o600, 1_500_000_000)]
-    {
-        let file = std::fs::File::options().write(true).open(root.join(path)).unwrap();
-        file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
-        file.set_modified(SystemTime::UNIX_EPOCH + Duration::new(seconds, 123_456_789)).unwrap();
+    for (path, mode, seconds) in [
+        ("tasks/s1/1.json", 0o640, 1_600_000_000),
+        (
+            "projects/-work-app/s1/subagents/agent-1.jsonl",
+            0o600,
+            1_500_000_000,
+        ),
+    ] {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(root.join(path))
+            .unwrap();
+        file.set_permissions(std::fs::Permissions::from_mode(mode))
+            .unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::new(seconds, 123_456_789))
+            .unwrap();
     }
     backend.run(home, &["flush", "--wait"]).ok();
     daemon.signal("TERM");
@@ -50,13 +75,24 @@ fn pulled(backend: &Backend, id: &str) -> (TempHome, std::path::PathBuf) {
 #[track_caller]
 fn assert_equal(one: &Path, other: &Path) {
     let (files, others) = (files_below(one), files_below(other));
-    assert_eq!(files.keys().collect::<Vec<_>>(), others.keys().collect::<Vec<_>>());
+    assert_eq!(
+        files.keys().collect::<Vec<_>>(),
+        others.keys().collect::<Vec<_>>()
+    );
     for (path, bytes) in &files {
         assert!(others[path] == *bytes, "{path} differs");
         let meta = |root: &Path| std::fs::metadata(root.join(path)).unwrap();
         let (here, there) = (meta(one), meta(other));
-        assert_eq!(here.permissions().mode(), there.permissions().mode(), "{path}: mode");
-        assert_eq!(here.modified().unwrap(), there.modified().unwrap(), "{path}: time");
+        assert_eq!(
+            here.permissions().mode(),
+            there.permissions().mode(),
+            "{path}: mode"
+        );
+        assert_eq!(
+            here.modified().unwrap(),
+            there.modified().unwrap(),
+            "{path}: time"
+        );
     }
 }
 
@@ -66,11 +102,20 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
         let home = TempHome::new();
         stream(&backend, &home);
         let (_home, before) = pulled(&backend, "s1");
-        backend.run(&home, &["export", "s1", "-o", "s1.tar.gz"]).ok();
+        backend
+            .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+            .ok();
         let file = home.home().join("s1.tar.gz");
-        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let text = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
-        assert!(text.starts_with("H4sI") && text.ends_with('\n') && !text.trim().contains(char::is_whitespace));
+        assert!(
+            text.starts_with("H4sI")
+                && text.ends_with('\n')
+                && !text.trim().contains(char::is_whitespace)
+        );
         std::fs::write(home.home().join("s1.txt"), text).unwrap();
 
         // Into a folder from whatever it was, as it is and as text.
@@ -79,19 +124,43 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
             let there = TempHome::new();
             let archive = home.home().join(name);
             let archive = archive.to_str().unwrap();
-            assert!(other.run(&there, &["import", archive, "--dry-run"]).ok().out().contains("would import s1"));
-            other.run(&there, &["pull", "s1"]).fails(3, "there is no", "");
-            let done = other.run(&there, &["import", archive, "--json"]).ok().json();
-            assert_eq!((&done["session"], &done["files"], &done["already"]), (&"s1".into(), &7.into(), &false.into()), "{done}");
+            assert!(
+                other
+                    .run(&there, &["import", archive, "--dry-run"])
+                    .ok()
+                    .out()
+                    .contains("would import s1")
+            );
+            other
+                .run(&there, &["pull", "s1"])
+                .fails(3, "there is no", "");
+            let done = other
+                .run(&there, &["import", archive, "--json"])
+                .ok()
+                .json();
+            assert_eq!(
+                (&done["session"], &done["files"], &done["already"]),
+                (&"s1".into(), &7.into(), &false.into()),
+                "{done}"
+            );
             assert!(done["entries"].as_u64().unwrap() >= 2);
             let (_there, after) = pulled(&other, "s1");
             assert_equal(&before, &after);
             other.run(&there, &["verify", "s1", "--deep"]).ok();
             let row = other.run(&there, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!((&row["labels"]["team"], &row["request_id"], &row["cwd"]), (&"infra".into(), &"r1".into(), &"/work/app".into()));
+            assert_eq!(
+                (&row["labels"]["team"], &row["request_id"], &row["cwd"]),
+                (&"infra".into(), &"r1".into(), &"/work/app".into())
+            );
 
             // The same again is nothing to do; another under the same id is refused; the agent can go on.
-            assert!(other.run(&there, &["import", archive]).ok().out().contains("is there already"));
+            assert!(
+                other
+                    .run(&there, &["import", archive])
+                    .ok()
+                    .out()
+                    .contains("is there already")
+            );
             assert!(!there.home().join(".claude/projects").exists());
             other.run(&there, &["restore", "s1"]).ok();
             let mut daemon = other.daemon(&there, &[]);
@@ -99,33 +168,72 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
             other.run(&there, &["flush", "--wait"]).ok();
             daemon.signal("TERM");
             assert_eq!(daemon.code(), Some(0));
-            other.run(&there, &["import", archive]).fails(7, "with other content", "--id NEW");
-            assert!(other.run(&there, &["import", archive, "--id", "s2"]).ok().out().contains("imported s2"));
+            other
+                .run(&there, &["import", archive])
+                .fails(7, "with other content", "--id NEW");
+            assert!(
+                other
+                    .run(&there, &["import", archive, "--id", "s2"])
+                    .ok()
+                    .out()
+                    .contains("imported s2")
+            );
             let (_there, renamed) = pulled(&other, "s2");
             let (old, new) = (files_below(&before), files_below(&renamed));
-            let as_s2 = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().replace("s1", "s2").into_bytes();
-            for path in ["projects/-work-app/s1.jsonl", "projects/-work-app/agent-0ld.jsonl", "tasks/s1/1.json"] {
+            let as_s2 = |bytes: &[u8]| {
+                String::from_utf8(bytes.to_vec())
+                    .unwrap()
+                    .replace("s1", "s2")
+                    .into_bytes()
+            };
+            for path in [
+                "projects/-work-app/s1.jsonl",
+                "projects/-work-app/agent-0ld.jsonl",
+                "tasks/s1/1.json",
+            ] {
                 assert_eq!(new[&path.replace("s1", "s2")], as_s2(&old[path]), "{path}");
             }
             assert_eq!(new.len(), old.len());
             other.run(&there, &["verify", "s2", "--deep"]).ok();
             other.run(&there, &["rm", "s2", "--yes"]).ok();
-            other.run(&there, &["import", archive, "--id", "s2"]).fails(7, "was removed", "undelete s2");
+            other.run(&there, &["import", archive, "--id", "s2"]).fails(
+                7,
+                "was removed",
+                "undelete s2",
+            );
         }
         // An earlier point, through a pipe, back into the same store under another id.
         let earlier = backend.run(&home, &["export", "s1", "--at", "seq:2"]).ok();
         let mut command = backend.command(&home, &["import", "-", "--id", "s3"]);
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(&earlier.0.stdout).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(&earlier.0.stdout)
+            .unwrap();
         assert!(child.wait().unwrap().success());
         // Where the database fences, too.
         backend.set("SESSIOND_FENCING", "database");
         backend.run(&home, &["import", "s1.txt", "--id", "s4"]).ok();
         backend.run(&home, &["verify", "s4", "--deep"]).ok();
-        assert!(backend.run(&home, &["import", "s1.tar.gz", "--id", "s4"]).ok().out().contains("is there already"));
+        assert!(
+            backend
+                .run(&home, &["import", "s1.tar.gz", "--id", "s4"])
+                .ok()
+                .out()
+                .contains("is there already")
+        );
         backend.run(&home, &["reindex"]).ok();
         let rows = backend.run(&home, &["ls", "--json"]).ok().json();
-        assert!(rows["sessions"].as_array().unwrap().iter().any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"), "{rows}");
+        assert!(
+            rows["sessions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"),
+            "{rows}"
+        );
     }
 }
 
@@ -148,15 +256,31 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 0x10;
     import(&flipped).fails(6, "bad.tar.gz", "");
-    other.run(&home, &["import", "nowhere.tar.gz"]).fails(3, "no such file", "");
+    other
+        .run(&home, &["import", "nowhere.tar.gz"])
+        .fails(3, "no such file", "");
     std::fs::write(&file, &good).unwrap();
-    other.run(&home, &["import", file.to_str().unwrap(), "--agent", "generic"]).fails(2, "a session of claude-code", "--agent claude-code");
-    let objects = |backend: &Backend| files_below(&backend.path().join("bucket")).into_keys().filter(|key| key.contains("/log/")).count();
+    other
+        .run(
+            &home,
+            &["import", file.to_str().unwrap(), "--agent", "generic"],
+        )
+        .fails(2, "a session of claude-code", "--agent claude-code");
+    let objects = |backend: &Backend| {
+        files_below(&backend.path().join("bucket"))
+            .into_keys()
+            .filter(|key| key.contains("/log/"))
+            .count()
+    };
     assert_eq!(objects(&other), 0);
     let left = std::fs::read_dir(home.path().join("tmp")).unwrap().count();
     assert_eq!(left, 0, "the scratch folders are gone");
-    backend.run(&home, &["export", "nobody"]).fails(3, "there is no", "sessiond ls");
-    backend.run(&home, &["export", "s1", "-o", "missing/x"]).fails(2, "write missing/x", "a folder to write into");
+    backend
+        .run(&home, &["export", "nobody"])
+        .fails(3, "there is no", "sessiond ls");
+    backend
+        .run(&home, &["export", "s1", "-o", "missing/x"])
+        .fails(2, "write missing/x", "a folder to write into");
 }
 
 /// What a store does in the middle of an import: the same again goes on behind it.
@@ -169,9 +293,15 @@ async fn an_import_that_was_cut_off_goes_on() {
     world.write("projects/-w/s1/tool-results/t.txt", vec![b'y'; 5 << 20]);
     handle.flush(None).await.unwrap();
     let before = world.stored("s1").await.unwrap();
-    let (scratch, out) = (Disk::new(world.folder("scratch")), world.folder("s1.tar.gz"));
+    let (scratch, out) = (
+        Disk::new(world.folder("scratch")),
+        world.folder("s1.tar.gz"),
+    );
     let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
-    let files: Vec<_> = paths.iter().map(|path| (path.parse().unwrap(), sessiond::model::FileKind::Append)).collect();
+    let files: Vec<_> = paths
+        .iter()
+        .map(|path| (path.parse().unwrap(), sessiond::model::FileKind::Append))
+        .collect();
     let manifest = sessiond::codec::archive::Manifest::new(
         world.profile.name().clone(),
         "s1".parse().unwrap(),
@@ -179,26 +309,54 @@ async fn an_import_that_was_cut_off_goes_on() {
         "2026-05-01T12:00:00Z".parse().unwrap(),
         &sessiond::model::Wishes::default(),
     );
-    sessiond::exchange::pack(&Disk::new(world.root()), &files, manifest, false, std::fs::File::create(&out).unwrap()).unwrap();
+    sessiond::exchange::pack(
+        &Disk::new(world.root()),
+        &files,
+        manifest,
+        false,
+        std::fs::File::create(&out).unwrap(),
+    )
+    .unwrap();
 
     let mut unpacked = import::unpack("x", std::fs::File::open(&out).unwrap(), &scratch).unwrap();
     unpacked.rename(&"s2".parse().unwrap()).unwrap();
     let (logs, profile) = (world.logs(), world.profile.clone());
     world.store.refuse("s2/log/000000000004");
-    let error = import::import(&logs, &*profile, &unpacked, false).await.unwrap_err();
-    assert!(error.is_retryable() && error.hint_text().unwrap().contains("goes on"), "{error}");
+    let error = import::import(&logs, &*profile, &unpacked, false)
+        .await
+        .unwrap_err();
+    assert!(
+        error.is_retryable() && error.hint_text().unwrap().contains("goes on"),
+        "{error}"
+    );
     world.store.recover();
     let uploaded = world.uploaded("s2").await;
     assert!(uploaded > 5 << 20);
-    let done = import::import(&logs, &*profile, &unpacked, false).await.unwrap();
+    let done = import::import(&logs, &*profile, &unpacked, false)
+        .await
+        .unwrap();
     assert!(!done.already && done.entries >= 2);
     let after = world.stored("s2").await.unwrap();
-    assert_eq!(after["projects/-w/s2.jsonl"], before["projects/-w/s1.jsonl"]);
-    assert_eq!(after["projects/-w/s2/tool-results/t.txt"], before["projects/-w/s1/tool-results/t.txt"]);
+    assert_eq!(
+        after["projects/-w/s2.jsonl"],
+        before["projects/-w/s1.jsonl"]
+    );
+    assert_eq!(
+        after["projects/-w/s2/tool-results/t.txt"],
+        before["projects/-w/s1/tool-results/t.txt"]
+    );
     // Nothing was uploaded twice, and each entry is bounded.
-    assert_eq!(world.uploaded("s2").await, before.values().map(|bytes| bytes.len() as u64).sum::<u64>());
+    assert_eq!(
+        world.uploaded("s2").await,
+        before.values().map(|bytes| bytes.len() as u64).sum::<u64>()
+    );
     assert!(world.numbers("s2").await >= 6);
-    assert!(import::import(&logs, &*profile, &unpacked, false).await.unwrap().already);
+    assert!(
+        import::import(&logs, &*profile, &unpacked, false)
+            .await
+            .unwrap()
+            .already
+    );
 }
 
 #[test]
@@ -210,7 +368,8 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         // Too long for one variable of a process: a smaller one is what fits there.
         assert!(blob.len() < 128 << 10, "{}", blob.len());
         let from_env = |there: &TempHome, id: &str, blob: &str, arguments: &[&str]| {
-            let mut command = backend.command(there, &[&["restore", "--from-env"], arguments].concat());
+            let mut command =
+                backend.command(there, &[&["restore", "--from-env"], arguments].concat());
             command
                 .env("AGENT_SESSION_ID", id)
                 .env("AGENT_SESSION_BLOB", blob)
@@ -219,28 +378,48 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         };
         let there = TempHome::new();
         let said = from_env(&there, "s1", &blob, &[]).ok().out();
-        assert!(said.contains("resume with s1") && said.contains("unfinished line"), "{said}");
+        assert!(
+            said.contains("resume with s1") && said.contains("unfinished line"),
+            "{said}"
+        );
         let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
         let (mut sent, got) = (files_below(&root), files_below(&copy));
-        sent.insert("projects/-work-app/s1.jsonl".into(), LINE.repeat(50).into_bytes());
-        assert_eq!(sent.keys().collect::<Vec<_>>(), got.keys().collect::<Vec<_>>());
+        sent.insert(
+            "projects/-work-app/s1.jsonl".into(),
+            LINE.repeat(50).into_bytes(),
+        );
+        assert_eq!(
+            sent.keys().collect::<Vec<_>>(),
+            got.keys().collect::<Vec<_>>()
+        );
         assert!(sent == got);
         from_env(&there, "s1", &blob, &[]).ok();
         from_env(&there, "s2", &blob, &[]).fails(2, "holds session s1, not s2", "");
         std::fs::write(transcript(&there, "s1"), "{\"mine\":1}\n").unwrap();
         from_env(&there, "s1", &blob, &[]).fails(7, "local files differ", "--force");
-        assert_eq!(std::fs::read_to_string(transcript(&there, "s1")).unwrap(), "{\"mine\":1}\n");
+        assert_eq!(
+            std::fs::read_to_string(transcript(&there, "s1")).unwrap(),
+            "{\"mine\":1}\n"
+        );
         from_env(&there, "s1", &blob, &["--force"]).ok();
 
         // One gzipped transcript goes where an agent looks that runs in this folder.
-        let gzipped =
-            std::process::Command::new("sh").args(["-c", &format!("printf '%s' '{LINE}{{\"torn' | gzip | base64")]).output().unwrap();
+        let gzipped = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &format!("printf '%s' '{LINE}{{\"torn' | gzip | base64"),
+            ])
+            .output()
+            .unwrap();
         let blob = String::from_utf8(gzipped.stdout).unwrap();
         let there = TempHome::new();
         from_env(&there, "s9", &blob, &[]).ok();
         let here = there.home().canonicalize().unwrap();
         let profile = sessiond::agent::claude_code::ClaudeCode::new("claude-code".parse().unwrap());
-        let path = there.home().join(format!(".claude/projects/{}/s9.jsonl", profile.project_of(&here)));
+        let path = there.home().join(format!(
+            ".claude/projects/{}/s9.jsonl",
+            profile.project_of(&here)
+        ));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
         // What streams next is a session like any other.
         let mut daemon = backend.daemon(&there, &[]);
@@ -248,9 +427,16 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         backend.run(&there, &["flush", "--wait"]).ok();
         daemon.kill();
         let (_other, copy) = pulled(&backend, "s9");
-        assert_eq!(files_below(&copy).values().next().unwrap(), LINE.repeat(2).as_bytes());
+        assert_eq!(
+            files_below(&copy).values().next().unwrap(),
+            LINE.repeat(2).as_bytes()
+        );
 
-        from_env(&there, "s9", "", &[]).fails(3, "AGENT_SESSION_BLOB is not set", "sessiond export");
+        from_env(&there, "s9", "", &[]).fails(
+            3,
+            "AGENT_SESSION_BLOB is not set",
+            "sessiond export",
+        );
         from_env(&there, "s9", "", &["--if-exists"]).ok();
         from_env(&there, "", &blob, &[]).fails(2, "of which session", "");
         from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
@@ -276,7 +462,19 @@ fn an_export_goes_to_what_is_named_and_leaves_it_what_it_is() {
     for _ in 0..2 {
         backend.run(&home, &["export", "s1", "-o", "link"]).ok();
     }
-    assert!(std::fs::symlink_metadata(folder.join("pipe")).unwrap().file_type().is_fifo());
-    assert!(std::fs::symlink_metadata(folder.join("link")).unwrap().is_symlink());
-    assert!(piped.starts_with(&[0x1f, 0x8b]) && folder.join("real.tar.gz").metadata().unwrap().len() > 1000);
+    assert!(
+        std::fs::symlink_metadata(folder.join("pipe"))
+            .unwrap()
+            .file_type()
+            .is_fifo()
+    );
+    assert!(
+        std::fs::symlink_metadata(folder.join("link"))
+            .unwrap()
+            .is_symlink()
+    );
+    assert!(
+        piped.starts_with(&[0x1f, 0x8b])
+            && folder.join("real.tar.gz").metadata().unwrap().len() > 1000
+    );
 }

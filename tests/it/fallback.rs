@@ -37,7 +37,9 @@ fn stored_in(backend: Backend) -> Backend {
 }
 
 fn entry(backend: &Backend, seq: usize) -> PathBuf {
-    backend.path().join(format!("bucket/v1/default/claude-code/{TOOLS}/log/{seq:012}.gz"))
+    backend.path().join(format!(
+        "bucket/v1/default/claude-code/{TOOLS}/log/{seq:012}.gz"
+    ))
 }
 
 fn spoil(backend: &Backend, seq: usize) {
@@ -65,16 +67,33 @@ fn untouched(home: &TempHome) -> bool {
 #[test]
 fn what_the_real_program_wrote_is_told_as_recorded() {
     let (backend, home) = (stored(), TempHome::new());
-    let ran = restore(&backend, &home, &["--max-agent-version", "2.1.9", "--fallback", "history"]);
+    let ran = restore(
+        &backend,
+        &home,
+        &["--max-agent-version", "2.1.9", "--fallback", "history"],
+    );
     let text = told(&ran);
     if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
-        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md"), &text).unwrap();
+        std::fs::write(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md"),
+            &text,
+        )
+        .unwrap();
     }
     assert_eq!(text, include_str!("fallback.md"));
-    let path = home.home().join(format!(".claude/.sessiond/history-{TOOLS}.md"));
+    let path = home
+        .home()
+        .join(format!(".claude/.sessiond/history-{TOOLS}.md"));
     assert_eq!(ran.out().trim_end(), path.display().to_string());
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(ran.err().contains("version 2.1.325 of the agent wrote it"), "{}", ran.err());
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    assert!(
+        ran.err().contains("version 2.1.325 of the agent wrote it"),
+        "{}",
+        ran.err()
+    );
 }
 
 #[test]
@@ -85,36 +104,100 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
     let home = TempHome::new();
     restore(&backend, &home, &[]).fails(6, "000000000004.gz", "--salvage");
     let ran = restore(&backend, &home, &["--fallback", "history"]);
-    assert!(ran.err().contains("error: ") && ran.err().contains("000000000004.gz"), "{}", ran.err());
+    assert!(
+        ran.err().contains("error: ") && ran.err().contains("000000000004.gz"),
+        "{}",
+        ran.err()
+    );
     let text = told(&ran);
-    assert!(text.contains("what is stored of it is damaged. It ran in /work/work."), "{text}");
-    assert!(text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."), "{text}");
-    let parts: Vec<&str> = text.split("(Something is missing here: it could not be read.)").collect();
+    assert!(
+        text.contains("what is stored of it is damaged. It ran in /work/work."),
+        "{text}"
+    );
+    assert!(
+        text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."),
+        "{text}"
+    );
+    let parts: Vec<&str> = text
+        .split("(Something is missing here: it could not be read.)")
+        .collect();
     assert_eq!(parts.len(), 2, "{text}");
-    assert!(!parts[0].contains("All done") && parts[1].contains("All done"), "{text}");
-    assert!(untouched(&home) && !entry(&backend, PIECES + 2).exists(), "something was restored or claimed");
+    assert!(
+        !parts[0].contains("All done") && parts[1].contains("All done"),
+        "{text}"
+    );
+    assert!(
+        untouched(&home) && !entry(&backend, PIECES + 2).exists(),
+        "something was restored or claimed"
+    );
 
     let other = TempHome::new();
-    let ran = restore(&backend, &other, &["--fallback", "history", "--json", "--fallback-messages", "2", "--fallback-file", "prompt.md"]);
+    let ran = restore(
+        &backend,
+        &other,
+        &[
+            "--fallback",
+            "history",
+            "--json",
+            "--fallback-messages",
+            "2",
+            "--fallback-file",
+            "prompt.md",
+        ],
+    );
     assert_eq!(ran.code(), 10, "{}", ran.err());
     let row = ran.json()[0].clone();
-    assert_eq!((row["session"].as_str(), row["fallback"].as_str(), row["messages"].as_u64()), (Some(TOOLS), Some("history"), Some(2)));
-    assert_eq!((row["sound_to"].as_u64(), row["head"].as_u64()), (Some(3), Some(PIECES as u64 + 1)));
-    assert!(row["reason"].as_str().unwrap().contains("000000000004.gz") && row["agent_version"] == "2.1.325", "{row}");
-    assert_eq!(row["file"], other.home().join("prompt.md").display().to_string());
+    assert_eq!(
+        (
+            row["session"].as_str(),
+            row["fallback"].as_str(),
+            row["messages"].as_u64()
+        ),
+        (Some(TOOLS), Some("history"), Some(2))
+    );
+    assert_eq!(
+        (row["sound_to"].as_u64(), row["head"].as_u64()),
+        (Some(3), Some(PIECES as u64 + 1))
+    );
+    assert!(
+        row["reason"].as_str().unwrap().contains("000000000004.gz")
+            && row["agent_version"] == "2.1.325",
+        "{row}"
+    );
+    assert_eq!(
+        row["file"],
+        other.home().join("prompt.md").display().to_string()
+    );
     let text = std::fs::read_to_string(other.home().join("prompt.md")).unwrap();
     assert_eq!(text.matches("\n## ").count(), 2, "{text}");
     assert!(text.contains("the last 2 of its"), "{text}");
 
     // Only said, not done.
     let dry = TempHome::new();
-    let ran = restore(&backend, &dry, &["--fallback", "history", "--dry-run", "--json"]);
-    assert_eq!((ran.code(), ran.json()[0]["dry_run"].as_bool()), (10, Some(true)));
-    assert!(untouched(&dry) && !dry.home().join(format!(".claude/.sessiond/history-{TOOLS}.md")).exists());
+    let ran = restore(
+        &backend,
+        &dry,
+        &["--fallback", "history", "--dry-run", "--json"],
+    );
+    assert_eq!(
+        (ran.code(), ran.json()[0]["dry_run"].as_bool()),
+        (10, Some(true))
+    );
+    assert!(
+        untouched(&dry)
+            && !dry
+                .home()
+                .join(format!(".claude/.sessiond/history-{TOOLS}.md"))
+                .exists()
+    );
 
     // What salvage can bring back comes back as files.
     let ran = restore(&backend, &home, &["--salvage", "--fallback", "history"]).ok();
-    assert!(ran.out().contains("at entry 3") && !untouched(&home), "{}", ran.out());
+    assert!(
+        ran.out().contains("at entry 3") && !untouched(&home),
+        "{}",
+        ran.out()
+    );
 }
 
 #[test]
@@ -123,18 +206,41 @@ fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
     std::fs::remove_file(entry(&backend, 1)).unwrap();
     spoil(&backend, 2);
     let home = TempHome::new();
-    let text = told(&restore(&backend, &home, &["--salvage", "--fallback", "history"]));
-    assert!(!text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."), "{text}");
+    let text = told(&restore(
+        &backend,
+        &home,
+        &["--salvage", "--fallback", "history"],
+    ));
+    assert!(
+        !text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."),
+        "{text}"
+    );
     assert!(untouched(&home));
     // The end is damaged too.
     spoil(&backend, PIECES + 1);
-    let text = told(&restore(&backend, &home, &["--salvage", "--fallback", "history"]));
-    assert!(!text.contains("All done") && text.contains("What came next is missing"), "{text}");
+    let text = told(&restore(
+        &backend,
+        &home,
+        &["--salvage", "--fallback", "history"],
+    ));
+    assert!(
+        !text.contains("All done") && text.contains("What came next is missing"),
+        "{text}"
+    );
     // Nothing is left to tell.
     (3..=PIECES).for_each(|seq| spoil(&backend, seq));
     let other = TempHome::new();
-    restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(6, "nothing that was said can be read", "");
-    assert!(!other.home().join(format!(".claude/.sessiond/history-{TOOLS}.md")).exists());
+    restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(
+        6,
+        "nothing that was said can be read",
+        "",
+    );
+    assert!(
+        !other
+            .home()
+            .join(format!(".claude/.sessiond/history-{TOOLS}.md"))
+            .exists()
+    );
 }
 
 #[test]
@@ -142,7 +248,11 @@ fn what_a_newer_agent_wrote_is_refused_or_told() {
     for backend in Backend::all().into_iter().map(stored_in) {
         let home = TempHome::new();
         let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
-        limit("2.1.324").fails(7, "version 2.1.325 of the agent wrote it, and 2.1.324", "--fallback history");
+        limit("2.1.324").fails(
+            7,
+            "version 2.1.325 of the agent wrote it, and 2.1.324",
+            "--fallback history",
+        );
         limit("2").fails(7, "2.1.325", "");
         assert!(untouched(&home));
         limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
@@ -152,66 +262,157 @@ fn what_a_newer_agent_wrote_is_refused_or_told() {
 
         // Asked of the agent that is installed.
         let bin = home.path().join("bin");
-        write(&bin.join("claude"), b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n");
-        std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        write(
+            &bin.join("claude"),
+            b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n",
+        );
+        std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755))
+            .unwrap();
         let auto = |path: &Path| {
             let other = TempHome::new();
-            let mut command = backend.command(&other, &["restore", TOOLS, "--max-agent-version", "auto", "--fallback", "history"]);
+            let mut command = backend.command(
+                &other,
+                &[
+                    "restore",
+                    TOOLS,
+                    "--max-agent-version",
+                    "auto",
+                    "--fallback",
+                    "history",
+                ],
+            );
             let ran = Ran(command.env("PATH", path).output().unwrap());
             (ran, other)
         };
         let (ran, other) = auto(&bin);
         assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
-        write(&bin.join("claude"), b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n");
+        write(
+            &bin.join("claude"),
+            b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n",
+        );
         auto(&bin).0.ok();
         write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
         assert!(auto(&bin).0.ok().err().contains("does not say its version"));
-        assert!(auto(&home.path().join("no-bin")).0.ok().err().contains("cannot be asked for its version"));
+        assert!(
+            auto(&home.path().join("no-bin"))
+                .0
+                .ok()
+                .err()
+                .contains("cannot be asked for its version")
+        );
     }
 }
 
 #[test]
 fn a_fork_tells_what_was_said_before_it_and_a_point_what_was_said_by_then() {
     let backend = stored();
-    let at =
-        |point: &str| told(&restore(&backend, &TempHome::new(), &["--max-agent-version", "1", "--fallback", "history", "--at", point]));
+    let at = |point: &str| {
+        told(&restore(
+            &backend,
+            &TempHome::new(),
+            &[
+                "--max-agent-version",
+                "1",
+                "--fallback",
+                "history",
+                "--at",
+                point,
+            ],
+        ))
+    };
     let early = at("seq:3");
-    assert!(early.contains("Do it SCRIPT:tools") && !early.contains("All done"), "{early}");
+    assert!(
+        early.contains("Do it SCRIPT:tools") && !early.contains("All done"),
+        "{early}"
+    );
     assert!(at("turn").ends_with("All done: a.txt has 2 lines.\n"));
     let home = TempHome::new();
     let forked = backend.run(&home, &["fork", TOOLS, "--json"]).ok().json();
-    let fork = forked["session"].as_str().unwrap_or_else(|| panic!("{forked}"));
-    let text = told(&backend.run(&home, &["restore", fork, "--max-agent-version", "1", "--fallback", "history"]));
-    assert!(text.contains(fork) && text.contains("Do it SCRIPT:tools") && text.ends_with("All done: a.txt has 2 lines.\n"), "{text}");
+    let fork = forked["session"]
+        .as_str()
+        .unwrap_or_else(|| panic!("{forked}"));
+    let text = told(&backend.run(
+        &home,
+        &[
+            "restore",
+            fork,
+            "--max-agent-version",
+            "1",
+            "--fallback",
+            "history",
+        ],
+    ));
+    assert!(
+        text.contains(fork)
+            && text.contains("Do it SCRIPT:tools")
+            && text.ends_with("All done: a.txt has 2 lines.\n"),
+        "{text}"
+    );
     // Where the session it was forked from is damaged, what it said itself is told.
     backend.run(&home, &["restore", fork]).ok();
     append(
-        &home.home().join(format!(".claude/projects/-work-work/{fork}.jsonl")),
+        &home
+            .home()
+            .join(format!(".claude/projects/-work-work/{fork}.jsonl")),
         "{\"type\":\"user\",\"message\":{\"content\":\"and now?\"}}\n",
     );
     backend.run(&home, &["run", "--", "true"]).ok();
     spoil(&backend, 4);
     let other = TempHome::new();
-    let text = told(&backend.run(&other, &["restore", fork, "--salvage", "--fallback", "history"]));
-    assert!(text.contains("and now?") && !text.contains("All done"), "{text}");
+    let text = told(&backend.run(
+        &other,
+        &["restore", fork, "--salvage", "--fallback", "history"],
+    ));
+    assert!(
+        text.contains("and now?") && !text.contains("All done"),
+        "{text}"
+    );
 }
 
 #[test]
 fn other_failures_are_no_reason_to_tell() {
     let (backend, home) = (stored(), TempHome::new());
-    backend.run(&home, &["restore", "unknown", "--fallback", "history"]).fails(3, "unknown", "");
-    append(&home.home().join(format!(".claude/projects/-work-work/{TOOLS}.jsonl")), "{\"mine\":1}\n");
+    backend
+        .run(&home, &["restore", "unknown", "--fallback", "history"])
+        .fails(3, "unknown", "");
+    append(
+        &home
+            .home()
+            .join(format!(".claude/projects/-work-work/{TOOLS}.jsonl")),
+        "{\"mine\":1}\n",
+    );
     restore(&backend, &home, &["--fallback", "history"]).fails(7, "differ", "--force");
-    backend.run(&home, &["restore", "--all", "--fallback", "history", "--fallback-file", "x"]).fails(2, "--all", "");
+    backend
+        .run(
+            &home,
+            &[
+                "restore",
+                "--all",
+                "--fallback",
+                "history",
+                "--fallback-file",
+                "x",
+            ],
+        )
+        .fails(2, "--all", "");
     // Each of the broken stores: restored, gone, or damaged with nothing in it that anybody said.
     for item in std::fs::read_dir(fixtures().join("broken")).unwrap() {
         let (folder, backend, home) = (item.unwrap().path(), Backend::file(), TempHome::new());
-        for (key, bytes) in files_below(&folder).into_iter().filter(|(key, _)| key != "verdict.txt") {
+        for (key, bytes) in files_below(&folder)
+            .into_iter()
+            .filter(|(key, _)| key != "verdict.txt")
+        {
             write(&backend.path().join("bucket").join(key), bytes);
         }
         let plain = backend.run(&TempHome::new(), &["verify", "broken"]).code();
         let ran = backend.run(&home, &["restore", "broken", "--fallback", "history"]);
-        assert!(matches!(ran.code(), 0 | 3 | 6), "{}: {plain} {} {}", folder.display(), ran.code(), ran.err());
+        assert!(
+            matches!(ran.code(), 0 | 3 | 6),
+            "{}: {plain} {} {}",
+            folder.display(),
+            ran.code(),
+            ran.err()
+        );
         assert!(!ran.err().contains("panicked"), "{}", ran.err());
     }
 }

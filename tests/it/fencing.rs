@@ -16,7 +16,8 @@ use crate::support::TempHome;
 use crate::support::proxy::CountingProxy;
 use crate::support::servers::s3;
 use crate::support::writers::{
-    Dice, Meddled, Place, SESSION, TRANSCRIPT, Verdict, Writer, assert_not_interleaved, assert_same_rows, copy_folder, s3_settings,
+    Dice, Meddled, Place, SESSION, TRANSCRIPT, Verdict, Writer, assert_not_interleaved,
+    assert_same_rows, copy_folder, s3_settings,
 };
 
 const TASK: &str = "tasks/s1/1.json";
@@ -37,7 +38,12 @@ async fn began(place: &Place, lines: &[&str]) -> Writer {
 
 /// Bytes in all entries of the log, before compression.
 async fn shipped(place: &Place) -> u64 {
-    place.entries(SESSION).await.iter().map(|entry| entry.header.body_len()).sum()
+    place
+        .entries(SESSION)
+        .await
+        .iter()
+        .map(|entry| entry.header.body_len())
+        .sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,9 +51,23 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
     let Some(server) = s3() else { return };
     for lax in [false, true] {
         let proxy = CountingProxy::start(server.addr(), lax);
-        let store = Arc::new(S3Store::connect(s3_settings(server, proxy.endpoint())).await.unwrap());
-        let place = Place { store, index_is_shared: true, ..Place::files() };
-        let races = || proxy.lines().iter().filter(|line| line.starts_with("PUT") && line.contains(".probe")).count();
+        let store = Arc::new(
+            S3Store::connect(s3_settings(server, proxy.endpoint()))
+                .await
+                .unwrap(),
+        );
+        let place = Place {
+            store,
+            index_is_shared: true,
+            ..Place::files()
+        };
+        let races = || {
+            proxy
+                .lines()
+                .iter()
+                .filter(|line| line.starts_with("PUT") && line.contains(".probe"))
+                .count()
+        };
         for _start in 0..2 {
             let logs = place.logs();
             let fence = logs.fence.choose(&*logs.store, &logs.chance).await.unwrap();
@@ -55,13 +75,19 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
         }
         assert_eq!(races(), 9, "eight racers and a late one, once");
         // A store that cannot fence, and nobody else who could.
-        let alone = Place { index_is_shared: false, ..place };
+        let alone = Place {
+            index_is_shared: false,
+            ..place
+        };
         let logs = alone.logs();
         let chosen = logs.fence.choose(&*logs.store, &logs.chance).await;
         if lax {
             let error = chosen.err().unwrap();
             assert_eq!(error.kind(), Kind::Usage);
-            assert!(error.to_string().contains("ignores conditional writes"), "{error}");
+            assert!(
+                error.to_string().contains("ignores conditional writes"),
+                "{error}"
+            );
             assert!(error.hint_text().unwrap().contains("--fencing off"));
         } else {
             assert_eq!(chosen.unwrap().word(), "store");
@@ -69,13 +95,23 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
         let mut writer = Writer::with(&alone, alone.logs_fenced(Wanted::Off));
         writer.append(TRANSCRIPT, &line("one"));
         writer.flush().await.unwrap();
-        assert_eq!(alone.logs_fenced(Wanted::Off).fence.word(), "not chosen yet");
+        assert_eq!(
+            alone.logs_fenced(Wanted::Off).fence.word(),
+            "not chosen yet"
+        );
         assert_eq!(writer.logs().fence.word(), "off");
         assert_eq!(alone.files_of(SESSION).await, writer.files());
     }
     let files = Place::files();
     let logs = files.logs();
-    assert_eq!(logs.fence.choose(&*logs.store, &logs.chance).await.unwrap().word(), "store");
+    assert_eq!(
+        logs.fence
+            .choose(&*logs.store, &logs.chance)
+            .await
+            .unwrap()
+            .word(),
+        "store"
+    );
 }
 
 #[test]
@@ -85,12 +121,25 @@ fn a_store_that_cannot_fence_is_refused_with_a_hint_before_anything_is_streamed(
     let home = TempHome::new();
     std::fs::create_dir(home.home().join(".claude")).unwrap();
     let mut command = home.command(&crate::support::sessiond());
-    command.args(["daemon", "--store", &format!("s3://{}?endpoint={}", server.fresh_bucket(), proxy.endpoint())]);
-    command.env("AWS_ACCESS_KEY_ID", &server.access_key).env("AWS_SECRET_ACCESS_KEY", &server.secret_key);
+    command.args([
+        "daemon",
+        "--store",
+        &format!(
+            "s3://{}?endpoint={}",
+            server.fresh_bucket(),
+            proxy.endpoint()
+        ),
+    ]);
+    command
+        .env("AWS_ACCESS_KEY_ID", &server.access_key)
+        .env("AWS_SECRET_ACCESS_KEY", &server.secret_key);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("ignores conditional writes") && text.contains("--fencing off"), "{text}");
+    assert!(
+        text.contains("ignores conditional writes") && text.contains("--fencing off"),
+        "{text}"
+    );
 }
 
 /// Two writers, any order of appends, flushes, restarts and take-overs.
@@ -134,13 +183,19 @@ async fn any_order(place: &Place, seed: u64) {
     let linked: BTreeSet<u64> = entries.iter().map(|entry| entry.header.follows()).collect();
     // Where the database fences, a number that nobody follows does not count.
     let last = entries.last().unwrap().header.seq;
-    let log: Vec<_> = entries.into_iter().filter(|entry| entry.header.seq == last || linked.contains(&entry.header.seq)).collect();
+    let log: Vec<_> = entries
+        .into_iter()
+        .filter(|entry| entry.header.seq == last || linked.contains(&entry.header.seq))
+        .collect();
     assert_not_interleaved(&log, &what);
     let main = place.files_of(&session).await;
     let mut grounds = Vec::new();
     for writer in &writers {
         let Some(ledger) = writer.ledger(&session) else {
-            assert!(writer.files().is_empty(), "{what}: nothing is shipped without a ledger");
+            assert!(
+                writer.files().is_empty(),
+                "{what}: nothing is shipped without a ledger"
+            );
             continue;
         };
         let ground = writer.ground(&session);
@@ -148,36 +203,72 @@ async fn any_order(place: &Place, seed: u64) {
             "branch" => {
                 let branch = place.files_of_branch(&session, &ledger.pen.writer).await;
                 for (path, bytes) in writer.files() {
-                    assert_eq!(branch.get(&path), Some(&bytes), "{what}: {path} of the loser");
+                    assert_eq!(
+                        branch.get(&path),
+                        Some(&bytes),
+                        "{what}: {path} of the loser"
+                    );
                 }
-                let row = place.index.session(&place.id(&session)).await.unwrap().unwrap();
-                assert!(row.branches.contains(&ledger.pen.writer.to_string()), "{what}: {row:?}");
+                let row = place
+                    .index
+                    .session(&place.id(&session))
+                    .await
+                    .unwrap()
+                    .unwrap();
+                assert!(
+                    row.branches.contains(&ledger.pen.writer.to_string()),
+                    "{what}: {row:?}"
+                );
             }
             "main" if ledger.pen.seq == last => {
                 for (path, bytes) in writer.files() {
-                    assert_eq!(main.get(&path), Some(&bytes), "{what}: {path} of the winner");
+                    assert_eq!(
+                        main.get(&path),
+                        Some(&bytes),
+                        "{what}: {path} of the winner"
+                    );
                 }
             }
             // It lost and has nothing new to write, so it does not know yet: all that it has is in the log.
             _ => {
-                let seen = place.files_at(&session, At::Seq(ledger.pen.seq.max(1)), None).await.unwrap();
+                let seen = place
+                    .files_at(&session, At::Seq(ledger.pen.seq.max(1)), None)
+                    .await
+                    .unwrap();
                 for (path, bytes) in writer.files() {
-                    assert_eq!(seen.get(&path), Some(&bytes), "{what}: {path} of one that does not know");
+                    assert_eq!(
+                        seen.get(&path),
+                        Some(&bytes),
+                        "{what}: {path} of one that does not know"
+                    );
                 }
             }
         }
         grounds.push((ground, ledger.pen.seq));
     }
-    assert!(grounds.iter().filter(|(ground, seq)| ground == "main" && *seq == last).count() <= 1, "{what}: {grounds:?}");
+    assert!(
+        grounds
+            .iter()
+            .filter(|(ground, seq)| ground == "main" && *seq == last)
+            .count()
+            <= 1,
+        "{what}: {grounds:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_writers_in_any_order_never_interleave_and_lose_nothing() {
     for place in Place::all().await {
-        futures_util::stream::iter(0..30).for_each_concurrent(6, |seed| any_order(&place, seed)).await;
+        futures_util::stream::iter(0..30)
+            .for_each_concurrent(6, |seed| any_order(&place, seed))
+            .await;
         let before = place.rows().await;
         place.reindex().await;
-        assert_same_rows(&before, &place.rows().await, &format!("{}: reindex gives other rows", place.name));
+        assert_same_rows(
+            &before,
+            &place.rows().await,
+            &format!("{}: reindex gives other rows", place.name),
+        );
     }
 }
 
@@ -198,7 +289,12 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         old.restart();
         old.flush().await.unwrap();
         let writer = old.ledger(SESSION).unwrap().pen.writer;
-        assert_eq!(place.files_of_branch(SESSION, &writer).await, old.files(), "{}", place.name);
+        assert_eq!(
+            place.files_of_branch(SESSION, &writer).await,
+            old.files(),
+            "{}",
+            place.name
+        );
         assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
         new.append(TRANSCRIPT, &line("undisturbed"));
         new.flush().await.unwrap();
@@ -207,10 +303,20 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
 
         old.tell_index().await;
         new.tell_index().await;
-        let row = place.index.session(&place.id(SESSION)).await.unwrap().unwrap();
+        let row = place
+            .index
+            .session(&place.id(SESSION))
+            .await
+            .unwrap()
+            .unwrap();
         // Where a late write can replace another, a process that starts anew begins another branch, with everything.
         let branches = if place.fence == "store" { 1 } else { 2 };
-        assert!(row.branches.contains(&writer.to_string()) && row.branches.len() == branches, "{}: {:?}", place.name, row.branches);
+        assert!(
+            row.branches.contains(&writer.to_string()) && row.branches.len() == branches,
+            "{}: {:?}",
+            place.name,
+            row.branches
+        );
         // What the loser had is on its branch, so its volume can take the session back.
         old.take_over(SESSION).await.unwrap();
         assert_eq!(old.files(), new.files(), "{}", place.name);
@@ -223,7 +329,13 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
         let (place, store) = place.through(Meddled::new);
         let mut writer = began(&place, &["one"]).await;
         for round in 0..4 {
-            store.meddle(|key| if key.contains("/log/") { Verdict::LoseReply } else { Verdict::Pass });
+            store.meddle(|key| {
+                if key.contains("/log/") {
+                    Verdict::LoseReply
+                } else {
+                    Verdict::Pass
+                }
+            });
             writer.append(TRANSCRIPT, &line(&format!("round {round}")));
             let error = writer.flush().await.unwrap_err();
             assert!(error.is_retryable(), "{error}");
@@ -235,8 +347,18 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
         }
         assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
-        assert_eq!(shipped(&place).await, writer.files()[TRANSCRIPT].len() as u64, "{}: bytes shipped twice", place.name);
-        let numbers: Vec<u64> = place.entries(SESSION).await.iter().map(|entry| entry.header.seq).collect();
+        assert_eq!(
+            shipped(&place).await,
+            writer.files()[TRANSCRIPT].len() as u64,
+            "{}: bytes shipped twice",
+            place.name
+        );
+        let numbers: Vec<u64> = place
+            .entries(SESSION)
+            .await
+            .iter()
+            .map(|entry| entry.header.seq)
+            .collect();
         assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
         assert!(place.branches(SESSION).await.is_empty());
     }
@@ -246,7 +368,13 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
 async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
     for place in Place::all().await {
         let (place, store) = place.through(Meddled::new);
-        store.meddle(|key| if key.contains("/log/") { Verdict::LoseReply } else { Verdict::Pass });
+        store.meddle(|key| {
+            if key.contains("/log/") {
+                Verdict::LoseReply
+            } else {
+                Verdict::Pass
+            }
+        });
         let mut writer = Writer::new(&place);
         writer.append(TRANSCRIPT, &line("one"));
         for _ in 0..2 {
@@ -256,7 +384,10 @@ async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
         writer.flush().await.unwrap();
         assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
-        assert_eq!(shipped(&place).await, writer.files()[TRANSCRIPT].len() as u64);
+        assert_eq!(
+            shipped(&place).await,
+            writer.files()[TRANSCRIPT].len() as u64
+        );
     }
 }
 
@@ -281,7 +412,12 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
 
         writer.flush().await.unwrap();
         assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
-        assert_eq!(place.entries(SESSION).await.len(), entries, "{}: written again", place.name);
+        assert_eq!(
+            place.entries(SESSION).await.len(),
+            entries,
+            "{}: written again",
+            place.name
+        );
         assert_eq!(shipped(&place).await, durable);
         writer.append(TRANSCRIPT, &line("four"));
         writer.flush().await.unwrap();
@@ -294,14 +430,19 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copied_volume_never_interleaves_with_its_original() {
     for place in Place::all().await {
-        futures_util::stream::iter(0..12).for_each_concurrent(6, |seed| copied_in_any_order(&place, seed)).await;
+        futures_util::stream::iter(0..12)
+            .for_each_concurrent(6, |seed| copied_in_any_order(&place, seed))
+            .await;
     }
 }
 
 /// A volume and its copy, any order of appends, flushes and restarts.
 async fn copied_in_any_order(place: &Place, seed: u64) {
     let session = format!("c{seed}");
-    let (transcript, task) = (format!("projects/-w/{session}.jsonl"), format!("tasks/{session}/1.json"));
+    let (transcript, task) = (
+        format!("projects/-w/{session}.jsonl"),
+        format!("tasks/{session}/1.json"),
+    );
     let what = format!("{}, seed {seed}", place.name);
     let mut dice = Dice::new(seed);
     let mut first = Writer::new(place);
@@ -336,7 +477,11 @@ async fn copied_in_any_order(place: &Place, seed: u64) {
             }
         };
         let unchanged = ledger.pen.seq < place.entries(&session).await.len() as u64;
-        assert!(writer.files() == stored || unchanged, "{what}: {}", writer.ground(&session));
+        assert!(
+            writer.files() == stored || unchanged,
+            "{what}: {}",
+            writer.ground(&session)
+        );
     }
     assert!(on_main >= 1, "{what}: both lost");
 }
@@ -358,7 +503,10 @@ async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either() {
         assert_eq!(grounds, ["main", "branch"], "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, first.files());
         let writer = second.ledger(SESSION).unwrap().pen.writer;
-        assert_eq!(place.files_of_branch(SESSION, &writer).await, second.files());
+        assert_eq!(
+            place.files_of_branch(SESSION, &writer).await,
+            second.files()
+        );
     }
 }
 
@@ -368,15 +516,27 @@ async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(
         let mut first = began(&place, &["one"]).await;
         let mut second = first.copied(&place);
         std::fs::create_dir_all(first.root.join("projects/-elsewhere")).unwrap();
-        std::fs::rename(first.root.join(TRANSCRIPT), first.root.join("projects/-elsewhere/s1.jsonl")).unwrap();
+        std::fs::rename(
+            first.root.join(TRANSCRIPT),
+            first.root.join("projects/-elsewhere/s1.jsonl"),
+        )
+        .unwrap();
         first.flush().await.unwrap();
         second.append(TRANSCRIPT, &line("of the copy"));
         second.flush().await.unwrap();
         first.append("projects/-elsewhere/s1.jsonl", &line("of the original"));
         first.flush().await.unwrap();
-        assert_eq!([first.ground(SESSION), second.ground(SESSION)], ["main", "branch"], "{}", place.name);
+        assert_eq!(
+            [first.ground(SESSION), second.ground(SESSION)],
+            ["main", "branch"],
+            "{}",
+            place.name
+        );
         let writer = second.ledger(SESSION).unwrap().pen.writer;
-        assert_eq!(place.files_of_branch(SESSION, &writer).await, second.files());
+        assert_eq!(
+            place.files_of_branch(SESSION, &writer).await,
+            second.files()
+        );
     }
 }
 
@@ -395,7 +555,12 @@ async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch() {
         copy.flush().await.unwrap();
         for writer in [&loser, &copy] {
             let name = writer.ledger(SESSION).unwrap().pen.writer;
-            assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files(), "{}", place.name);
+            assert_eq!(
+                place.files_of_branch(SESSION, &name).await,
+                writer.files(),
+                "{}",
+                place.name
+            );
         }
         assert_eq!(place.branches(SESSION).await.len(), 2);
     }
@@ -417,22 +582,34 @@ async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
         // Longer: claims, and goes on behind what is stored.
         forget(&mut writer);
         writer.append(TRANSCRIPT, &line("three"));
-        assert_eq!(writer.flush().await.unwrap(), (line("three").len() as u64, 1), "{}", place.name);
+        assert_eq!(
+            writer.flush().await.unwrap(),
+            (line("three").len() as u64, 1),
+            "{}",
+            place.name
+        );
         let log = place.entries(SESSION).await;
         assert_eq!(log.len(), entries + 2);
         assert_eq!(log[entries].header.kind, EntryKind::Claim);
         assert_eq!(place.files_of(SESSION).await, writer.files());
         // Behind, and different: both go to a branch, and the log stays as it is.
         let stored = writer.files();
-        for (what, text) in
-            [("behind", line("one")), ("different", line("one") + &line("other")), ("longer and different", line("x").repeat(9))]
-        {
+        for (what, text) in [
+            ("behind", line("one")),
+            ("different", line("one") + &line("other")),
+            ("longer and different", line("x").repeat(9)),
+        ] {
             let mut other = Writer::new(&place);
             other.append(TRANSCRIPT, &text);
             other.flush().await.unwrap();
             assert_eq!(other.ground(SESSION), "branch", "{}: {what}", place.name);
             let name = other.ledger(SESSION).unwrap().pen.writer;
-            assert_eq!(place.files_of_branch(SESSION, &name).await, other.files(), "{}: {what}", place.name);
+            assert_eq!(
+                place.files_of_branch(SESSION, &name).await,
+                other.files(),
+                "{}: {what}",
+                place.name
+            );
             assert_eq!(place.files_of(SESSION).await, stored);
         }
         assert_eq!(place.branches(SESSION).await.len(), 3);
@@ -463,7 +640,12 @@ async fn a_restored_session_goes_on_where_it_stopped_and_a_restart_downloads_not
         let last = log.last().unwrap();
         assert_eq!(last.header.writer.to_string(), report.writer.unwrap());
         assert_eq!(last.header.seq, report.head + 1);
-        assert_eq!(shipped(&place).await, before + line("three").len() as u64, "{}: shipped again", place.name);
+        assert_eq!(
+            shipped(&place).await,
+            before + line("three").len() as u64,
+            "{}: shipped again",
+            place.name
+        );
 
         // The same volume again: nobody wrote, so nothing is read but what tells that.
         store.reads.store(0, SeqCst);
@@ -473,7 +655,12 @@ async fn a_restored_session_goes_on_where_it_stopped_and_a_restart_downloads_not
         new.append(TRANSCRIPT, &line("four"));
         assert_eq!(new.flush().await.unwrap().1, 1);
         // The last entry, to see that the store still is the one the ledger knows.
-        assert_eq!(store.reads.load(SeqCst), 1 + usize::from(place.fence == "database"), "{}: it read the log", place.name);
+        assert_eq!(
+            store.reads.load(SeqCst),
+            1 + usize::from(place.fence == "database"),
+            "{}: it read the log",
+            place.name
+        );
         assert_eq!(place.files_of(SESSION).await, new.files());
     }
 }
@@ -485,14 +672,21 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
         let mut points = Vec::new();
         for round in 0..5 {
             old.append(TRANSCRIPT, &line(&format!("round {round}")));
-            old.append("projects/-w/s1/subagents/agent-a.jsonl", &line(&format!("helper {round}")));
+            old.append(
+                "projects/-w/s1/subagents/agent-a.jsonl",
+                &line(&format!("helper {round}")),
+            );
             old.replace(TASK, &format!("{{\"v\":{round}}}"));
             old.flush().await.unwrap();
             points.push((old.ledger(SESSION).unwrap().pen.seq, old.files()));
         }
         let (back_to, then) = points[1].clone();
         let mut new = Writer::new(&place);
-        let options = Options { at: At::Seq(back_to), claim: true, ..Options::default() };
+        let options = Options {
+            at: At::Seq(back_to),
+            claim: true,
+            ..Options::default()
+        };
         let report = new.restore(SESSION, options).await.unwrap();
         assert_eq!((report.seq, new.files()), (back_to, then), "{}", place.name);
         new.append(TRANSCRIPT, &line("another way"));
@@ -500,7 +694,12 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
         // Side files too are as they were at that point: what a later restore gives is what the agent has.
         assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
         for (seq, files) in &points {
-            assert_eq!(&place.files_at(SESSION, At::Seq(*seq), None).await.unwrap(), files, "{}: entry {seq}", place.name);
+            assert_eq!(
+                &place.files_at(SESSION, At::Seq(*seq), None).await.unwrap(),
+                files,
+                "{}: entry {seq}",
+                place.name
+            );
         }
         // The writer that was left behind has nothing to lose, and cannot write.
         old.append(TRANSCRIPT, &line("too late"));
@@ -536,7 +735,9 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
             }
             Verdict::Pass
         });
-        new.take_over(SESSION).await.unwrap_or_else(|error| panic!("{}: {error}", outer.name));
+        new.take_over(SESSION)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}", outer.name));
         store.leave_alone();
         assert!(overtaken.load(SeqCst));
         let mut old = old.lock().await;
@@ -550,24 +751,43 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
         if ground == "branch" {
             assert_eq!(outer.files_of_branch(SESSION, &writer).await, old.files());
         } else {
-            assert!(new.files()[TRANSCRIPT].starts_with(&old.files()[TRANSCRIPT]), "{}", outer.name);
+            assert!(
+                new.files()[TRANSCRIPT].starts_with(&old.files()[TRANSCRIPT]),
+                "{}",
+                outer.name
+            );
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_lost() {
-    for (what, bytes) in [("garbage", b"not an entry".to_vec()), ("a later format", gzip(b"{\"v\":9}\n"))] {
+    for (what, bytes) in [
+        ("garbage", b"not an entry".to_vec()),
+        ("a later format", gzip(b"{\"v\":9}\n")),
+    ] {
         for place in Place::all().await {
             let mut writer = began(&place, &["one"]).await;
             let next = writer.ledger(SESSION).unwrap().pen.seq + 1;
-            place.store.put(&keys::entry(&place.id(SESSION), next), bytes.clone().into()).await.unwrap();
+            place
+                .store
+                .put(&keys::entry(&place.id(SESSION), next), bytes.clone().into())
+                .await
+                .unwrap();
             writer.append(TRANSCRIPT, &line("two"));
-            writer.flush().await.unwrap_or_else(|error| panic!("{}, {what}: {error}", place.name));
+            writer
+                .flush()
+                .await
+                .unwrap_or_else(|error| panic!("{}, {what}: {error}", place.name));
             assert_eq!(writer.ground(SESSION), "branch", "{}, {what}", place.name);
             let name = writer.ledger(SESSION).unwrap().pen.writer;
             assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
-            let stored = place.store.get(&keys::entry(&place.id(SESSION), next)).await.unwrap().unwrap();
+            let stored = place
+                .store
+                .get(&keys::entry(&place.id(SESSION), next))
+                .await
+                .unwrap()
+                .unwrap();
             assert_eq!(stored, bytes, "{}, {what}: it was overwritten", place.name);
         }
     }

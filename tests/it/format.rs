@@ -17,8 +17,12 @@ use crate::support::fetch;
 use crate::support::world::World;
 
 fn recipe() -> String {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FORMAT.md")).unwrap();
-    let (_, behind) = text.split_once("```sh\n").expect("docs/FORMAT.md has a recipe");
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FORMAT.md"))
+            .unwrap();
+    let (_, behind) = text
+        .split_once("```sh\n")
+        .expect("docs/FORMAT.md has a recipe");
     behind.split_once("```").unwrap().0.to_owned()
 }
 
@@ -26,20 +30,37 @@ fn recover(folder: &Path, to: &Path) {
     if let Err(why) = fetch::program("jq") {
         return crate::support::skip(&why);
     }
-    let output = Command::new("sh").args(["-euc", &recipe(), "recover"]).args([folder, to]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("sh")
+        .args(["-euc", &recipe(), "recover"])
+        .args([folder, to])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn files(root: &Path, below: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
     for item in std::fs::read_dir(below).unwrap() {
         let path = item.unwrap().path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".sessiond")) {
+        if path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with(".sessiond"))
+        {
             continue;
         }
         if path.is_dir() {
             files(root, &path, found);
         } else {
-            found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap());
+            found.insert(
+                path.strip_prefix(root)
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned(),
+                std::fs::read(&path).unwrap(),
+            );
         }
     }
 }
@@ -58,10 +79,17 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     let daemon = backend.daemon(&home, &[]);
     let path = transcript(&home, "s1");
     append(&path, "{\"n\":1,\"text\":\"ä\"}\n{\"n\":2}\n");
-    append(&root.join("projects/-work-app/s1/tool-results/with space.txt"), "no newline at its end");
+    append(
+        &root.join("projects/-work-app/s1/tool-results/with space.txt"),
+        "no newline at its end",
+    );
     backend.run(&home, &["flush", "--wait"]).ok();
     append(&path, "{\"n\":3}\n");
-    std::fs::write(root.join("projects/-work-app/s1/tool-results/with space.txt"), "replaced").unwrap();
+    std::fs::write(
+        root.join("projects/-work-app/s1/tool-results/with space.txt"),
+        "replaced",
+    )
+    .unwrap();
     backend.run(&home, &["flush", "--wait"]).ok();
     // Rewritten by rename, as a compaction does it; then moved to another project folder.
     std::fs::write(root.join("projects/-work-app/new"), "{\"n\":4}\n").unwrap();
@@ -77,7 +105,10 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     let to = home.path().join("recovered");
     recover(&folder, &to);
     let expected = all(&root);
-    assert_eq!(expected["projects/-other/s1.jsonl"], b"{\"n\":4}\n{\"n\":5}\n");
+    assert_eq!(
+        expected["projects/-other/s1.jsonl"],
+        b"{\"n\":4}\n{\"n\":5}\n"
+    );
     assert_eq!(all(&to), expected);
     // And with us, the same.
     let other = TempHome::new();
@@ -97,7 +128,11 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
             40 => world.write(path, "{\"n\":\"anew\"}\n"),
             45 => {
                 std::fs::create_dir_all(world.root().join("projects/-other")).unwrap();
-                std::fs::rename(world.root().join(path), world.root().join("projects/-other/s1.jsonl")).unwrap();
+                std::fs::rename(
+                    world.root().join(path),
+                    world.root().join("projects/-other/s1.jsonl"),
+                )
+                .unwrap();
                 path = "projects/-other/s1.jsonl";
             }
             _ => {}
@@ -106,18 +141,28 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
         if number % 9 == 0 {
             world.write("tasks/s1/1.json", format!("{number}"));
         }
-        shipment.hints.extend([path.parse().unwrap(), "tasks/s1/1.json".parse().unwrap()]);
+        shipment
+            .hints
+            .extend([path.parse().unwrap(), "tasks/s1/1.json".parse().unwrap()]);
         shipment.flush(&world.context(), false).await.unwrap();
     }
     let expected = all(&world.root());
     let made = compact(&logs, &id, 64).await.unwrap();
     assert_eq!(made.pieces, 2);
-    assert_eq!(compact(&logs, &id, 64).await.unwrap().pieces, 0, "nothing is made twice");
+    assert_eq!(
+        compact(&logs, &id, 64).await.unwrap().pieces,
+        0,
+        "nothing is made twice"
+    );
     let folder = world.folder("bucket").join("v1/test/claude-code/s1");
     for seq in 1..=61 {
         // The first half through what stands for it alone; the second also through the entries.
         let earlier = world.stored_at("s1", seq).await;
-        assert!(earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 45 || seq == 1, "entry {seq}: {:?}", earlier.keys());
+        assert!(
+            earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 45 || seq == 1,
+            "entry {seq}: {:?}",
+            earlier.keys()
+        );
     }
     for collected in 1..=61 {
         std::fs::remove_file(folder.join(format!("log/{collected:012}.gz"))).unwrap();
@@ -126,15 +171,31 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
     recover(&folder, &to);
     assert_eq!(all(&to), expected);
     assert_eq!(world.stored("s1").await.unwrap(), expected);
-    let verdict = verify(&logs, &id, &Disk::new(world.folder("scratch")), true).await.unwrap();
-    assert_eq!((verdict.damage, verdict.sound_to, verdict.objects), (vec![], 65, 6));
+    let verdict = verify(&logs, &id, &Disk::new(world.folder("scratch")), true)
+        .await
+        .unwrap();
+    assert_eq!(
+        (verdict.damage, verdict.sound_to, verdict.objects),
+        (vec![], 65, 6)
+    );
     // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
     let target = Disk::new(world.folder("target"));
-    let context = restore::Context { folder: Arc::new(target), profile: world.profile.clone(), logs };
-    let options = restore::Options { at: At::Seq(40), ..restore::Options::default() };
+    let context = restore::Context {
+        folder: Arc::new(target),
+        profile: world.profile.clone(),
+        logs,
+    };
+    let options = restore::Options {
+        at: At::Seq(40),
+        ..restore::Options::default()
+    };
     let error = restore::restore(&context, &id, &options).await.unwrap_err();
     assert_eq!(error.kind(), sessiond::error::Kind::NotFound);
-    assert!(error.hint_text().unwrap().contains("seq:31 and seq:61"), "{error} {:?}", error.hint_text());
+    assert!(
+        error.hint_text().unwrap().contains("seq:31 and seq:61"),
+        "{error} {:?}",
+        error.hint_text()
+    );
 }
 
 #[test]
@@ -142,11 +203,30 @@ fn the_entrypoint_of_the_examples_works() {
     let backend = Backend::file();
     let home = TempHome::new();
     let program = crate::support::sessiond();
-    let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        program.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     let inner = backend.command(&home, &[]);
     let entrypoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/entrypoint.sh");
     let mut command = Command::new(entrypoint);
-    command.env_clear().envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("PATH", path).current_dir(home.home());
-    let output = command.args(["s1", "sh", "-c", "echo started; exit 3"]).output().unwrap();
-    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), b"started\n".as_slice()), "{output:?}");
+    command
+        .env_clear()
+        .envs(
+            inner
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .env("PATH", path)
+        .current_dir(home.home());
+    let output = command
+        .args(["s1", "sh", "-c", "echo started; exit 3"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(3), b"started\n".as_slice()),
+        "{output:?}"
+    );
 }

@@ -31,8 +31,15 @@ fn a_transcript_that_lost_its_end_with_the_power_is_brought_back() {
     let backend = Backend::file();
     let home = stored(&backend, 100);
     // The client does not sync its files: after a power cut the end may be missing.
-    std::fs::OpenOptions::new().write(true).open(transcript(&home, "s1")).unwrap().set_len(2000).unwrap();
-    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(transcript(&home, "s1"))
+        .unwrap()
+        .set_len(2000)
+        .unwrap();
+    backend
+        .run(&home, &["run", "--session", "s1", "--", "true"])
+        .ok();
     assert_eq!(text(&transcript(&home, "s1")), LINE.repeat(100));
     assert_eq!(restored(&backend), LINE.repeat(100));
 }
@@ -42,12 +49,18 @@ fn force_replaces_also_on_our_own_volume_and_keeps_every_file_aside() {
     let backend = Backend::file();
     let home = stored(&backend, 3);
     for round in 0..2 {
-        std::fs::write(transcript(&home, "s1"), format!("{{\"precious\":{round}}}\n")).unwrap();
+        std::fs::write(
+            transcript(&home, "s1"),
+            format!("{{\"precious\":{round}}}\n"),
+        )
+        .unwrap();
         backend.run(&home, &["restore", "s1", "--force"]).ok();
         assert_eq!(text(&transcript(&home, "s1")), LINE.repeat(3));
     }
     let aside = std::fs::read_dir(home.home().join(".claude/.sessiond/aside")).unwrap();
-    let mut kept: Vec<String> = aside.map(|item| text(&item.unwrap().path().join("projects/-work-app/s1.jsonl"))).collect();
+    let mut kept: Vec<String> = aside
+        .map(|item| text(&item.unwrap().path().join("projects/-work-app/s1.jsonl")))
+        .collect();
     kept.sort();
     assert_eq!(kept, ["{\"precious\":0}\n", "{\"precious\":1}\n"]);
 }
@@ -71,7 +84,9 @@ fn a_store_that_was_emptied_gets_everything_again() {
     assert!(!bucket.exists(), "status made a store");
     backend.run(&home, &["ls"]).ok();
     append(&transcript(&home, "s1"), LINE);
-    backend.run(&home, &["flush", "--wait", "--timeout", "1s"]).fails(5, "another store has its place", "");
+    backend
+        .run(&home, &["flush", "--wait", "--timeout", "1s"])
+        .fails(5, "another store has its place", "");
     daemon.kill();
     let _daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -84,7 +99,10 @@ fn a_restore_that_cannot_write_its_ledger_does_not_take_the_session_over() {
     let backend = Backend::file();
     let home = stored(&backend, 3);
     let other = TempHome::new();
-    append(&other.home().join(".claude/.sessiond/ledger"), "a file where a folder must be");
+    append(
+        &other.home().join(".claude/.sessiond/ledger"),
+        "a file where a folder must be",
+    );
     assert_eq!(backend.run(&other, &["restore", "s1"]).code(), 5);
     append(&transcript(&home, "s1"), LINE);
     let mut daemon = backend.daemon(&home, &[]);
@@ -96,7 +114,11 @@ fn a_restore_that_cannot_write_its_ledger_does_not_take_the_session_over() {
 #[test]
 fn told_to_continue_run_launches_whatever_is_wrong_with_the_store() {
     let home = TempHome::new();
-    for store in ["file:///proc/no-such-place", "ftp://x", "s3://bucket?endpoint=http://127.0.0.1:1"] {
+    for store in [
+        "file:///proc/no-such-place",
+        "ftp://x",
+        "s3://bucket?endpoint=http://127.0.0.1:1",
+    ] {
         let mut backend = Backend::file();
         backend.set("SESSIOND_STORE", store);
         backend.set("AWS_ACCESS_KEY_ID", "x");
@@ -104,15 +126,31 @@ fn told_to_continue_run_launches_whatever_is_wrong_with_the_store() {
         let run = |more: &[&str]| {
             backend.run(
                 &home,
-                &[&["run", "--session", "s1", "--flush-deadline", "200ms"], more, &["--", "sh", "-c", "echo up; exit 3"]].concat(),
+                &[
+                    &["run", "--session", "s1", "--flush-deadline", "200ms"],
+                    more,
+                    &["--", "sh", "-c", "echo up; exit 3"],
+                ]
+                .concat(),
             )
         };
         let ran = run(&["--on-restore-error", "continue"]);
-        assert_eq!((ran.code(), ran.out().as_str()), (3, "up\n"), "{store}: {}", ran.err());
+        assert_eq!(
+            (ran.code(), ran.out().as_str()),
+            (3, "up\n"),
+            "{store}: {}",
+            ran.err()
+        );
         let ran = run(&[]);
-        assert!(ran.code() != 3 && ran.out().is_empty(), "{store}: {}", ran.err());
+        assert!(
+            ran.code() != 3 && ran.out().is_empty(),
+            "{store}: {}",
+            ran.err()
+        );
     }
-    Backend::file().run(&home, &["run", "--session", "", "--", "true"]).fails(2, "--session is empty", "leave it out");
+    Backend::file()
+        .run(&home, &["run", "--session", "", "--", "true"])
+        .fails(2, "--session is empty", "leave it out");
 }
 
 #[test]
@@ -121,9 +159,16 @@ fn a_second_pull_never_passes_a_stale_copy_off_as_the_session() {
     let home = stored(&backend, 3);
     backend.run(&home, &["pull", "s1", "--to", "copy"]).ok();
     backend.run(&home, &["pull", "s1", "--to", "copy"]).ok();
-    std::fs::OpenOptions::new().write(true).open(transcript(&home, "s1")).unwrap().set_len(2 * LINE.len() as u64).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(transcript(&home, "s1"))
+        .unwrap()
+        .set_len(2 * LINE.len() as u64)
+        .unwrap();
     backend.run(&home, &["run", "--", "true"]).ok();
-    backend.run(&home, &["pull", "s1", "--to", "copy"]).fails(7, "s1.jsonl", "empty folder");
+    backend
+        .run(&home, &["pull", "s1", "--to", "copy"])
+        .fails(7, "s1.jsonl", "empty folder");
 }
 
 #[test]
@@ -152,10 +197,20 @@ fn a_mistyped_url_does_not_show_its_password() {
     ] {
         let mut backend = Backend::file();
         backend.set(name, url);
-        for arguments in [&["ls"][..], &["doctor"], &["reindex"], &["run", "--", "true"]] {
+        for arguments in [
+            &["ls"][..],
+            &["doctor"],
+            &["reindex"],
+            &["run", "--", "true"],
+        ] {
             let ran = backend.run(&home, arguments);
             assert!(ran.code() != 0, "{url}");
-            assert!(!format!("{}{}", ran.out(), ran.err()).contains("s3cr3t"), "{url} {arguments:?}: {}{}", ran.out(), ran.err());
+            assert!(
+                !format!("{}{}", ran.out(), ran.err()).contains("s3cr3t"),
+                "{url} {arguments:?}: {}{}",
+                ran.out(),
+                ran.err()
+            );
         }
     }
     let mut backend = Backend::file();
@@ -168,7 +223,9 @@ fn what_a_killed_restore_left_is_removed_by_the_next() {
     let backend = Backend::file();
     stored(&backend, 3);
     let other = TempHome::new();
-    let left = other.home().join(".claude/.sessiond/tmp/restore-0123456789abcdef");
+    let left = other
+        .home()
+        .join(".claude/.sessiond/tmp/restore-0123456789abcdef");
     append(&left.join("00000001"), &LINE.repeat(1000));
     backend.run(&other, &["restore", "s1"]).ok();
     assert!(!left.exists());
@@ -180,7 +237,11 @@ fn doctor_names_what_cannot_be_kept_and_a_folder_that_leads_nowhere() {
     let backend = Backend::file();
     let home = stored(&backend, 1);
     let name = std::ffi::OsStr::from_bytes(b"\xff\xfe.jsonl");
-    std::fs::write(home.home().join(".claude/projects/-work-app").join(name), LINE).unwrap();
+    std::fs::write(
+        home.home().join(".claude/projects/-work-app").join(name),
+        LINE,
+    )
+    .unwrap();
     let said = backend.run(&home, &["doctor"]).ok().out();
     assert!(said.contains("its name is not UTF-8"), "{said}");
     let other = TempHome::new();

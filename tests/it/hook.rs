@@ -19,13 +19,19 @@ fn fixtures() -> PathBuf {
 }
 
 fn transcript(home: &TempHome) -> PathBuf {
-    home.home().join(format!(".claude/projects/-work-work/{SESSION}.jsonl"))
+    home.home()
+        .join(format!(".claude/projects/-work-work/{SESSION}.jsonl"))
 }
 
 /// What the client really wrote in a turn like that of the events: it ends with "The sub-agent is done.".
 fn lines() -> Vec<String> {
-    let path = fixtures().join("claude/subagent/projects/-work-work/1a471e4f-bd92-4452-a5d6-0999f102be66.jsonl");
-    std::fs::read_to_string(path).unwrap().lines().map(|line| format!("{line}\n")).collect()
+    let path = fixtures()
+        .join("claude/subagent/projects/-work-work/1a471e4f-bd92-4452-a5d6-0999f102be66.jsonl");
+    std::fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 /// A real event, as it would be told in this home.
@@ -34,9 +40,17 @@ fn event(home: &TempHome, file: &str) -> String {
     text.replace("/work/home/", &format!("{}/", home.home().display()))
 }
 
-fn spawn(backend: &Backend, home: &TempHome, arguments: &[&str], change: impl FnOnce(&mut std::process::Command)) -> std::process::Child {
+fn spawn(
+    backend: &Backend,
+    home: &TempHome,
+    arguments: &[&str],
+    change: impl FnOnce(&mut std::process::Command),
+) -> std::process::Child {
     let mut command = backend.command(home, &[&["hook"], arguments].concat());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     // What is in the environment of a real hook.
     command.env("ANTHROPIC_API_KEY", "sk-very-secret");
     change(&mut command);
@@ -78,7 +92,9 @@ fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
     append(&transcript(home), "{\"type\":\"mode\"}\n");
     eventually("the first line is durable", || {
         let status = backend.run(home, &["status", "--json"]).ok().json();
-        status["sessions"][0]["durable_bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+        status["sessions"][0]["durable_bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes > 0)
     });
     daemon
 }
@@ -87,7 +103,11 @@ fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
 fn stored(backend: &Backend) -> String {
     let copy = TempHome::new();
     backend.run(&copy, &["pull", SESSION, "--to", "copy"]).ok();
-    std::fs::read_to_string(copy.home().join(format!("copy/projects/-work-work/{SESSION}.jsonl"))).unwrap()
+    std::fs::read_to_string(
+        copy.home()
+            .join(format!("copy/projects/-work-work/{SESSION}.jsonl")),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -99,7 +119,10 @@ fn a_turn_that_has_ended_is_in_the_store() {
         let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
         daemon.kill();
         assert_eq!(said, "", "{took:?}");
-        assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+        assert_eq!(
+            stored(&backend),
+            std::fs::read_to_string(transcript(&home)).unwrap()
+        );
     }
 }
 
@@ -108,14 +131,24 @@ fn the_last_message_is_waited_for_and_is_in_the_store_too() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     let mut lines = lines();
-    let late = lines.split_off(lines.iter().position(|line| line.contains("The sub-agent is done.")).unwrap());
+    let late = lines.split_off(
+        lines
+            .iter()
+            .position(|line| line.contains("The sub-agent is done."))
+            .unwrap(),
+    );
     append(&transcript(&home), &lines.concat());
     let (said, took) = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             append(&transcript(&home), &late[0]);
         });
-        hook(&backend, &home, &["--verbose"], &event(&home, "09-Stop.json"))
+        hook(
+            &backend,
+            &home,
+            &["--verbose"],
+            &event(&home, "09-Stop.json"),
+        )
     });
     daemon.kill();
     assert!(said.contains("is durable at entry"), "{said}");
@@ -128,15 +161,26 @@ fn a_last_message_that_never_comes_is_told_and_the_rest_is_durable() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines()[..20].concat());
-    let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, "09-Stop.json"));
+    let (said, took) = hook(
+        &backend,
+        &home,
+        &["--deadline", "1s"],
+        &event(&home, "09-Stop.json"),
+    );
     assert!(said.contains("without the last message"), "{said}");
-    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
+    assert!(
+        took >= Duration::from_millis(400) && took < Duration::from_secs(4),
+        "{took:?}"
+    );
     // A compaction names a sub-agent whose transcript never exists: nothing to wait for.
     let (said, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
     assert_eq!(said, "");
     assert!(took < Duration::from_millis(3500), "{took:?}");
     daemon.kill();
-    assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+    assert_eq!(
+        stored(&backend),
+        std::fs::read_to_string(transcript(&home)).unwrap()
+    );
 }
 
 #[test]
@@ -144,9 +188,15 @@ fn every_event_of_a_real_session_passes_and_only_ends_flush() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines().concat());
-    let head = || backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["head"].as_u64().unwrap();
-    let mut names: Vec<String> =
-        std::fs::read_dir(fixtures().join("claude-hooks")).unwrap().map(|item| item.unwrap().file_name().into_string().unwrap()).collect();
+    let head = || {
+        backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["head"]
+            .as_u64()
+            .unwrap()
+    };
+    let mut names: Vec<String> = std::fs::read_dir(fixtures().join("claude-hooks"))
+        .unwrap()
+        .map(|item| item.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.retain(|name| name != "settings.example.json");
     names.sort();
     assert_eq!(names.len(), 26);
@@ -154,23 +204,50 @@ fn every_event_of_a_real_session_passes_and_only_ends_flush() {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
         // The words of these turns are not in this transcript: they are waited for in vain.
-        let (said, _) = hook(&backend, &home, &["--deadline", "400ms"], &event(&home, &name));
-        let ends = ["-Stop.json", "-StopFailure.json", "-SubagentStop.json", "-SessionEnd.json"].iter().any(|end| name.ends_with(end));
+        let (said, _) = hook(
+            &backend,
+            &home,
+            &["--deadline", "400ms"],
+            &event(&home, &name),
+        );
+        let ends = [
+            "-Stop.json",
+            "-StopFailure.json",
+            "-SubagentStop.json",
+            "-SessionEnd.json",
+        ]
+        .iter()
+        .any(|end| name.ends_with(end));
         assert_eq!(head() - before, u64::from(ends), "{name}");
-        assert!(said.is_empty() || said.contains("without the last message"), "{name}: {said}");
+        assert!(
+            said.is_empty() || said.contains("without the last message"),
+            "{name}: {said}"
+        );
     }
     // With --at-tools also after a tool, whose answer is not there yet.
     for name in ["06-PostToolUse.json", "14-PostToolUseFailure.json"] {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
-        assert_eq!(hook(&backend, &home, &["--at-tools"], &event(&home, name)).0, "");
+        assert_eq!(
+            hook(&backend, &home, &["--at-tools"], &event(&home, name)).0,
+            ""
+        );
         assert_eq!(head() - before, 1, "{name}");
     }
     // Another root than the usual one is found by its transcript.
     let elsewhere = TempHome::new();
     append(&transcript(&home), "{\"type\":\"mode\"}\n");
     let before = head();
-    assert_eq!(hook(&backend, &elsewhere, &[], &event(&home, "10-SessionEnd.json")).0, "");
+    assert_eq!(
+        hook(
+            &backend,
+            &elsewhere,
+            &[],
+            &event(&home, "10-SessionEnd.json")
+        )
+        .0,
+        ""
+    );
     assert_eq!(head() - before, 1);
 }
 
@@ -179,7 +256,13 @@ fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
     let mut backend = Backend::file();
     // Takes connections and never answers.
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    backend.set("SESSIOND_STORE", format!("s3://bucket?endpoint=http://{}", server.local_addr().unwrap()));
+    backend.set(
+        "SESSIOND_STORE",
+        format!(
+            "s3://bucket?endpoint=http://{}",
+            server.local_addr().unwrap()
+        ),
+    );
     backend.set("AWS_ACCESS_KEY_ID", "key");
     backend.set("AWS_SECRET_ACCESS_KEY", "secret");
     let home = TempHome::new();
@@ -188,14 +271,33 @@ fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
         let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
         assert!(said.contains("not durable after 1s"), "{said}");
-        assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}");
+        assert!(
+            took >= Duration::from_secs(1) && took < Duration::from_secs(4),
+            "{took:?}"
+        );
     }
     // A daemon that does not move.
     daemon.signal("STOP");
-    let (said, took) = hook(&backend, &home, &["--deadline", "500ms"], &event(&home, "09-Stop.json"));
-    assert!(said.contains("not durable after 500ms") && took < Duration::from_millis(3500), "{took:?}: {said}");
-    let (said, took) = hook(&backend, &home, &["--deadline", "500ms"], &event(&home, "01-SessionStart.json"));
-    assert!(!said.is_empty() && took < Duration::from_millis(3500), "{took:?}: {said}");
+    let (said, took) = hook(
+        &backend,
+        &home,
+        &["--deadline", "500ms"],
+        &event(&home, "09-Stop.json"),
+    );
+    assert!(
+        said.contains("not durable after 500ms") && took < Duration::from_millis(3500),
+        "{took:?}: {said}"
+    );
+    let (said, took) = hook(
+        &backend,
+        &home,
+        &["--deadline", "500ms"],
+        &event(&home, "01-SessionStart.json"),
+    );
+    assert!(
+        !said.is_empty() && took < Duration::from_millis(3500),
+        "{took:?}: {said}"
+    );
     daemon.signal("CONT");
 }
 
@@ -215,9 +317,15 @@ fn without_a_daemon_it_says_so_and_is_gone_at_once() {
     assert!(home.home().join(".claude/.sessiond/socket").exists());
     gone("09-Stop.json", "not durable");
     // Neither a root nor a home.
-    let (said, _) = hook_with(&backend, &home, &[], b"{\"hook_event_name\":\"Stop\",\"session_id\":\"s\"}", |command| {
-        command.env_remove("HOME").env_remove("SESSIOND_ROOT");
-    });
+    let (said, _) = hook_with(
+        &backend,
+        &home,
+        &[],
+        b"{\"hook_event_name\":\"Stop\",\"session_id\":\"s\"}",
+        |command| {
+            command.env_remove("HOME").env_remove("SESSIOND_ROOT");
+        },
+    );
     assert!(!said.is_empty());
 }
 
@@ -228,20 +336,42 @@ fn a_session_that_was_taken_over_is_told_apart() {
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), &lines().concat());
     let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-    assert!(said.contains("was taken over: it is durable on branch"), "{said}");
+    assert!(
+        said.contains("was taken over: it is durable on branch"),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_name_follows_the_end_of_the_last_turn() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
-    let named = || backend.run(&home, &["checkpoints", SESSION, "--json"]).ok().json()["named"].clone();
+    let named = || {
+        backend
+            .run(&home, &["checkpoints", SESSION, "--json"])
+            .ok()
+            .json()["named"]
+            .clone()
+    };
     let mut last = 0;
     for _ in 0..2 {
         append(&transcript(&home), &lines().concat());
-        assert_eq!(hook(&backend, &home, &["--checkpoint", "ended"], &event(&home, "09-Stop.json")).0, "");
+        assert_eq!(
+            hook(
+                &backend,
+                &home,
+                &["--checkpoint", "ended"],
+                &event(&home, "09-Stop.json")
+            )
+            .0,
+            ""
+        );
         let names = named();
-        assert_eq!((names.as_array().unwrap().len(), names[0]["name"].as_str()), (1, Some("ended")), "{names}");
+        assert_eq!(
+            (names.as_array().unwrap().len(), names[0]["name"].as_str()),
+            (1, Some("ended")),
+            "{names}"
+        );
         let seq = names[0]["seq"].as_u64().unwrap();
         assert!(seq > last, "{names}");
         last = seq;
@@ -249,36 +379,84 @@ fn a_name_follows_the_end_of_the_last_turn() {
     // Not at other events, and not in another store than the daemon's.
     let before = named();
     append(&transcript(&home), "{\"type\":\"mode\"}\n");
-    hook(&backend, &home, &["--checkpoint", "ended", "--at-tools"], &event(&home, "06-PostToolUse.json"));
+    hook(
+        &backend,
+        &home,
+        &["--checkpoint", "ended", "--at-tools"],
+        &event(&home, "06-PostToolUse.json"),
+    );
     assert_eq!(named(), before);
     let stop = event(&home, "10-SessionEnd.json");
-    let (said, _) = hook_with(&backend, &home, &["--checkpoint", "other"], stop.as_bytes(), |command| {
-        command.env("SESSIOND_STORE", format!("file://{}/elsewhere", home.path().display()));
-    });
-    assert!(said.contains("has no checkpoint other") && said.contains("elsewhere"), "{said}");
+    let (said, _) = hook_with(
+        &backend,
+        &home,
+        &["--checkpoint", "other"],
+        stop.as_bytes(),
+        |command| {
+            command.env(
+                "SESSIOND_STORE",
+                format!("file://{}/elsewhere", home.path().display()),
+            );
+        },
+    );
+    assert!(
+        said.contains("has no checkpoint other") && said.contains("elsewhere"),
+        "{said}"
+    );
     assert_eq!(named(), before);
-    assert!(installed(&backend, &home, &["--print", "--checkpoint", "ended"]).contains("hook --checkpoint ended"));
-    assert_ne!(backend.run(&home, &["hook", "--print", "--checkpoint", "a b"]).code(), 0);
+    assert!(
+        installed(&backend, &home, &["--print", "--checkpoint", "ended"])
+            .contains("hook --checkpoint ended")
+    );
+    assert_ne!(
+        backend
+            .run(&home, &["hook", "--print", "--checkpoint", "a b"])
+            .code(),
+        0
+    );
 }
 
 #[test]
 fn whatever_is_wrong_the_agent_is_not_stopped() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    for garbage in [&b""[..], b"\n\n", b"{", b"not json\n", b"[1,2]\n", b"\xff\xfe\0\n", b"{\"hook_event_name\":\"Stop\"}\n"] {
+    for garbage in [
+        &b""[..],
+        b"\n\n",
+        b"{",
+        b"not json\n",
+        b"[1,2]\n",
+        b"\xff\xfe\0\n",
+        b"{\"hook_event_name\":\"Stop\"}\n",
+    ] {
         let (said, took) = hook_with(&backend, &home, &[], garbage, |_| {});
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     }
-    let (said, _) = hook_with(&backend, &home, &[], b"{\"hook_event_name\":\"Tomorrow\",\n\"x\":[1]}", |_| {});
+    let (said, _) = hook_with(
+        &backend,
+        &home,
+        &[],
+        b"{\"hook_event_name\":\"Tomorrow\",\n\"x\":[1]}",
+        |_| {},
+    );
     assert_eq!(said, "", "an unknown event is nothing to us");
     // Arguments, variables and files that cannot be read: exit code 2 would make the agent go on.
     let stop = event(&home, "09-Stop.json");
-    for arguments in [&["--nonsense"][..], &["--deadline"], &["--deadline", "soon"], &["--config", "/nowhere.toml"], &["more", "words"]] {
+    for arguments in [
+        &["--nonsense"][..],
+        &["--deadline"],
+        &["--deadline", "soon"],
+        &["--config", "/nowhere.toml"],
+        &["more", "words"],
+    ] {
         hook_with(&backend, &home, arguments, stop.as_bytes(), |_| {});
     }
-    for (name, value) in
-        [("SESSIOND_PATH_STYLE", "maybe"), ("SESSIOND_LOG", "a=b=c"), ("SESSIOND_HOOK_DEADLINE", "x"), ("SESSIOND_AGENT", "who")]
-    {
+    for (name, value) in [
+        ("SESSIOND_PATH_STYLE", "maybe"),
+        ("SESSIOND_LOG", "a=b=c"),
+        ("SESSIOND_HOOK_DEADLINE", "x"),
+        ("SESSIOND_AGENT", "who"),
+    ] {
         hook_with(&backend, &home, &[], stop.as_bytes(), |command| {
             command.env(name, value);
         });
@@ -288,38 +466,75 @@ fn whatever_is_wrong_the_agent_is_not_stopped() {
     let mut child = spawn(&backend, &home, &["--deadline", "500ms"], |_| {});
     let line = child.stdin.take();
     let status = child.wait().unwrap();
-    assert!(status.success() && began.elapsed() < Duration::from_millis(3500), "{status} after {:?}", began.elapsed());
+    assert!(
+        status.success() && began.elapsed() < Duration::from_millis(3500),
+        "{status} after {:?}",
+        began.elapsed()
+    );
     drop(line);
     // A person who mistypes is told by the code.
-    assert_eq!(backend.run(&home, &["hook", "--install", "--nonsense"]).code(), 2);
+    assert_eq!(
+        backend
+            .run(&home, &["hook", "--install", "--nonsense"])
+            .code(),
+        2
+    );
 }
 
 fn installed(backend: &Backend, home: &TempHome, arguments: &[&str]) -> String {
-    backend.run(home, &[&["hook"], arguments].concat()).ok().out()
+    backend
+        .run(home, &[&["hook"], arguments].concat())
+        .ok()
+        .out()
 }
 
 #[test]
 fn hooks_are_put_into_the_settings_and_taken_out_again() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let user = home.home().join(".claude/settings.json");
-    let value = |path: &Path| serde_json::from_str::<Value>(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let value = |path: &Path| {
+        serde_json::from_str::<Value>(&std::fs::read_to_string(path).unwrap()).unwrap()
+    };
     let ours = |hooks: &Value, event: &str| {
         let hook = &hooks[event].as_array().unwrap().last().unwrap()["hooks"][0];
         let command = hook["command"].as_str().unwrap();
-        assert!(command.starts_with('/') && command.contains("sessiond hook"), "{command}");
-        assert_eq!((hook["type"].as_str(), hook["timeout"].as_u64()), (Some("command"), Some(6)));
+        assert!(
+            command.starts_with('/') && command.contains("sessiond hook"),
+            "{command}"
+        );
+        assert_eq!(
+            (hook["type"].as_str(), hook["timeout"].as_u64()),
+            (Some("command"), Some(6))
+        );
     };
     // No settings yet.
     assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would put"));
     assert!(!user.exists());
-    assert!(installed(&backend, &home, &["--install"]).contains("SessionStart, Stop, StopFailure, SubagentStop, SessionEnd"));
+    assert!(
+        installed(&backend, &home, &["--install"])
+            .contains("SessionStart, Stop, StopFailure, SubagentStop, SessionEnd")
+    );
     let hooks = value(&user)["hooks"].clone();
-    ["SessionStart", "Stop", "StopFailure", "SubagentStop", "SessionEnd"].iter().for_each(|event| ours(&hooks, event));
+    [
+        "SessionStart",
+        "Stop",
+        "StopFailure",
+        "SubagentStop",
+        "SessionEnd",
+    ]
+    .iter()
+    .for_each(|event| ours(&hooks, event));
     assert_eq!(hooks.get("PostToolUse"), None);
-    assert_eq!(serde_json::from_str::<Value>(&installed(&backend, &home, &["--print"])).unwrap()["hooks"], hooks);
+    assert_eq!(
+        serde_json::from_str::<Value>(&installed(&backend, &home, &["--print"])).unwrap()["hooks"],
+        hooks
+    );
     let written = std::fs::metadata(&user).unwrap().modified().unwrap();
     assert!(installed(&backend, &home, &["--install", "--user"]).contains("nothing to do"));
-    assert_eq!(std::fs::metadata(&user).unwrap().modified().unwrap(), written);
+    assert_eq!(
+        std::fs::metadata(&user).unwrap().modified().unwrap(),
+        written
+    );
     installed(&backend, &home, &["--uninstall"]);
     assert_eq!(value(&user), json!({}));
 
@@ -332,17 +547,35 @@ fn hooks_are_put_into_the_settings_and_taken_out_again() {
     std::os::unix::fs::symlink(&real, project.join(".claude/settings.json")).unwrap();
     let before = std::fs::read_to_string(&real).unwrap();
     let at = ["--project", project.to_str().unwrap()];
-    installed(&backend, &home, &[&["--install", "--at-tools"][..], &at].concat());
+    installed(
+        &backend,
+        &home,
+        &[&["--install", "--at-tools"][..], &at].concat(),
+    );
     assert!(project.join(".claude/settings.json").is_symlink());
-    assert_eq!(std::fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(
+        std::fs::metadata(&real).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
     let hooks = value(&real)["hooks"].clone();
-    ["Stop", "PostToolUse", "PostToolUseFailure"].iter().for_each(|event| ours(&hooks, event));
+    ["Stop", "PostToolUse", "PostToolUseFailure"]
+        .iter()
+        .for_each(|event| ours(&hooks, event));
     assert_eq!(hooks["Stop"].as_array().unwrap().len(), 2);
     assert_eq!(hooks["PostToolUse"][1]["matcher"], "*");
-    assert_eq!(std::fs::read_to_string(home.path().join("dotfiles.json.before-sessiond")).unwrap(), before);
+    assert_eq!(
+        std::fs::read_to_string(home.path().join("dotfiles.json.before-sessiond")).unwrap(),
+        before
+    );
     installed(&backend, &home, &[&["--uninstall"][..], &at].concat());
-    assert_eq!(std::fs::read_to_string(&real).unwrap(), before, "not a byte differs");
-    assert!(installed(&backend, &home, &[&["--uninstall"][..], &at].concat()).contains("nothing to do"));
+    assert_eq!(
+        std::fs::read_to_string(&real).unwrap(),
+        before,
+        "not a byte differs"
+    );
+    assert!(
+        installed(&backend, &home, &[&["--uninstall"][..], &at].concat()).contains("nothing to do")
+    );
 
     // An empty file, and what is no JSON.
     let file = home.path().join("other.json");
@@ -350,9 +583,16 @@ fn hooks_are_put_into_the_settings_and_taken_out_again() {
     std::fs::write(&file, "").unwrap();
     installed(&backend, &home, &[&["--install"][..], &at].concat());
     ours(&value(&file)["hooks"], "Stop");
-    for broken in ["{\n  \"a\": 1,\n}\n", "// note\n{}", "[]", "{\"hooks\": []}"] {
+    for broken in [
+        "{\n  \"a\": 1,\n}\n",
+        "// note\n{}",
+        "[]",
+        "{\"hooks\": []}",
+    ] {
         std::fs::write(&file, broken).unwrap();
-        backend.run(&home, &[&["hook", "--install"][..], &at].concat()).fails(7, "other.json", "nothing was changed");
+        backend
+            .run(&home, &[&["hook", "--install"][..], &at].concat())
+            .fails(7, "other.json", "nothing was changed");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), broken);
     }
 }
@@ -362,7 +602,12 @@ fn what_is_installed_runs_under_sh() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines().concat());
-    let printed: Value = serde_json::from_str(&installed(&backend, &home, &["--print", "--deadline", "3s"])).unwrap();
+    let printed: Value = serde_json::from_str(&installed(
+        &backend,
+        &home,
+        &["--print", "--deadline", "3s"],
+    ))
+    .unwrap();
     let hook = &printed["hooks"]["Stop"][0]["hooks"][0];
     assert_eq!(hook["timeout"], 4);
     let inner = backend.command(&home, &[]);
@@ -370,10 +615,26 @@ fn what_is_installed_runs_under_sh() {
     shell
         .args(["-c", hook["command"].as_str().unwrap()])
         .env_clear()
-        .envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut child = shell.current_dir(home.home()).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(event(&home, "09-Stop.json").as_bytes()).unwrap();
+        .envs(
+            inner
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+    let mut child = shell
+        .current_dir(home.home())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(event(&home, "09-Stop.json").as_bytes())
+        .unwrap();
     assert!(child.wait().unwrap().success());
     daemon.kill();
-    assert_eq!(stored(&backend), std::fs::read_to_string(transcript(&home)).unwrap());
+    assert_eq!(
+        stored(&backend),
+        std::fs::read_to_string(transcript(&home)).unwrap()
+    );
 }

@@ -34,25 +34,43 @@ impl Watched {
     fn start(mut command: Command, home: &TempHome) -> Watched {
         let log = home.path().join("watched.log");
         let _ = std::fs::remove_file(&log);
-        command.env("SESSIOND_HTTP", "127.0.0.1:0").env("SESSIOND_FLUSH_INTERVAL", "50ms").env("NO_COLOR", "1");
-        command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
+        command
+            .env("SESSIOND_HTTP", "127.0.0.1:0")
+            .env("SESSIOND_FLUSH_INTERVAL", "50ms")
+            .env("NO_COLOR", "1");
+        command
+            .stderr(std::fs::File::create(&log).unwrap())
+            .stdout(Stdio::null());
         let process = backend::Running(command.spawn().unwrap());
         let mut address = None;
         eventually("it says where it answers", || {
             let said = std::fs::read_to_string(&log).unwrap();
-            let line = said.lines().find(|line| line.contains("answering /healthz"));
+            let line = said
+                .lines()
+                .find(|line| line.contains("answering /healthz"));
             address = line.and_then(|line| line.split_once("address=")?.1.trim().parse().ok());
             address.is_some()
         });
-        Watched { process, address: address.unwrap(), log }
+        Watched {
+            process,
+            address: address.unwrap(),
+            log,
+        }
     }
 
     fn daemon(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Watched {
-        Watched::start(backend.command(home, &[&["daemon"], arguments].concat()), home)
+        Watched::start(
+            backend.command(home, &[&["daemon"], arguments].concat()),
+            home,
+        )
     }
 
     fn get(&self, path: &str) -> (u16, String) {
-        call(self.address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).unwrap_or_else(|| panic!("{path}: {}", self.said()))
+        call(
+            self.address,
+            &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"),
+        )
+        .unwrap_or_else(|| panic!("{path}: {}", self.said()))
     }
 
     /// The status of a probe, and what it says.
@@ -84,7 +102,9 @@ impl Watched {
 /// Sends a request; none if it was not answered.
 fn call(address: SocketAddr, request: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
     // A server that refuses before it has read everything resets the connection behind its answer.
@@ -114,29 +134,62 @@ impl Metrics {
             } else if let Some(kind) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = kind.split_once(' ').ok_or(format!("no type: {line}"))?;
                 let known = ["counter", "gauge", "histogram"].contains(&kind);
-                let named = kind == "counter" && name.ends_with("_total") || kind != "counter" && !name.ends_with("_total");
-                if name != current || !known || !named || families.insert(name.to_owned(), kind.to_owned()).is_some() {
+                let named = kind == "counter" && name.ends_with("_total")
+                    || kind != "counter" && !name.ends_with("_total");
+                if name != current
+                    || !known
+                    || !named
+                    || families.insert(name.to_owned(), kind.to_owned()).is_some()
+                {
                     return Err(format!("a type out of place: {line}"));
                 }
             } else {
                 let (series, value) = line.rsplit_once(' ').ok_or(format!("no value: {line}"))?;
                 let value: f64 = value.parse().map_err(|_| format!("no number: {line}"))?;
                 let (name, labels) = match series.split_once('{') {
-                    Some((name, rest)) => (name, rest.strip_suffix('}').ok_or(format!("labels without an end: {line}"))?),
+                    Some((name, rest)) => (
+                        name,
+                        rest.strip_suffix('}')
+                            .ok_or(format!("labels without an end: {line}"))?,
+                    ),
                     None => (series, ""),
                 };
-                let plain = |word: &str| !word.is_empty() && word.bytes().all(|letter| letter.is_ascii_lowercase() || letter == b'_');
+                let plain = |word: &str| {
+                    !word.is_empty()
+                        && word
+                            .bytes()
+                            .all(|letter| letter.is_ascii_lowercase() || letter == b'_')
+                };
                 for label in labels.split(',').filter(|label| !label.is_empty()) {
                     let (label, text) = label.split_once('=').ok_or(format!("no label: {line}"))?;
-                    let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).ok_or(format!("no quotes: {line}"))?;
-                    if !plain(label) || text.contains(['"', '\\']) || !["version", "le", "during", "kind", "result"].contains(&label) {
+                    let text = text
+                        .strip_prefix('"')
+                        .and_then(|text| text.strip_suffix('"'))
+                        .ok_or(format!("no quotes: {line}"))?;
+                    if !plain(label)
+                        || text.contains(['"', '\\'])
+                        || !["version", "le", "during", "kind", "result"].contains(&label)
+                    {
                         return Err(format!("a label: {line}"));
                     }
                 }
-                let kind = families.get(&current).ok_or(format!("no type before {line}"))?;
-                let suffix = name.strip_prefix(current.as_str()).ok_or(format!("out of place: {line}"))?;
-                let fits = if kind == "histogram" { ["_bucket", "_sum", "_count"].contains(&suffix) } else { suffix.is_empty() };
-                if !fits || !plain(name) || value < 0.0 || !value.is_finite() || samples.insert(series.to_owned(), value).is_some() {
+                let kind = families
+                    .get(&current)
+                    .ok_or(format!("no type before {line}"))?;
+                let suffix = name
+                    .strip_prefix(current.as_str())
+                    .ok_or(format!("out of place: {line}"))?;
+                let fits = if kind == "histogram" {
+                    ["_bucket", "_sum", "_count"].contains(&suffix)
+                } else {
+                    suffix.is_empty()
+                };
+                if !fits
+                    || !plain(name)
+                    || value < 0.0
+                    || !value.is_finite()
+                    || samples.insert(series.to_owned(), value).is_some()
+                {
                     return Err(format!("a sample: {line}"));
                 }
             }
@@ -148,7 +201,8 @@ impl Metrics {
                 .filter(|line| line.starts_with(&format!("{name}_bucket")))
                 .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
                 .collect();
-            if !buckets.is_sorted() || buckets.last() != Some(&metrics.of(&format!("{name}_count"))) {
+            if !buckets.is_sorted() || buckets.last() != Some(&metrics.of(&format!("{name}_count")))
+            {
                 return Err(format!("{name}: the buckets do not add up"));
             }
         }
@@ -157,11 +211,16 @@ impl Metrics {
 
     #[track_caller]
     fn of(&self, series: &str) -> f64 {
-        *self.0.get(series).unwrap_or_else(|| panic!("there is no {series}: {:?}", self.0.keys()))
+        *self
+            .0
+            .get(series)
+            .unwrap_or_else(|| panic!("there is no {series}: {:?}", self.0.keys()))
     }
 
     fn errors(&self, during: &str, kind: &str) -> f64 {
-        self.of(&format!("sessiond_errors_total{{during=\"{during}\",kind=\"{kind}\"}}"))
+        self.of(&format!(
+            "sessiond_errors_total{{during=\"{during}\",kind=\"{kind}\"}}"
+        ))
     }
 }
 
@@ -179,7 +238,10 @@ impl Heard {
     fn start() -> Heard {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (requests, status) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU16::new(200)));
+        let (requests, status) = (
+            Arc::new(Mutex::new(Vec::new())),
+            Arc::new(AtomicU16::new(200)),
+        );
         let (kept, said) = (requests.clone(), status.clone());
         // Ends with the process of the tests.
         std::thread::spawn(move || {
@@ -187,15 +249,24 @@ impl Heard {
                 if let Some(request) = Heard::read(&stream) {
                     kept.lock().unwrap().push(request);
                     let status = said.load(Ordering::SeqCst);
-                    let _ = write!(&stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                    let _ = write!(
+                        &stream,
+                        "HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                    );
                 }
             }
         });
-        Heard { address, requests, status }
+        Heard {
+            address,
+            requests,
+            status,
+        }
     }
 
     fn read(stream: &TcpStream) -> Option<Sent> {
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
         let mut reader = BufReader::new(stream);
         let (mut head, mut length) = (String::new(), 0);
         loop {
@@ -221,26 +292,44 @@ impl Heard {
     }
 
     fn heads(&self) -> Vec<String> {
-        self.requests.lock().unwrap().iter().map(|(head, _)| head.clone()).collect()
+        self.requests
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(head, _)| head.clone())
+            .collect()
     }
 
     /// All spans that were sent.
     fn spans(&self) -> Vec<Value> {
         let requests = self.requests.lock().unwrap();
-        let bodies = requests.iter().map(|(_, body)| serde_json::from_slice::<Value>(body).unwrap());
-        bodies.flat_map(|body| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone()).collect()
+        let bodies = requests
+            .iter()
+            .map(|(_, body)| serde_json::from_slice::<Value>(body).unwrap());
+        bodies
+            .flat_map(|body| {
+                body["resourceSpans"][0]["scopeSpans"][0]["spans"]
+                    .as_array()
+                    .unwrap()
+                    .clone()
+            })
+            .collect()
     }
 }
 
 /// A line as the agent writes it.
 fn line(text: &str) -> String {
-    format!("{{\"type\":\"user\",\"cwd\":\"/work/app\",\"sessionId\":\"{SESSION}\",\"text\":\"{text}\"}}\n")
+    format!(
+        "{{\"type\":\"user\",\"cwd\":\"/work/app\",\"sessionId\":\"{SESSION}\",\"text\":\"{text}\"}}\n"
+    )
 }
 
 /// A session that is stored, and nobody holds.
 fn stored(backend: &Backend) -> String {
     let home = TempHome::new();
-    let text: String = (0..50).map(|number| line(&format!("line {number}"))).collect();
+    let text: String = (0..50)
+        .map(|number| line(&format!("line {number}")))
+        .collect();
     append(&transcript(&home, SESSION), &text);
     let mut daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -253,37 +342,77 @@ fn stored(backend: &Backend) -> String {
 fn behind_proxy() -> Option<(Backend, TcpProxy)> {
     let (s3, postgres) = (s3()?, postgres()?);
     let proxy = TcpProxy::start(s3.addr());
-    let backend = Backend::on(&format!("http://{}", proxy.addr()), &s3.fresh_bucket(), &postgres.fresh_database());
+    let backend = Backend::on(
+        &format!("http://{}", proxy.addr()),
+        &s3.fresh_bucket(),
+        &postgres.fresh_database(),
+    );
     Some((backend, proxy))
 }
 
 #[test]
 fn a_sidecar_is_ready_when_the_session_is_restored_and_healthy_all_along() {
-    let Some((backend, proxy)) = behind_proxy() else { return };
+    let Some((backend, proxy)) = behind_proxy() else {
+        return;
+    };
     let text = stored(&backend);
     let home = TempHome::new();
     proxy.set(Mode::Hang);
-    let daemon = Watched::daemon(&backend, &home, &["--restore", SESSION, "--request-timeout", "20s"]);
-    eventually("it restores", || daemon.probe("/readyz").1["phase"] == "restoring");
+    let daemon = Watched::daemon(
+        &backend,
+        &home,
+        &["--restore", SESSION, "--request-timeout", "20s"],
+    );
+    eventually("it restores", || {
+        daemon.probe("/readyz").1["phase"] == "restoring"
+    });
     for _ in 0..5 {
         let (ready, said) = daemon.probe("/readyz");
-        assert_eq!((ready, &said["ready"], said["why"].is_string()), (503, &Value::Bool(false), true), "{said}");
+        assert_eq!(
+            (ready, &said["ready"], said["why"].is_string()),
+            (503, &Value::Bool(false), true),
+            "{said}"
+        );
         assert_eq!(daemon.probe("/healthz").0, 200);
         let metrics = daemon.metrics();
-        assert_eq!((metrics.of("sessiond_ready"), metrics.of("sessiond_healthy")), (0.0, 1.0));
+        assert_eq!(
+            (metrics.of("sessiond_ready"), metrics.of("sessiond_healthy")),
+            (0.0, 1.0)
+        );
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(!transcript(&home, SESSION).exists());
     proxy.set(Mode::Pass);
     daemon.until_ready();
     // The gate: who starts now finds its session.
-    assert_eq!(std::fs::read_to_string(transcript(&home, SESSION)).unwrap(), text);
-    assert_eq!(daemon.probe("/healthz"), (200, serde_json::json!({ "healthy": true, "ready": true, "phase": "streaming" })));
+    assert_eq!(
+        std::fs::read_to_string(transcript(&home, SESSION)).unwrap(),
+        text
+    );
+    assert_eq!(
+        daemon.probe("/healthz"),
+        (
+            200,
+            serde_json::json!({ "healthy": true, "ready": true, "phase": "streaming" })
+        )
+    );
     let metrics = daemon.metrics();
-    assert_eq!((metrics.of("sessiond_ready"), metrics.of("sessiond_restores_total")), (1.0, 1.0));
-    assert_eq!(metrics.of("sessiond_restored_bytes_total"), text.len() as f64);
+    assert_eq!(
+        (
+            metrics.of("sessiond_ready"),
+            metrics.of("sessiond_restores_total")
+        ),
+        (1.0, 1.0)
+    );
+    assert_eq!(
+        metrics.of("sessiond_restored_bytes_total"),
+        text.len() as f64
+    );
     assert!(metrics.of("sessiond_restore_last_duration_seconds") > 0.1);
-    assert!(metrics.of("sessiond_restore_last_success_timestamp_seconds") >= metrics.of("process_start_time_seconds"));
+    assert!(
+        metrics.of("sessiond_restore_last_success_timestamp_seconds")
+            >= metrics.of("process_start_time_seconds")
+    );
     // It has the session: what is appended goes on in its log.
     append(&transcript(&home, SESSION), &line("more"));
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -292,8 +421,13 @@ fn a_sidecar_is_ready_when_the_session_is_restored_and_healthy_all_along() {
     // An outage does not make it unready, nor unhealthy.
     proxy.set(Mode::Refuse);
     append(&transcript(&home, SESSION), &line("during an outage"));
-    eventually("the flush fails", || daemon.metrics().errors("flush", "unavailable") >= 2.0);
-    assert_eq!((daemon.get("/healthz").0, daemon.get("/readyz").0), (200, 200));
+    eventually("the flush fails", || {
+        daemon.metrics().errors("flush", "unavailable") >= 2.0
+    });
+    assert_eq!(
+        (daemon.get("/healthz").0, daemon.get("/readyz").0),
+        (200, 200)
+    );
     proxy.set(Mode::Pass);
     assert_eq!(daemon.stop().0, Some(0));
 }
@@ -305,8 +439,14 @@ fn a_sidecar_that_cannot_restore_says_so_and_one_with_nothing_stored_starts_afre
     daemon.until_ready();
     assert_eq!(daemon.metrics().of("sessiond_restores_total"), 0.0);
     assert_eq!(daemon.stop().0, Some(0));
-    backend.run(&home, &["daemon", "--session", SESSION, "--must-exist"]).fails(8, SESSION, "");
-    backend.run(&home, &["daemon", "--session", " "]).fails(2, "--session is empty", "leave it out");
+    backend
+        .run(&home, &["daemon", "--session", SESSION, "--must-exist"])
+        .fails(8, SESSION, "");
+    backend.run(&home, &["daemon", "--session", " "]).fails(
+        2,
+        "--session is empty",
+        "leave it out",
+    );
 }
 
 /// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.
@@ -317,12 +457,23 @@ async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
     let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
     let vitals = Vitals::new(Arc::new(SystemClock));
     let before = vitals.look().await.verdict;
-    assert_eq!((before.healthy, before.ready, before.phase), (true, false, "starting"));
+    assert_eq!(
+        (before.healthy, before.ready, before.phase),
+        (true, false, "starting")
+    );
     let (feed, index_answers) = (world.feed.clone(), Arc::new(AtomicBool::new(true)));
-    vitals.streaming(Running { handle: handle.clone(), feed, index_answers, mirror: None });
+    vitals.streaming(Running {
+        handle: handle.clone(),
+        feed,
+        index_answers,
+        mirror: None,
+    });
     assert!(vitals.look().await.verdict.ready);
     let (asking, hangs) = (handle.clone(), folder.clone());
-    let (stuck, mend) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+    let (stuck, mend) = (
+        std::sync::mpsc::channel::<()>(),
+        std::sync::mpsc::channel::<()>(),
+    );
     let holder = std::thread::spawn(move || {
         let _held = hangs.hang();
         stuck.0.send(()).unwrap();
@@ -332,19 +483,28 @@ async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
     let asked = tokio::spawn(async move { asking.flush(None).await });
     tokio::time::sleep(Duration::from_millis(200)).await;
     let look = vitals.look().await;
-    assert_eq!((look.verdict.healthy, look.verdict.ready, look.overview), (false, false, None));
+    assert_eq!(
+        (look.verdict.healthy, look.verdict.ready, look.overview),
+        (false, false, None)
+    );
     assert!(look.verdict.why.unwrap().contains("not answered"));
     mend.0.send(()).unwrap();
     holder.join().unwrap();
     asked.await.unwrap().unwrap();
     assert!(vitals.look().await.verdict.healthy);
-    handle.finish(tokio::time::Instant::now() + Duration::from_secs(5)).await.unwrap();
+    handle
+        .finish(tokio::time::Instant::now() + Duration::from_secs(5))
+        .await
+        .unwrap();
     let look = vitals.look().await;
     assert_eq!((look.verdict.healthy, look.verdict.ready), (false, false));
     assert!(look.verdict.why.unwrap().contains("ended"));
     vitals.stopping();
     let last = vitals.look().await.verdict;
-    assert_eq!((last.healthy, last.ready, last.phase), (true, false, "stopping"));
+    assert_eq!(
+        (last.healthy, last.ready, last.phase),
+        (true, false, "stopping")
+    );
 }
 
 #[test]
@@ -352,26 +512,65 @@ fn run_is_ready_before_its_command_starts() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let text = stored(&backend);
     let flag = home.path().join("go");
-    let script = format!("while ! test -e {}; do sleep 0.05; done; exit 5", flag.display());
-    let mut run = Watched::start(backend.command(&home, &["run", "--session", SESSION, "--", "sh", "-c", &script]), &home);
+    let script = format!(
+        "while ! test -e {}; do sleep 0.05; done; exit 5",
+        flag.display()
+    );
+    let mut run = Watched::start(
+        backend.command(
+            &home,
+            &["run", "--session", SESSION, "--", "sh", "-c", &script],
+        ),
+        &home,
+    );
     run.until_ready();
-    assert_eq!(run.metrics().of("sessiond_restored_bytes_total"), text.len() as f64);
+    assert_eq!(
+        run.metrics().of("sessiond_restored_bytes_total"),
+        text.len() as f64
+    );
     std::fs::write(flag, "").unwrap();
     assert_eq!(run.process.code(), Some(5));
     // Launched whatever is wrong: alive, never ready.
-    backend.run(&home, &["run", "--http", "nonsense", "--", "true"]).fails(2, "an address and a port", "--http off");
-    let ran = backend.run(&home, &["run", "--http", "nonsense", "--on-restore-error", "continue", "--", "sh", "-c", "exit 6"]);
+    backend
+        .run(&home, &["run", "--http", "nonsense", "--", "true"])
+        .fails(2, "an address and a port", "--http off");
+    let ran = backend.run(
+        &home,
+        &[
+            "run",
+            "--http",
+            "nonsense",
+            "--on-restore-error",
+            "continue",
+            "--",
+            "sh",
+            "-c",
+            "exit 6",
+        ],
+    );
     assert_eq!(ran.code(), 6, "{}", ran.err());
 }
 
 #[test]
 fn metrics_follow_what_happened() {
-    let Some((backend, proxy)) = behind_proxy() else { return };
+    let Some((backend, proxy)) = behind_proxy() else {
+        return;
+    };
     let home = TempHome::new();
-    let daemon = Watched::daemon(&backend, &home, &["--request-timeout", "1s", "--label", "team=secretteam"]);
+    let daemon = Watched::daemon(
+        &backend,
+        &home,
+        &["--request-timeout", "1s", "--label", "team=secretteam"],
+    );
     daemon.until_ready();
     let before = daemon.metrics();
-    assert_eq!((before.of("sessiond_flushes_total"), before.of("sessiond_sessions")), (0.0, 0.0));
+    assert_eq!(
+        (
+            before.of("sessiond_flushes_total"),
+            before.of("sessiond_sessions")
+        ),
+        (0.0, 0.0)
+    );
     let mut bytes = 0;
     for number in 0..3 {
         let text = line(&format!("number {number}"));
@@ -392,31 +591,76 @@ fn metrics_follow_what_happened() {
     assert_eq!(now.of("sessiond_entries_written_total"), flushes + 1.0);
     assert_eq!(now.of("sessiond_flush_duration_seconds_count"), flushes);
     assert!(now.of("sessiond_uploaded_stored_bytes_total") > 0.0);
-    assert_eq!((now.of("sessiond_sessions"), now.of("sessiond_watched_files"), now.of("sessiond_sessions_unflushed")), (1.0, 1.0, 0.0));
-    assert_eq!((now.of("sessiond_lag_max_bytes"), now.of("sessiond_lag_max_seconds")), (0.0, 0.0));
-    assert_eq!((now.of("sessiond_index_up"), now.errors("flush", "unavailable")), (1.0, 0.0));
-    assert!(now.of("sessiond_flush_last_success_timestamp_seconds") >= now.of("process_start_time_seconds"));
-    assert!(now.of("sessiond_index_last_success_timestamp_seconds") >= now.of("process_start_time_seconds"));
+    assert_eq!(
+        (
+            now.of("sessiond_sessions"),
+            now.of("sessiond_watched_files"),
+            now.of("sessiond_sessions_unflushed")
+        ),
+        (1.0, 1.0, 0.0)
+    );
+    assert_eq!(
+        (
+            now.of("sessiond_lag_max_bytes"),
+            now.of("sessiond_lag_max_seconds")
+        ),
+        (0.0, 0.0)
+    );
+    assert_eq!(
+        (
+            now.of("sessiond_index_up"),
+            now.errors("flush", "unavailable")
+        ),
+        (1.0, 0.0)
+    );
+    assert!(
+        now.of("sessiond_flush_last_success_timestamp_seconds")
+            >= now.of("process_start_time_seconds")
+    );
+    assert!(
+        now.of("sessiond_index_last_success_timestamp_seconds")
+            >= now.of("process_start_time_seconds")
+    );
 
     proxy.set(Mode::Refuse);
     let text = line("during an outage");
     append(&transcript(&home, SESSION), &text);
-    eventually("the outage is seen", || daemon.metrics().errors("flush", "unavailable") >= 2.0);
+    eventually("the outage is seen", || {
+        daemon.metrics().errors("flush", "unavailable") >= 2.0
+    });
     let away = daemon.metrics();
     assert_eq!(away.of("sessiond_sessions_unflushed"), 1.0);
-    assert_eq!((away.of("sessiond_lag_sum_bytes"), away.of("sessiond_lag_max_bytes")), (text.len() as f64, text.len() as f64));
-    assert!(away.of("sessiond_lag_max_seconds") > 0.0 && away.of("sessiond_lag_max_seconds") == away.of("sessiond_lag_sum_seconds"));
+    assert_eq!(
+        (
+            away.of("sessiond_lag_sum_bytes"),
+            away.of("sessiond_lag_max_bytes")
+        ),
+        (text.len() as f64, text.len() as f64)
+    );
+    assert!(
+        away.of("sessiond_lag_max_seconds") > 0.0
+            && away.of("sessiond_lag_max_seconds") == away.of("sessiond_lag_sum_seconds")
+    );
     assert_eq!(away.of("sessiond_flushes_total"), flushes);
     proxy.set(Mode::Pass);
-    eventually("it has caught up", || daemon.metrics().of("sessiond_lag_sum_bytes") == 0.0);
-    assert_eq!(daemon.metrics().of("sessiond_uploaded_raw_bytes_total"), (bytes + text.len()) as f64);
+    eventually("it has caught up", || {
+        daemon.metrics().of("sessiond_lag_sum_bytes") == 0.0
+    });
+    assert_eq!(
+        daemon.metrics().of("sessiond_uploaded_raw_bytes_total"),
+        (bytes + text.len()) as f64
+    );
 
     // Somebody takes the session over.
     let other = TempHome::new();
     backend.run(&other, &["restore", SESSION]).ok();
     append(&transcript(&home, SESSION), &line("too late"));
-    eventually("it is fenced", || daemon.metrics().of("sessiond_sessions_fenced") == 1.0);
-    eventually("the branch is written", || daemon.metrics().of("sessiond_branches_written_total") == 1.0);
+    eventually("it is fenced", || {
+        daemon.metrics().of("sessiond_sessions_fenced") == 1.0
+    });
+    eventually("the branch is written", || {
+        daemon.metrics().of("sessiond_branches_written_total") == 1.0
+    });
     assert_eq!(daemon.metrics().errors("flush", "fenced"), 1.0);
     append(&transcript(&home, SESSION), &line("more of the branch"));
     backend.run(&home, &["flush", "--wait"]);
@@ -424,7 +668,17 @@ fn metrics_follow_what_happened() {
 
     // Nothing in it names anybody.
     let (_, page) = daemon.get("/metrics");
-    for word in [SESSION, "5e55", "/work", "-work-app", "secretteam", "jsonl", home.path().to_str().unwrap(), ".claude", "127.0.0.1"] {
+    for word in [
+        SESSION,
+        "5e55",
+        "/work",
+        "-work-app",
+        "secretteam",
+        "jsonl",
+        home.path().to_str().unwrap(),
+        ".claude",
+        "127.0.0.1",
+    ] {
         assert!(!page.contains(word), "{word} is in\n{page}");
     }
     assert_eq!(daemon.stop().0, Some(0));
@@ -444,8 +698,17 @@ fn a_broken_index_is_seen_and_streaming_goes_on() {
     });
     let metrics = daemon.metrics();
     assert!(metrics.errors("index", "unavailable") >= 1.0);
-    assert_eq!((metrics.of("sessiond_lag_sum_bytes"), metrics.of("sessiond_index_last_success_timestamp_seconds")), (0.0, 0.0));
-    assert_eq!((daemon.get("/healthz").0, daemon.get("/readyz").0), (200, 200));
+    assert_eq!(
+        (
+            metrics.of("sessiond_lag_sum_bytes"),
+            metrics.of("sessiond_index_last_success_timestamp_seconds")
+        ),
+        (0.0, 0.0)
+    );
+    assert_eq!(
+        (daemon.get("/healthz").0, daemon.get("/readyz").0),
+        (200, 200)
+    );
 }
 
 #[test]
@@ -456,26 +719,45 @@ fn only_what_is_asked_properly_is_answered() {
     assert_eq!(daemon.get("/").0, 404);
     assert_eq!(daemon.get("/metrics/../../etc/passwd").0, 404);
     assert_eq!(daemon.get("/metrics?x=1").0, 200);
-    let (status, _) = call(daemon.address, "POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").unwrap();
+    let (status, _) = call(
+        daemon.address,
+        "POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+    )
+    .unwrap();
     assert_eq!(status, 405);
     let (status, body) = call(daemon.address, "HEAD /healthz HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     assert_eq!((status, body.as_str()), (200, ""));
-    let long = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(64 << 10));
+    let long = format!(
+        "GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n",
+        "y".repeat(64 << 10)
+    );
     assert!(call(daemon.address, &long).is_none_or(|(status, _)| status == 431));
     // More than may sit at the same time, who say nothing: they are sent away, and others are answered.
     let began = Instant::now();
-    let mut silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(daemon.address).unwrap()).collect();
+    let mut silent: Vec<TcpStream> = (0..40)
+        .map(|_| TcpStream::connect(daemon.address).unwrap())
+        .collect();
     for stream in &mut silent {
         stream.write_all(b"GET /healthz HT").unwrap();
     }
     assert_eq!(daemon.get("/healthz").0, 200);
     for stream in &mut silent[..32] {
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
-        assert!(!rest.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&rest));
+        assert!(
+            !rest.starts_with(b"HTTP/1.1 200"),
+            "{}",
+            String::from_utf8_lossy(&rest)
+        );
     }
-    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(40),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(daemon.stop().0, Some(0));
 }
 
@@ -489,18 +771,28 @@ fn a_named_address_that_is_taken_is_refused_and_the_default_one_is_done_without(
         let ran = backend.run(&home, &[&[*verb, "--http", &address], rest].concat());
         ran.fails(2, &address, "--http off");
     }
-    assert!(!home.home().join(".claude/.sessiond").exists(), "it had begun");
+    assert!(
+        !home.home().join(".claude/.sessiond").exists(),
+        "it had begun"
+    );
     // Whoever has the default port, this test or another program: the next one goes on without.
     let _holder = TcpListener::bind("127.0.0.1:9464");
     let mut command = backend.command(&home, &["daemon"]);
     let (log, ready) = (home.path().join("default.log"), home.path().join("ready"));
-    command.env_remove("SESSIOND_HTTP").arg("--ready-file").arg(&ready).stderr(std::fs::File::create(&log).unwrap());
+    command
+        .env_remove("SESSIOND_HTTP")
+        .arg("--ready-file")
+        .arg(&ready)
+        .stderr(std::fs::File::create(&log).unwrap());
     let mut daemon = backend::Running(command.spawn().unwrap());
     eventually("it streams", || ready.exists());
     append(&transcript(&home, SESSION), &line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let said = std::fs::read_to_string(&log).unwrap();
-    assert!(said.contains("WARN") && said.contains("127.0.0.1:9464") && said.contains("--http"), "{said}");
+    assert!(
+        said.contains("WARN") && said.contains("127.0.0.1:9464") && said.contains("--http"),
+        "{said}"
+    );
     daemon.signal("TERM");
     assert_eq!(daemon.code(), Some(0));
 }
@@ -516,24 +808,52 @@ fn the_store_of_an_sdk_is_watched_too() {
 
 #[test]
 fn a_heartbeat_comes_only_while_everything_is_durable() {
-    let Some((mut backend, proxy)) = behind_proxy() else { return };
+    let Some((mut backend, proxy)) = behind_proxy() else {
+        return;
+    };
     let home = TempHome::new();
     let heard = Heard::start();
-    backend.set("SESSIOND_HEARTBEAT_URL", format!("http://{}/ping/{SECRET}?key={SECRET}", heard.address));
-    let arguments = ["--heartbeat-interval", "1s", "--flush-deadline", "2s", "--request-timeout", "1s", "--log", "debug"];
+    backend.set(
+        "SESSIOND_HEARTBEAT_URL",
+        format!("http://{}/ping/{SECRET}?key={SECRET}", heard.address),
+    );
+    let arguments = [
+        "--heartbeat-interval",
+        "1s",
+        "--flush-deadline",
+        "2s",
+        "--request-timeout",
+        "1s",
+        "--log",
+        "debug",
+    ];
     let daemon = Watched::daemon(&backend, &home, &arguments);
     eventually("it beats", || heard.count() >= 2);
     let head = heard.heads().remove(0);
-    assert!(head.starts_with(&format!("GET /ping/{SECRET}?key={SECRET} HTTP/1.1")) && head.contains("sessiond/"), "{head}");
+    assert!(
+        head.starts_with(&format!("GET /ping/{SECRET}?key={SECRET} HTTP/1.1"))
+            && head.contains("sessiond/"),
+        "{head}"
+    );
     append(&transcript(&home, SESSION), &line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
 
     proxy.set(Mode::Refuse);
     append(&transcript(&home, SESSION), &line("two"));
-    eventually("it is withheld", || daemon.metrics().of("sessiond_heartbeats_total{result=\"withheld\"}") >= 1.0);
+    eventually("it is withheld", || {
+        daemon
+            .metrics()
+            .of("sessiond_heartbeats_total{result=\"withheld\"}")
+            >= 1.0
+    });
     // From then on none comes, as long as the outage lasts.
     let before = heard.count();
-    eventually("it is withheld again and again", || daemon.metrics().of("sessiond_heartbeats_total{result=\"withheld\"}") >= 4.0);
+    eventually("it is withheld again and again", || {
+        daemon
+            .metrics()
+            .of("sessiond_heartbeats_total{result=\"withheld\"}")
+            >= 4.0
+    });
     assert_eq!(heard.count(), before);
     proxy.set(Mode::Pass);
     eventually("it beats again", || heard.count() > before);
@@ -541,30 +861,63 @@ fn a_heartbeat_comes_only_while_everything_is_durable() {
 
     // A server that is cross is told of once.
     heard.status.store(500, Ordering::SeqCst);
-    eventually("it fails", || daemon.metrics().of("sessiond_heartbeats_total{result=\"failed\"}") >= 3.0);
+    eventually("it fails", || {
+        daemon
+            .metrics()
+            .of("sessiond_heartbeats_total{result=\"failed\"}")
+            >= 3.0
+    });
     heard.status.store(200, Ordering::SeqCst);
-    let failed = daemon.metrics().of("sessiond_heartbeats_total{result=\"failed\"}");
+    let failed = daemon
+        .metrics()
+        .of("sessiond_heartbeats_total{result=\"failed\"}");
     let sent = |metrics: &Metrics| metrics.of("sessiond_heartbeats_total{result=\"sent\"}");
     let so_far = sent(&daemon.metrics());
     eventually("it is heard again", || sent(&daemon.metrics()) > so_far);
-    assert!(failed >= 3.0 && daemon.metrics().of("sessiond_heartbeat_last_success_timestamp_seconds") > 0.0);
+    assert!(
+        failed >= 3.0
+            && daemon
+                .metrics()
+                .of("sessiond_heartbeat_last_success_timestamp_seconds")
+                > 0.0
+    );
     let status = backend.run(&home, &["status", "--json"]).ok().out();
     let help = backend.run(&home, &["daemon", "--help"]).ok().out();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(said.matches("the heartbeat is not heard").count(), 1, "{said}");
-    assert_eq!(said.matches("no heartbeat: not everything is durable").count(), 1, "{said}");
+    assert_eq!(
+        said.matches("the heartbeat is not heard").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(
+        said.matches("no heartbeat: not everything is durable")
+            .count(),
+        1,
+        "{said}"
+    );
     for text in [&said, &status, &help] {
         assert!(!text.contains(SECRET), "{text}");
     }
     // Nor in what is said of an address that cannot be read.
-    for bad in [format!("ftp://host/{SECRET}"), format!("http://user:{SECRET}@host/"), SECRET.to_owned()] {
+    for bad in [
+        format!("ftp://host/{SECRET}"),
+        format!("http://user:{SECRET}@host/"),
+        SECRET.to_owned(),
+    ] {
         backend.set("SESSIOND_HEARTBEAT_URL", bad);
-        let ran = backend.run(&home, &["daemon"]).fails(2, "--heartbeat-url", "https://");
+        let ran = backend
+            .run(&home, &["daemon"])
+            .fails(2, "--heartbeat-url", "https://");
         assert!(!ran.err().contains(SECRET), "{}", ran.err());
     }
-    backend.set("SESSIOND_HEARTBEAT_URL", format!("http://{}", heard.address));
-    backend.run(&home, &["daemon", "--heartbeat-interval", "0s"]).fails(2, "--heartbeat-interval", "");
+    backend.set(
+        "SESSIOND_HEARTBEAT_URL",
+        format!("http://{}", heard.address),
+    );
+    backend
+        .run(&home, &["daemon", "--heartbeat-interval", "0s"])
+        .fails(2, "--heartbeat-interval", "");
 }
 
 #[test]
@@ -573,8 +926,14 @@ fn a_collector_is_told_what_flushes_and_restores_took() {
     let heard = Heard::start();
     stored(&backend);
     let home = TempHome::new();
-    backend.set("SESSIOND_OTLP_ENDPOINT", format!("http://{}/otlp", heard.address));
-    backend.set("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{SECRET}"));
+    backend.set(
+        "SESSIOND_OTLP_ENDPOINT",
+        format!("http://{}/otlp", heard.address),
+    );
+    backend.set(
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        format!("authorization=Bearer%20{SECRET}"),
+    );
     backend.set("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test");
     let daemon = Watched::daemon(&backend, &home, &["--session", SESSION, "--log", "debug"]);
     daemon.until_ready();
@@ -588,38 +947,103 @@ fn a_collector_is_told_what_flushes_and_restores_took() {
     assert!(!said.contains("restore{"), "{said}");
     for head in heard.heads() {
         assert!(head.starts_with("POST /otlp/v1/traces HTTP/1.1"), "{head}");
-        assert!(head.contains("content-type: application/json") && head.contains(&format!("authorization: Bearer {SECRET}")), "{head}");
+        assert!(
+            head.contains("content-type: application/json")
+                && head.contains(&format!("authorization: Bearer {SECRET}")),
+            "{head}"
+        );
     }
-    let raw: Vec<u8> = heard.requests.lock().unwrap().iter().flat_map(|(_, body)| body.clone()).collect();
+    let raw: Vec<u8> = heard
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .flat_map(|(_, body)| body.clone())
+        .collect();
     let raw = String::from_utf8(raw).unwrap();
-    assert!(raw.contains("deployment.environment") && raw.contains("\"sessiond\"") && !raw.contains(spoken), "{raw}");
+    assert!(
+        raw.contains("deployment.environment")
+            && raw.contains("\"sessiond\"")
+            && !raw.contains(spoken),
+        "{raw}"
+    );
 
     let spans = heard.spans();
-    let named = |name: &str| spans.iter().filter(|span| span["name"] == name).cloned().collect::<Vec<_>>();
+    let named = |name: &str| {
+        spans
+            .iter()
+            .filter(|span| span["name"] == name)
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let told = |span: &Value, key: &str| {
         let attributes = span["attributes"].as_array().unwrap();
-        attributes.iter().find(|attribute| attribute["key"] == key).map(|attribute| attribute["value"].clone())
+        attributes
+            .iter()
+            .find(|attribute| attribute["key"] == key)
+            .map(|attribute| attribute["value"].clone())
     };
-    let number = |span: &Value, key: &str| told(span, key).unwrap()["intValue"].as_str().unwrap().parse::<u64>().unwrap();
+    let number = |span: &Value, key: &str| {
+        told(span, key).unwrap()["intValue"]
+            .as_str()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
     for span in &spans {
         let hex = |key: &str| span[key].as_str().unwrap().to_owned();
-        assert_eq!((hex("traceId").len(), hex("spanId").len(), span["kind"].as_u64()), (32, 16, Some(1)), "{span}");
+        assert_eq!(
+            (
+                hex("traceId").len(),
+                hex("spanId").len(),
+                span["kind"].as_u64()
+            ),
+            (32, 16, Some(1)),
+            "{span}"
+        );
         let time = |key: &str| hex(key).parse::<u64>().unwrap();
-        assert!(time("startTimeUnixNano") > 1_600_000_000_000_000_000 && time("startTimeUnixNano") <= time("endTimeUnixNano"), "{span}");
+        assert!(
+            time("startTimeUnixNano") > 1_600_000_000_000_000_000
+                && time("startTimeUnixNano") <= time("endTimeUnixNano"),
+            "{span}"
+        );
     }
-    let ids: BTreeSet<String> = spans.iter().map(|span| span["spanId"].to_string()).collect();
+    let ids: BTreeSet<String> = spans
+        .iter()
+        .map(|span| span["spanId"].to_string())
+        .collect();
     assert_eq!(ids.len(), spans.len());
-    let restore = named("restore").into_iter().find(|span| told(span, "session.id").unwrap()["stringValue"] == SESSION).unwrap();
-    assert!(restore.get("parentSpanId").is_none() && number(&restore, "bytes") > 0 && number(&restore, "files") == 1, "{restore}");
+    let restore = named("restore")
+        .into_iter()
+        .find(|span| told(span, "session.id").unwrap()["stringValue"] == SESSION)
+        .unwrap();
+    assert!(
+        restore.get("parentSpanId").is_none()
+            && number(&restore, "bytes") > 0
+            && number(&restore, "files") == 1,
+        "{restore}"
+    );
     for part in ["plan", "fetch", "place", "claim"] {
-        let children = named(part).into_iter().filter(|span| span["parentSpanId"] == restore["spanId"]);
+        let children = named(part)
+            .into_iter()
+            .filter(|span| span["parentSpanId"] == restore["spanId"]);
         assert!(children.clone().count() >= 1, "{part}: {spans:?}");
-        assert!(children.clone().all(|span| span["traceId"] == restore["traceId"]), "{part}");
+        assert!(
+            children
+                .clone()
+                .all(|span| span["traceId"] == restore["traceId"]),
+            "{part}"
+        );
     }
-    let flush = named("flush").into_iter().find(|span| told(span, "entries").is_some_and(|entries| entries["intValue"] != "0"));
+    let flush = named("flush")
+        .into_iter()
+        .find(|span| told(span, "entries").is_some_and(|entries| entries["intValue"] != "0"));
     let flush = flush.unwrap_or_else(|| panic!("{spans:?}"));
     assert_eq!(number(&flush, "bytes"), line(spoken).len() as u64);
-    assert!(flush["traceId"] != restore["traceId"] && flush["status"] == serde_json::json!({}), "{flush}");
+    assert!(
+        flush["traceId"] != restore["traceId"] && flush["status"] == serde_json::json!({}),
+        "{flush}"
+    );
 }
 
 #[test]
@@ -640,9 +1064,15 @@ fn a_collector_that_is_away_changes_nothing() {
     backend.run(&home, &["flush", "--wait"]).ok();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(said.matches("the collector does not take traces").count(), 1, "{said}");
+    assert_eq!(
+        said.matches("the collector does not take traces").count(),
+        1,
+        "{said}"
+    );
 
-    backend.run(&home, &["daemon", "--otlp-endpoint", "nonsense"]).fails(2, "--otlp-endpoint", "http://");
+    backend
+        .run(&home, &["daemon", "--otlp-endpoint", "nonsense"])
+        .fails(2, "--otlp-endpoint", "http://");
     backend.set("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     let daemon = Watched::daemon(&backend, &home, &[]);
     daemon.until_ready();
@@ -654,13 +1084,38 @@ fn a_collector_that_is_away_changes_nothing() {
 fn a_server_with_a_certificate_of_ones_own_hears_the_heartbeat() {
     let Some(tls) = Tls::start() else { return };
     let (mut backend, home) = (Backend::file(), TempHome::new());
-    backend.set("SESSIOND_HEARTBEAT_URL", format!("https://localhost:{}/{SECRET}", tls.port));
+    backend.set(
+        "SESSIOND_HEARTBEAT_URL",
+        format!("https://localhost:{}/{SECRET}", tls.port),
+    );
     let strange = Watched::daemon(&backend, &home, &["--heartbeat-interval", "1s"]);
-    eventually("it is not trusted", || strange.metrics().of("sessiond_heartbeats_total{result=\"failed\"}") >= 1.0);
+    eventually("it is not trusted", || {
+        strange
+            .metrics()
+            .of("sessiond_heartbeats_total{result=\"failed\"}")
+            >= 1.0
+    });
     let (_, said) = strange.stop();
-    assert!(said.contains("https://localhost") && !said.contains(SECRET), "{said}");
-    let trusted = Watched::daemon(&backend, &home, &["--heartbeat-interval", "1s", "--ca-file", tls.certificate(&home).to_str().unwrap()]);
-    eventually("it is heard", || trusted.metrics().of("sessiond_heartbeats_total{result=\"sent\"}") >= 1.0);
+    assert!(
+        said.contains("https://localhost") && !said.contains(SECRET),
+        "{said}"
+    );
+    let trusted = Watched::daemon(
+        &backend,
+        &home,
+        &[
+            "--heartbeat-interval",
+            "1s",
+            "--ca-file",
+            tls.certificate(&home).to_str().unwrap(),
+        ],
+    );
+    eventually("it is heard", || {
+        trusted
+            .metrics()
+            .of("sessiond_heartbeats_total{result=\"sent\"}")
+            >= 1.0
+    });
     assert_eq!(trusted.stop().0, Some(0));
 }
 
@@ -676,13 +1131,26 @@ impl Tls {
         let place = TempHome::new();
         let openssl = |arguments: &[&str]| {
             let mut command = place.command(Path::new("openssl"));
-            command.args(arguments).current_dir(place.path()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            command
+                .args(arguments)
+                .current_dir(place.path())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
             command
         };
-        let make = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "2"];
+        let make = [
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out",
+            "cert.pem", "-days", "2",
+        ];
         // Not as an authority of its own, which no client takes for a server.
         let kind = ["-addext", "basicConstraints=critical,CA:FALSE"];
-        let name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"];
+        let name = [
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+        ];
         match openssl(&[&make[..], &name, &kind].concat()).status() {
             Ok(made) if made.success() => {}
             _ => {
@@ -690,12 +1158,23 @@ impl Tls {
                 return None;
             }
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let accept = format!("127.0.0.1:{port}");
-        let serve = ["s_server", "-accept", &accept, "-cert", "cert.pem", "-key", "key.pem", "-www", "-quiet"];
+        let serve = [
+            "s_server", "-accept", &accept, "-cert", "cert.pem", "-key", "key.pem", "-www",
+            "-quiet",
+        ];
         let process = backend::Running(openssl(&serve).spawn().unwrap());
         eventually("openssl serves", || TcpStream::connect(&accept).is_ok());
-        Some(Tls { _process: process, place, port })
+        Some(Tls {
+            _process: process,
+            place,
+            port,
+        })
     }
 
     fn certificate(&self, home: &TempHome) -> std::path::PathBuf {

@@ -7,7 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use sessiond::error::Kind;
 use sessiond::index::sql::SqlIndex;
 use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionRow};
-use sessiond::model::{AtRest, Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Rest, Seq, Told, Ttl, Wishes};
+use sessiond::model::{
+    AtRest, Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Rest, Seq,
+    Told, Ttl, Wishes,
+};
 
 use crate::support::servers::postgres;
 
@@ -26,7 +29,10 @@ impl Place {
 pub fn sqlite_place() -> Place {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}/state/index.db", folder.path().display());
-    Place { url, _folder: Some(folder) }
+    Place {
+        url,
+        _folder: Some(folder),
+    }
 }
 
 pub fn postgres_place() -> Option<Place> {
@@ -34,7 +40,10 @@ pub fn postgres_place() -> Option<Place> {
         eprintln!("SKIPPED on PostgreSQL: none is installed");
         return None;
     };
-    Some(Place { url: server.fresh_database(), _folder: None })
+    Some(Place {
+        url: server.fresh_database(),
+        _folder: None,
+    })
 }
 
 /// Makes one test of each case for each database.
@@ -81,7 +90,11 @@ contract!(
 );
 
 pub fn log(id: &str) -> LogId {
-    LogId { namespace: "team".parse().unwrap(), agent: "claude-code".parse().unwrap(), name: id.parse().unwrap() }
+    LogId {
+        namespace: "team".parse().unwrap(),
+        agent: "claude-code".parse().unwrap(),
+        name: id.parse().unwrap(),
+    }
 }
 
 fn at(second: i64) -> Timestamp {
@@ -105,7 +118,11 @@ fn part(path: &str, start: u64, len: u64) -> Part {
 pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
     let header = Header {
         v: 1,
-        kind: if parts.is_empty() { EntryKind::Claim } else { EntryKind::Delta },
+        kind: if parts.is_empty() {
+            EntryKind::Claim
+        } else {
+            EntryKind::Delta
+        },
         agent: log.agent.clone(),
         session: log.name.clone(),
         seq,
@@ -120,7 +137,14 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         fork: None,
         back_to: None,
     };
-    Record { log: log.clone(), branch: None, header, stored: 50, digest: Digest::of(&seq.to_be_bytes()), told: Told::default() }
+    Record {
+        log: log.clone(),
+        branch: None,
+        header,
+        stored: 50,
+        digest: Digest::of(&seq.to_be_bytes()),
+        told: Told::default(),
+    }
 }
 
 fn on_branch(mut record: Record, writer: &str) -> Record {
@@ -144,50 +168,102 @@ fn filter() -> Filter {
 }
 
 async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
-    index.sessions(filter).await.unwrap().sessions.into_iter().map(|row| row.id).collect()
+    index
+        .sessions(filter)
+        .await
+        .unwrap()
+        .sessions
+        .into_iter()
+        .map(|row| row.id)
+        .collect()
 }
 
 type Rows = (Option<SessionRow>, Vec<NamedFile>, Vec<EntryRow>);
 
 async fn rows(index: &SqlIndex, log: &LogId) -> Rows {
-    (index.session(log).await.unwrap(), index.files(log).await.unwrap(), index.entries(log).await.unwrap())
+    (
+        index.session(log).await.unwrap(),
+        index.files(log).await.unwrap(),
+        index.entries(log).await.unwrap(),
+    )
 }
 
 async fn a_record_counts_once(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     index.ping().await.unwrap();
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
-    assert_eq!(index.record(&entry(&log, 1, vec![])).await.unwrap(), Recorded::New);
-    assert_eq!(index.session(&log).await.unwrap().unwrap().status, "created");
+    assert_eq!(
+        index.record(&entry(&log, 1, vec![])).await.unwrap(),
+        Recorded::New
+    );
+    assert_eq!(
+        index.session(&log).await.unwrap().unwrap().status,
+        "created"
+    );
     let second = entry(&log, 2, vec![part("a.jsonl", 0, 10)]);
     assert_eq!(index.record(&second).await.unwrap(), Recorded::New);
     let before = rows(&index, &log).await;
     assert_eq!(index.record(&second).await.unwrap(), Recorded::Already);
-    assert_eq!(index.record(&entry(&log, 1, vec![])).await.unwrap(), Recorded::Already);
+    assert_eq!(
+        index.record(&entry(&log, 1, vec![])).await.unwrap(),
+        Recorded::Already
+    );
     assert_eq!(rows(&index, &log).await, before);
     let session = before.0.unwrap();
-    assert_eq!((session.head, session.raw_bytes, session.stored_bytes, session.status.as_str()), (2, 10, 100, "active"));
+    assert_eq!(
+        (
+            session.head,
+            session.raw_bytes,
+            session.stored_bytes,
+            session.status.as_str()
+        ),
+        (2, 10, 100, "active")
+    );
     assert_eq!((session.created, session.updated), (at(1), at(2)));
     assert_eq!(
-        (before.1[0].at.len, before.1[0].at.seq, before.1[0].at.mode, before.1[0].at.mtime_ns),
+        (
+            before.1[0].at.len,
+            before.1[0].at.seq,
+            before.1[0].at.mode,
+            before.1[0].at.mtime_ns
+        ),
         (10, 2, 0o600, 1_700_000_000_123_456_789)
     );
-    assert_eq!(before.2.iter().map(|row| row.kind.as_str()).collect::<Vec<_>>(), ["claim", "delta"]);
+    assert_eq!(
+        before
+            .2
+            .iter()
+            .map(|row| row.kind.as_str())
+            .collect::<Vec<_>>(),
+        ["claim", "delta"]
+    );
     // An entry by a clock that goes wrong does not take the session back in time.
     let mut third = entry(&log, 3, vec![part("a.jsonl", 10, 5)]);
     third.header.at = at(-1000);
     index.record(&third).await.unwrap();
     let session = index.session(&log).await.unwrap().unwrap();
-    assert_eq!((session.created, session.updated, session.raw_bytes), (at(1), at(2), 15));
+    assert_eq!(
+        (session.created, session.updated, session.raw_bytes),
+        (at(1), at(2), 15)
+    );
 }
 
 async fn a_record_out_of_order_is_a_gap(place: Place) {
     let (index, log) = (place.open(), log("s1"));
-    assert_eq!(index.record(&entry(&log, 2, vec![])).await.unwrap(), Recorded::Gap { have: 0 });
+    assert_eq!(
+        index.record(&entry(&log, 2, vec![])).await.unwrap(),
+        Recorded::Gap { have: 0 }
+    );
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     index.record(&entry(&log, 1, vec![])).await.unwrap();
     let before = rows(&index, &log).await;
-    assert_eq!(index.record(&entry(&log, 3, vec![part("a", 0, 1)])).await.unwrap(), Recorded::Gap { have: 1 });
+    assert_eq!(
+        index
+            .record(&entry(&log, 3, vec![part("a", 0, 1)]))
+            .await
+            .unwrap(),
+        Recorded::Gap { have: 1 }
+    );
     assert_eq!(rows(&index, &log).await, before);
 }
 
@@ -197,13 +273,28 @@ async fn impossible_numbers_are_refused(place: Place) {
     backwards.header.after = Some(5);
     let mut long = entry(&log, 1, vec![part("a", u64::MAX, u64::MAX)]);
     long.stored = u64::MAX;
-    for bad in [entry(&log, 0, vec![]), backwards, long, entry(&log, 1, vec![part("a", 1 << 63, 0)])] {
+    for bad in [
+        entry(&log, 0, vec![]),
+        backwards,
+        long,
+        entry(&log, 1, vec![part("a", 1 << 63, 0)]),
+    ] {
         assert_eq!(index.record(&bad).await.unwrap_err().kind(), Kind::Corrupt);
     }
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     // Sums are watched too.
-    index.record(&entry(&log, 1, vec![part("a", 0, i64::MAX as u64)])).await.unwrap();
-    assert_eq!(index.record(&entry(&log, 2, vec![part("b", 0, 1)])).await.unwrap_err().kind(), Kind::Corrupt);
+    index
+        .record(&entry(&log, 1, vec![part("a", 0, i64::MAX as u64)]))
+        .await
+        .unwrap();
+    assert_eq!(
+        index
+            .record(&entry(&log, 2, vec![part("b", 0, 1)]))
+            .await
+            .unwrap_err()
+            .kind(),
+        Kind::Corrupt
+    );
     assert_eq!(index.session(&log).await.unwrap().unwrap().head, 1);
 }
 
@@ -213,7 +304,10 @@ async fn a_number_passed_over_is_no_gap(place: Place) {
     let mut third = entry(&log, 3, vec![]);
     third.header.after = Some(1);
     assert_eq!(index.record(&third).await.unwrap(), Recorded::New);
-    assert_eq!(index.record(&entry(&log, 2, vec![])).await.unwrap(), Recorded::Gap { have: 3 });
+    assert_eq!(
+        index.record(&entry(&log, 2, vec![])).await.unwrap(),
+        Recorded::Gap { have: 3 }
+    );
 }
 
 async fn racing_records_give_the_rows_of_one(place: Place) {
@@ -222,7 +316,14 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
         let record = entry(&log, seq, vec![part("a.jsonl", (seq - 1) * 10, 10)]);
         let tasks: Vec<_> = (0..8)
             .map(|task| {
-                let (index, record) = (if task % 2 == 0 { one.clone() } else { two.clone() }, record.clone());
+                let (index, record) = (
+                    if task % 2 == 0 {
+                        one.clone()
+                    } else {
+                        two.clone()
+                    },
+                    record.clone(),
+                );
                 tokio::spawn(async move { index.record(&record).await.unwrap() })
             })
             .collect();
@@ -238,7 +339,10 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
     }
     let (session, files, entries) = rows(&one, &log).await;
     let session = session.unwrap();
-    assert_eq!((session.head, session.raw_bytes, session.stored_bytes), (12, 120, 600));
+    assert_eq!(
+        (session.head, session.raw_bytes, session.stored_bytes),
+        (12, 120, 600)
+    );
     assert_eq!((files.len(), files[0].at.len, entries.len()), (1, 120, 12));
 }
 
@@ -249,7 +353,11 @@ async fn racing_logs_all_arrive(place: Place) {
             let index = index.clone();
             tokio::spawn(async move {
                 for seq in 1..=5 {
-                    let record = entry(&log(&format!("s{number}")), seq, vec![part("a", seq - 1, 1)]);
+                    let record = entry(
+                        &log(&format!("s{number}")),
+                        seq,
+                        vec![part("a", seq - 1, 1)],
+                    );
                     assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
                 }
             })
@@ -258,20 +366,63 @@ async fn racing_logs_all_arrive(place: Place) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(index.sessions(&filter()).await.unwrap().sessions.iter().all(|row| row.head == 5 && row.raw_bytes == 5));
-    assert_eq!(index.logs(&"team".parse().unwrap(), &"claude-code".parse().unwrap()).await.unwrap().len(), 16);
+    assert!(
+        index
+            .sessions(&filter())
+            .await
+            .unwrap()
+            .sessions
+            .iter()
+            .all(|row| row.head == 5 && row.raw_bytes == 5)
+    );
+    assert_eq!(
+        index
+            .logs(&"team".parse().unwrap(), &"claude-code".parse().unwrap())
+            .await
+            .unwrap()
+            .len(),
+        16
+    );
 }
 
 async fn moves_rename_and_replace(place: Place) {
     let (index, log) = (place.open(), log("s1"));
-    let moved = |from: &str, to: &str| Move { from: from.parse().unwrap(), to: to.parse().unwrap() };
-    index.record(&entry(&log, 1, vec![part("a", 0, 1), part("b", 0, 2), part("c", 0, 3)])).await.unwrap();
+    let moved = |from: &str, to: &str| Move {
+        from: from.parse().unwrap(),
+        to: to.parse().unwrap(),
+    };
+    index
+        .record(&entry(
+            &log,
+            1,
+            vec![part("a", 0, 1), part("b", 0, 2), part("c", 0, 3)],
+        ))
+        .await
+        .unwrap();
     let mut second = entry(&log, 2, vec![part("a", 0, 9)]);
-    second.header.moves = vec![moved("a", "b"), moved("missing", "c"), moved("c", "c"), moved("b", "B/x")];
+    second.header.moves = vec![
+        moved("a", "b"),
+        moved("missing", "c"),
+        moved("c", "c"),
+        moved("b", "B/x"),
+    ];
     index.record(&second).await.unwrap();
-    let files: Vec<_> = index.files(&log).await.unwrap().into_iter().map(|row| (row.path.to_string(), row.at.len, row.at.seq)).collect();
+    let files: Vec<_> = index
+        .files(&log)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|row| (row.path.to_string(), row.at.len, row.at.seq))
+        .collect();
     // By bytes of the path, on both databases.
-    assert_eq!(files, [("B/x".to_owned(), 1, 1), ("a".to_owned(), 9, 2), ("c".to_owned(), 3, 1)]);
+    assert_eq!(
+        files,
+        [
+            ("B/x".to_owned(), 1, 1),
+            ("a".to_owned(), 9, 2),
+            ("c".to_owned(), 3, 1)
+        ]
+    );
 }
 
 async fn a_session_of_branches_alone_is_listed(place: Place) {
@@ -282,45 +433,109 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
         assert_eq!(index.record(&record).await.unwrap(), Recorded::Already);
     }
     let session = index.session(&log).await.unwrap().unwrap();
-    assert_eq!((session.head, session.raw_bytes, session.status.as_str()), (0, 0, "created"));
-    assert_eq!((session.created, session.updated, session.writer.as_str()), (at(7), at(8), "w9"));
+    assert_eq!(
+        (session.head, session.raw_bytes, session.status.as_str()),
+        (0, 0, "created")
+    );
+    assert_eq!(
+        (session.created, session.updated, session.writer.as_str()),
+        (at(7), at(8), "w9")
+    );
     assert_eq!(session.branches, ["w2", "w9"]);
     assert_eq!(ids(&index, &filter()).await, ["s1"]);
     assert!(index.files(&log).await.unwrap().is_empty());
     // The log itself comes later, and says when it began and was changed.
-    assert_eq!(index.record(&entry(&log, 1, vec![part("a", 0, 5)])).await.unwrap(), Recorded::New);
+    assert_eq!(
+        index
+            .record(&entry(&log, 1, vec![part("a", 0, 5)]))
+            .await
+            .unwrap(),
+        Recorded::New
+    );
     let session = index.session(&log).await.unwrap().unwrap();
-    assert_eq!((session.created, session.updated, session.head, session.writer.as_str()), (at(1), at(1), 1, "w1"));
-    assert_eq!(index.sessions(&filter()).await.unwrap().sessions, std::slice::from_ref(&session));
+    assert_eq!(
+        (
+            session.created,
+            session.updated,
+            session.head,
+            session.writer.as_str()
+        ),
+        (at(1), at(1), 1, "w1")
+    );
+    assert_eq!(
+        index.sessions(&filter()).await.unwrap().sessions,
+        std::slice::from_ref(&session)
+    );
     // A branch beside a log leaves the session as it is.
-    index.record(&on_branch(entry(&log, 99, vec![]), "w2")).await.unwrap();
+    index
+        .record(&on_branch(entry(&log, 99, vec![]), "w2"))
+        .await
+        .unwrap();
     assert_eq!(index.session(&log).await.unwrap().unwrap(), session);
-    let entries: Vec<_> = index.entries(&log).await.unwrap().into_iter().map(|row| (row.branch, row.seq)).collect();
+    let entries: Vec<_> = index
+        .entries(&log)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|row| (row.branch, row.seq))
+        .collect();
     let [w2, w9] = ["w2", "w9"].map(|name| Some(name.to_owned()));
-    assert_eq!(entries, [(None, 1), (w2.clone(), 7), (w2, 99), (w9.clone(), 7), (w9, 8)]);
+    assert_eq!(
+        entries,
+        [
+            (None, 1),
+            (w2.clone(), 7),
+            (w2, 99),
+            (w9.clone(), 7),
+            (w9, 8)
+        ]
+    );
 }
 
 async fn facts_override_only_where_they_say_something(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     let mut first = entry(&log, 1, vec![]);
-    first.told.facts = Facts { project: Some("-work-app".into()), title: Some("one".into()), ..Facts::default() };
+    first.told.facts = Facts {
+        project: Some("-work-app".into()),
+        title: Some("one".into()),
+        ..Facts::default()
+    };
     let mut second = entry(&log, 2, vec![]);
-    second.told.facts = Facts { title: Some("two".into()), model: Some("m".into()), ..Facts::default() };
+    second.told.facts = Facts {
+        title: Some("two".into()),
+        model: Some("m".into()),
+        ..Facts::default()
+    };
     for record in [first, second, entry(&log, 3, vec![])] {
         index.record(&record).await.unwrap();
     }
     let row = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
-        (row.project.as_deref(), row.title.as_deref(), row.model.as_deref(), row.cwd),
+        (
+            row.project.as_deref(),
+            row.title.as_deref(),
+            row.model.as_deref(),
+            row.cwd
+        ),
         (Some("-work-app"), Some("two"), Some("m"), None)
     );
 }
 
 async fn strange_text_is_kept(place: Place) {
     let (index, log) = (place.open(), log("s1"));
-    let long = (0..100_000).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).take(200).collect::<String>();
-    let path = (0..46).map(|number: u32| Digest::of(&number.to_be_bytes()).to_string()).collect::<Vec<_>>().join("/");
-    let mut first = entry(&log, 1, vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)]);
+    let long = (0..100_000)
+        .map(|number: u32| Digest::of(&number.to_be_bytes()).to_string())
+        .take(200)
+        .collect::<String>();
+    let path = (0..46)
+        .map(|number: u32| Digest::of(&number.to_be_bytes()).to_string())
+        .collect::<Vec<_>>()
+        .join("/");
+    let mut first = entry(
+        &log,
+        1,
+        vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)],
+    );
     first.told.facts = Facts {
         project: Some(long.clone()),
         title: Some("a\0b '; DROP TABLE sessions; -- 𝄞".into()),
@@ -329,9 +544,22 @@ async fn strange_text_is_kept(place: Place) {
     };
     assert_eq!(index.record(&first).await.unwrap(), Recorded::New);
     let row = index.session(&log).await.unwrap().unwrap();
-    assert_eq!(row.title.as_deref(), Some("ab '; DROP TABLE sessions; -- 𝄞"));
+    assert_eq!(
+        row.title.as_deref(),
+        Some("ab '; DROP TABLE sessions; -- 𝄞")
+    );
     assert_eq!(index.files(&log).await.unwrap().len(), 2);
-    assert_eq!(ids(&index, &Filter { project: Some(long), ..filter() }).await, ["s1"]);
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                project: Some(long),
+                ..filter()
+            }
+        )
+        .await,
+        ["s1"]
+    );
 }
 
 async fn pages_show_each_session_once(place: Place) {
@@ -339,26 +567,48 @@ async fn pages_show_each_session_once(place: Place) {
     // Several of one time, so that pages end inside a tie; upper and lower case, so that a locale would sort differently.
     let mut made = Vec::new();
     for number in 0..57_i64 {
-        let id = format!("{}{:02}", ["a", "B", "_", "c-"][number as usize % 4], (number * 31) % 57);
+        let id = format!(
+            "{}{:02}",
+            ["a", "B", "_", "c-"][number as usize % 4],
+            (number * 31) % 57
+        );
         let mut record = entry(&log(&id), 1, vec![part("a", 0, 1)]);
         record.header.at = at(number / 7);
         if number % 3 == 0 {
             record.log.agent = "codex".parse().unwrap();
         }
         index.record(&record).await.unwrap();
-        made.push((std::cmp::Reverse(number / 7), record.log.agent.to_string(), id));
+        made.push((
+            std::cmp::Reverse(number / 7),
+            record.log.agent.to_string(),
+            id,
+        ));
     }
     made.sort();
     let want: Vec<String> = made.into_iter().map(|(_, _, id)| id).collect();
-    index.record(&entry(&log("@project"), 1, vec![])).await.unwrap();
+    index
+        .record(&entry(&log("@project"), 1, vec![]))
+        .await
+        .unwrap();
     for disturb in [false, true] {
         let (mut seen, mut cursor, mut pages) = (Vec::new(), None, 0);
         loop {
-            let page = index.sessions(&Filter { limit: 10, cursor, ..filter() }).await.unwrap();
+            let page = index
+                .sessions(&Filter {
+                    limit: 10,
+                    cursor,
+                    ..filter()
+                })
+                .await
+                .unwrap();
             seen.extend(page.sessions.into_iter().map(|row| (row.agent, row.id)));
             pages += 1;
             if disturb && pages == 2 {
-                for (agent, id) in [seen[3].clone(), seen[15].clone(), ("claude-code".to_owned(), "new".to_owned())] {
+                for (agent, id) in [
+                    seen[3].clone(),
+                    seen[15].clone(),
+                    ("claude-code".to_owned(), "new".to_owned()),
+                ] {
                     let mut log = log(&id);
                     log.agent = agent.parse().unwrap();
                     let mut record = entry(&log, 2, vec![part("a", 1, 1)]);
@@ -381,13 +631,38 @@ async fn pages_show_each_session_once(place: Place) {
 async fn a_page_of_a_thousand(place: Place) {
     let index = place.open();
     for number in 0..1003 {
-        index.record(&entry(&log(&format!("s{number:04}")), 1, vec![])).await.unwrap();
+        index
+            .record(&entry(&log(&format!("s{number:04}")), 1, vec![]))
+            .await
+            .unwrap();
     }
-    index.record(&on_branch(entry(&log("s0500"), 2, vec![]), "w2")).await.unwrap();
-    let page = index.sessions(&Filter { limit: u32::MAX, ..filter() }).await.unwrap();
-    assert_eq!((page.sessions.len(), page.sessions[500].branches.len()), (1000, 1));
-    let rest = index.sessions(&Filter { limit: 0, cursor: page.next, ..filter() }).await.unwrap();
-    assert_eq!((rest.sessions.len(), rest.sessions[0].id.as_str()), (1, "s1000"));
+    index
+        .record(&on_branch(entry(&log("s0500"), 2, vec![]), "w2"))
+        .await
+        .unwrap();
+    let page = index
+        .sessions(&Filter {
+            limit: u32::MAX,
+            ..filter()
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        (page.sessions.len(), page.sessions[500].branches.len()),
+        (1000, 1)
+    );
+    let rest = index
+        .sessions(&Filter {
+            limit: 0,
+            cursor: page.next,
+            ..filter()
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        (rest.sessions.len(), rest.sessions[0].id.as_str()),
+        (1, "s1000")
+    );
 }
 
 async fn prefixes_are_literal(place: Place) {
@@ -395,7 +670,10 @@ async fn prefixes_are_literal(place: Place) {
     for id in ["a_b", "a-b", "axb", "aXb", "a=25b", "a", "z"] {
         index.record(&entry(&log(id), 1, vec![])).await.unwrap();
     }
-    let with = |prefix: &str| Filter { id_prefix: Some(prefix.to_owned()), ..filter() };
+    let with = |prefix: &str| Filter {
+        id_prefix: Some(prefix.to_owned()),
+        ..filter()
+    };
     assert_eq!(ids(&index, &with("a_")).await, ["a_b"]);
     assert_eq!(ids(&index, &with("aX")).await, ["aXb"]);
     assert_eq!(ids(&index, &with("a=2")).await, ["a=25b"]);
@@ -403,39 +681,138 @@ async fn prefixes_are_literal(place: Place) {
     assert_eq!(ids(&index, &with("a")).await.len(), 6);
     assert_eq!(ids(&index, &with("")).await.len(), 7);
     // Also behind a cursor.
-    let first = index.sessions(&Filter { limit: 4, ..with("a") }).await.unwrap();
-    let second = index.sessions(&Filter { cursor: first.next, ..with("a") }).await.unwrap();
-    let paged: Vec<String> = first.sessions.into_iter().chain(second.sessions).map(|row| row.id).collect();
+    let first = index
+        .sessions(&Filter {
+            limit: 4,
+            ..with("a")
+        })
+        .await
+        .unwrap();
+    let second = index
+        .sessions(&Filter {
+            cursor: first.next,
+            ..with("a")
+        })
+        .await
+        .unwrap();
+    let paged: Vec<String> = first
+        .sessions
+        .into_iter()
+        .chain(second.sessions)
+        .map(|row| row.id)
+        .collect();
     assert_eq!(paged, ids(&index, &with("a")).await);
-    for none in ["%", "_", "a%", "A", "a\0", "ä", "a~", "@", "'", "a\u{10ffff}", "zz"] {
+    for none in [
+        "%",
+        "_",
+        "a%",
+        "A",
+        "a\0",
+        "ä",
+        "a~",
+        "@",
+        "'",
+        "a\u{10ffff}",
+        "zz",
+    ] {
         assert!(ids(&index, &with(none)).await.is_empty(), "{none:?}");
     }
 }
 
 async fn filters_narrow(place: Place) {
     let index = place.open();
-    for (id, agent, project) in
-        [("s1", "codex", Some("p")), ("s2", "claude-code", Some("p")), ("s3", "codex", None), ("s4", "codex", Some("q"))]
-    {
+    for (id, agent, project) in [
+        ("s1", "codex", Some("p")),
+        ("s2", "claude-code", Some("p")),
+        ("s3", "codex", None),
+        ("s4", "codex", Some("q")),
+    ] {
         let mut log = log(id);
         log.agent = agent.parse().unwrap();
-        let mut record = entry(&log, 1, if id == "s4" { vec![part("a", 0, 1)] } else { vec![] });
+        let mut record = entry(
+            &log,
+            1,
+            if id == "s4" {
+                vec![part("a", 0, 1)]
+            } else {
+                vec![]
+            },
+        );
         record.told.facts.project = project.map(str::to_owned);
         index.record(&record).await.unwrap();
         record.log.namespace = "others".parse().unwrap();
         index.record(&record).await.unwrap();
     }
     let codex = Some("codex".parse().unwrap());
-    assert_eq!(ids(&index, &Filter { project: Some("p".into()), ..filter() }).await, ["s2", "s1"]);
-    assert_eq!(ids(&index, &Filter { agent: codex.clone(), ..filter() }).await, ["s1", "s3", "s4"]);
-    assert_eq!(ids(&index, &Filter { agent: codex, project: Some("p".into()), ..filter() }).await, ["s1"]);
-    assert_eq!(ids(&index, &Filter { status: Some("active".into()), ..filter() }).await, ["s4"]);
-    assert!(ids(&index, &Filter { namespace: "nobody".parse().unwrap(), ..filter() }).await.is_empty());
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                project: Some("p".into()),
+                ..filter()
+            }
+        )
+        .await,
+        ["s2", "s1"]
+    );
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                agent: codex.clone(),
+                ..filter()
+            }
+        )
+        .await,
+        ["s1", "s3", "s4"]
+    );
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                agent: codex,
+                project: Some("p".into()),
+                ..filter()
+            }
+        )
+        .await,
+        ["s1"]
+    );
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                status: Some("active".into()),
+                ..filter()
+            }
+        )
+        .await,
+        ["s4"]
+    );
+    assert!(
+        ids(
+            &index,
+            &Filter {
+                namespace: "nobody".parse().unwrap(),
+                ..filter()
+            }
+        )
+        .await
+        .is_empty()
+    );
 }
 
 fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> Wishes {
-    let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Wishes { labels, request_id: request.map(str::to_owned), ttl: Some(Ttl::Seconds(60)), status: None }
+    let labels = labels
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    Wishes {
+        labels,
+        request_id: request.map(str::to_owned),
+        ttl: Some(Ttl::Seconds(60)),
+        status: None,
+    }
 }
 
 async fn what_is_said_is_found_again(place: Place) {
@@ -443,49 +820,137 @@ async fn what_is_said_is_found_again(place: Place) {
     for id in ["s1", "s2", "s3"] {
         index.record(&entry(&log(id), 1, Vec::new())).await.unwrap();
     }
-    index.say(&log("s1"), 1, &wishes(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1"))).await.unwrap();
-    index.say(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2"))).await.unwrap();
-    index.say(&log("s3"), 1, &Wishes { ttl: Some(Ttl::Never), ..wishes(&[("team", "web")], None) }).await.unwrap();
+    index
+        .say(
+            &log("s1"),
+            1,
+            &wishes(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1")),
+        )
+        .await
+        .unwrap();
+    index
+        .say(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2")))
+        .await
+        .unwrap();
+    index
+        .say(
+            &log("s3"),
+            1,
+            &Wishes {
+                ttl: Some(Ttl::Never),
+                ..wishes(&[("team", "web")], None)
+            },
+        )
+        .await
+        .unwrap();
     let row = index.session(&log("s1")).await.unwrap().unwrap();
-    assert_eq!((row.labels["odd"].as_str(), row.labels.len()), ("a'b\"c=ü", 2));
-    assert_eq!((row.request_id.as_deref(), row.ttl), (Some("r1"), Some(Ttl::Seconds(60))));
-    assert_eq!(index.session(&log("s3")).await.unwrap().unwrap().ttl, Some(Ttl::Never));
-    let with = |labels: &[&str]| Filter { labels: labels.iter().map(|label| label.parse().unwrap()).collect(), ..filter() };
+    assert_eq!(
+        (row.labels["odd"].as_str(), row.labels.len()),
+        ("a'b\"c=ü", 2)
+    );
+    assert_eq!(
+        (row.request_id.as_deref(), row.ttl),
+        (Some("r1"), Some(Ttl::Seconds(60)))
+    );
+    assert_eq!(
+        index.session(&log("s3")).await.unwrap().unwrap().ttl,
+        Some(Ttl::Never)
+    );
+    let with = |labels: &[&str]| Filter {
+        labels: labels.iter().map(|label| label.parse().unwrap()).collect(),
+        ..filter()
+    };
     assert_eq!(ids(&index, &with(&["team=infra"])).await, ["s1", "s2"]);
-    assert_eq!(ids(&index, &with(&["team=infra", "odd=a'b\"c=ü"])).await, ["s1"]);
+    assert_eq!(
+        ids(&index, &with(&["team=infra", "odd=a'b\"c=ü"])).await,
+        ["s1"]
+    );
     assert!(ids(&index, &with(&["team=infr"])).await.is_empty());
-    assert_eq!(ids(&index, &Filter { request: Some("r2".into()), ..filter() }).await, ["s2"]);
+    assert_eq!(
+        ids(
+            &index,
+            &Filter {
+                request: Some("r2".into()),
+                ..filter()
+            }
+        )
+        .await,
+        ["s2"]
+    );
     // What is said anew replaces all of it, and what the index does not know cannot be said anything of.
-    index.say(&log("s1"), 2, &wishes(&[("team", "web")], None)).await.unwrap();
+    index
+        .say(&log("s1"), 2, &wishes(&[("team", "web")], None))
+        .await
+        .unwrap();
     let page = index.sessions(&with(&["team=web"])).await.unwrap();
-    assert_eq!(page.sessions.iter().map(|row| row.labels.len()).collect::<Vec<_>>(), [1, 1]);
-    assert!(ids(&index, &Filter { request: Some("r1".into()), ..filter() }).await.is_empty());
-    index.say(&log("nobody"), 1, &wishes(&[], None)).await.unwrap();
+    assert_eq!(
+        page.sessions
+            .iter()
+            .map(|row| row.labels.len())
+            .collect::<Vec<_>>(),
+        [1, 1]
+    );
+    assert!(
+        ids(
+            &index,
+            &Filter {
+                request: Some("r1".into()),
+                ..filter()
+            }
+        )
+        .await
+        .is_empty()
+    );
+    index
+        .say(&log("nobody"), 1, &wishes(&[], None))
+        .await
+        .unwrap();
     assert_eq!(index.session(&log("nobody")).await.unwrap(), None);
 }
 
 async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
     let index = place.open();
-    let at_rest = |is, raw| Wishes { status: Some(AtRest { is, raw }), ..Wishes::default() };
-    let records = |id: &str| [entry(&log(id), 1, Vec::new()), entry(&log(id), 2, vec![part("a", 0, 5)]), entry(&log(id), 3, Vec::new())];
+    let at_rest = |is, raw| Wishes {
+        status: Some(AtRest { is, raw }),
+        ..Wishes::default()
+    };
+    let records = |id: &str| {
+        [
+            entry(&log(id), 1, Vec::new()),
+            entry(&log(id), 2, vec![part("a", 0, 5)]),
+            entry(&log(id), 3, Vec::new()),
+        ]
+    };
     // Said before, between and after the entries.
     for (id, said_after) in [("s1", 1), ("s2", 2), ("s3", 3)] {
         for (number, record) in (1..).zip(records(id)) {
             index.record(&record).await.unwrap();
             if number == said_after {
-                index.say(&log(id), 1, &at_rest(Rest::Completed, 5)).await.unwrap();
+                index
+                    .say(&log(id), 1, &at_rest(Rest::Completed, 5))
+                    .await
+                    .unwrap();
             }
         }
         let status = || async { index.session(&log(id)).await.unwrap().unwrap().status };
         assert_eq!(status().await, "completed", "{id}");
-        index.say(&log(id), 2, &at_rest(Rest::Archived, 5)).await.unwrap();
+        index
+            .say(&log(id), 2, &at_rest(Rest::Archived, 5))
+            .await
+            .unwrap();
         assert_eq!(status().await, "archived");
-        index.record(&entry(&log(id), 4, vec![part("a", 5, 1)])).await.unwrap();
+        index
+            .record(&entry(&log(id), 4, vec![part("a", 5, 1)]))
+            .await
+            .unwrap();
         assert_eq!(status().await, "active");
         let mut gone = entry(&log(id), 5, Vec::new());
         gone.header.kind = EntryKind::Tombstone;
         index.record(&gone).await.unwrap();
-        index.say(&log(id), 3, &at_rest(Rest::Completed, 6)).await.unwrap();
+        index
+            .say(&log(id), 3, &at_rest(Rest::Completed, 6))
+            .await
+            .unwrap();
         assert_eq!(status().await, "removed");
         index.record(&entry(&log(id), 6, Vec::new())).await.unwrap();
         assert_eq!(status().await, "completed", "brought back as it was");
@@ -494,10 +959,19 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
 
 async fn an_older_word_changes_nothing(place: Place) {
     let index = place.open();
-    index.record(&entry(&log("s1"), 1, Vec::new())).await.unwrap();
-    index.say(&log("s1"), 3, &wishes(&[("a", "new")], Some("r"))).await.unwrap();
+    index
+        .record(&entry(&log("s1"), 1, Vec::new()))
+        .await
+        .unwrap();
+    index
+        .say(&log("s1"), 3, &wishes(&[("a", "new")], Some("r")))
+        .await
+        .unwrap();
     let row = index.session(&log("s1")).await.unwrap();
-    index.say(&log("s1"), 2, &wishes(&[("a", "old")], None)).await.unwrap();
+    index
+        .say(&log("s1"), 2, &wishes(&[("a", "old")], None))
+        .await
+        .unwrap();
     assert_eq!(index.session(&log("s1")).await.unwrap(), row);
     // A session that was deleted for good begins with nothing.
     let mut purge = entry(&log("s1"), 2, Vec::new());
@@ -505,25 +979,60 @@ async fn an_older_word_changes_nothing(place: Place) {
     index.record(&purge).await.unwrap();
     let row = index.session(&log("s1")).await.unwrap().unwrap();
     assert_eq!((row.labels.len(), row.request_id, row.ttl), (0, None, None));
-    index.say(&log("s1"), 1, &wishes(&[("a", "again")], None)).await.unwrap();
-    assert_eq!(index.session(&log("s1")).await.unwrap().unwrap().labels["a"], "again");
+    index
+        .say(&log("s1"), 1, &wishes(&[("a", "again")], None))
+        .await
+        .unwrap();
+    assert_eq!(
+        index.session(&log("s1")).await.unwrap().unwrap().labels["a"],
+        "again"
+    );
 }
 
 async fn bad_cursors_are_usage(place: Place) {
     let index = place.open();
-    for bad in ["", "x", "||", "2026-05-01T12:00:00Z|a", "2026-05-01T12:00:00Z|a|../b", "yesterday|a|b", "2026-05-01T12:00:00Z|a|b|c"] {
-        let error = index.sessions(&Filter { cursor: Some(bad.to_owned()), ..filter() }).await.unwrap_err();
+    for bad in [
+        "",
+        "x",
+        "||",
+        "2026-05-01T12:00:00Z|a",
+        "2026-05-01T12:00:00Z|a|../b",
+        "yesterday|a|b",
+        "2026-05-01T12:00:00Z|a|b|c",
+    ] {
+        let error = index
+            .sessions(&Filter {
+                cursor: Some(bad.to_owned()),
+                ..filter()
+            })
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), Kind::Usage, "{bad:?}");
     }
 }
 
 /// A log with everything in it.
 fn a_story(log: &LogId) -> Vec<Record> {
-    let mut records = vec![entry(log, 1, vec![]), entry(log, 2, vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)])];
-    records[1].told.facts = Facts { title: Some("story".into()), project: Some("p".into()), cwd: Some("/w".into()), ..Facts::default() };
+    let mut records = vec![
+        entry(log, 1, vec![]),
+        entry(
+            log,
+            2,
+            vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)],
+        ),
+    ];
+    records[1].told.facts = Facts {
+        title: Some("story".into()),
+        project: Some("p".into()),
+        cwd: Some("/w".into()),
+        ..Facts::default()
+    };
     records.push(on_branch(entry(log, 3, vec![part("a.jsonl", 10, 1)]), "w2"));
     let mut third = entry(log, 3, vec![part("a.jsonl", 10, 5)]);
-    third.header.moves = vec![Move { from: "Sub/ä.json".parse().unwrap(), to: "b".parse().unwrap() }];
+    third.header.moves = vec![Move {
+        from: "Sub/ä.json".parse().unwrap(),
+        to: "b".parse().unwrap(),
+    }];
     third.header.at = "2026-05-01T12:00:03.987654321Z".parse().unwrap();
     records.push(third);
     records.push(on_branch(entry(log, 4, vec![]), "W3"));
@@ -531,7 +1040,14 @@ fn a_story(log: &LogId) -> Vec<Record> {
 }
 
 async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
-    let (index, log, fence) = (place.open(), log("s1"), FenceRow { seq: 4, writer: "w1".parse().unwrap() });
+    let (index, log, fence) = (
+        place.open(),
+        log("s1"),
+        FenceRow {
+            seq: 4,
+            writer: "w1".parse().unwrap(),
+        },
+    );
     let records = a_story(&log);
     for record in &records {
         index.record(record).await.unwrap();
@@ -543,7 +1059,11 @@ async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     assert_eq!(index.fence(&log).await.unwrap(), Some(fence));
     // Branches first this time: the rows do not tell.
-    for record in records.iter().filter(|record| record.branch.is_some()).chain(&records) {
+    for record in records
+        .iter()
+        .filter(|record| record.branch.is_some())
+        .chain(&records)
+    {
         index.record(record).await.unwrap();
     }
     assert_eq!(rows(&index, &log).await, before);
@@ -556,9 +1076,26 @@ async fn one_of_racing_fences_wins(place: Place) {
     for round in 1..=5 {
         let tasks: Vec<_> = (0..16)
             .map(|task| {
-                let (index, log, from) = (if task % 2 == 0 { one.clone() } else { two.clone() }, log.clone(), from.clone());
-                let to = FenceRow { seq: round, writer: format!("w{task}").parse().unwrap() };
-                tokio::spawn(async move { index.move_fence(&log, from.as_ref(), &to).await.unwrap().then_some(to) })
+                let (index, log, from) = (
+                    if task % 2 == 0 {
+                        one.clone()
+                    } else {
+                        two.clone()
+                    },
+                    log.clone(),
+                    from.clone(),
+                );
+                let to = FenceRow {
+                    seq: round,
+                    writer: format!("w{task}").parse().unwrap(),
+                };
+                tokio::spawn(async move {
+                    index
+                        .move_fence(&log, from.as_ref(), &to)
+                        .await
+                        .unwrap()
+                        .then_some(to)
+                })
             })
             .collect();
         let mut won = Vec::new();
@@ -569,7 +1106,10 @@ async fn one_of_racing_fences_wins(place: Place) {
         assert_eq!(one.fence(&log).await.unwrap(), won.pop());
         from = one.fence(&log).await.unwrap();
     }
-    let stale = FenceRow { seq: 5, writer: "nobody".parse().unwrap() };
+    let stale = FenceRow {
+        seq: 5,
+        writer: "nobody".parse().unwrap(),
+    };
     assert!(!one.move_fence(&log, Some(&stale), &stale).await.unwrap());
 }
 
@@ -587,11 +1127,33 @@ async fn old_failures_go(place: Place) {
     for number in 1..=1010 {
         index.note_failure(&failure("team", number)).await.unwrap();
     }
-    let all = index.failures(&"team".parse().unwrap(), u32::MAX).await.unwrap();
-    assert_eq!(all.iter().map(|failure| failure.attempt).collect::<Vec<_>>(), (11..=1010).rev().collect::<Vec<_>>());
+    let all = index
+        .failures(&"team".parse().unwrap(), u32::MAX)
+        .await
+        .unwrap();
+    assert_eq!(
+        all.iter()
+            .map(|failure| failure.attempt)
+            .collect::<Vec<_>>(),
+        (11..=1010).rev().collect::<Vec<_>>()
+    );
     assert_eq!(all[0], failure("team", 1010));
-    assert_eq!(index.failures(&"team".parse().unwrap(), 3).await.unwrap().len(), 3);
-    assert_eq!(index.failures(&"others".parse().unwrap(), 3).await.unwrap().len(), 1);
+    assert_eq!(
+        index
+            .failures(&"team".parse().unwrap(), 3)
+            .await
+            .unwrap()
+            .len(),
+        3
+    );
+    assert_eq!(
+        index
+            .failures(&"others".parse().unwrap(), 3)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
 }
 
 async fn first_opens_race(place: Place) {
@@ -600,7 +1162,10 @@ async fn first_opens_race(place: Place) {
             let index = place.open();
             tokio::spawn(async move {
                 index.ping().await.unwrap();
-                index.record(&entry(&log(&format!("s{number}")), 1, vec![])).await.unwrap()
+                index
+                    .record(&entry(&log(&format!("s{number}")), 1, vec![]))
+                    .await
+                    .unwrap()
             })
         })
         .collect();
@@ -612,17 +1177,28 @@ async fn first_opens_race(place: Place) {
 
 #[tokio::test]
 async fn both_databases_give_the_same_rows() {
-    let Some(postgres) = postgres_place() else { return };
+    let Some(postgres) = postgres_place() else {
+        return;
+    };
     let sqlite = sqlite_place();
     let (one, two) = (sqlite.open(), postgres.open());
     for id in ["s1", "S2", "_s3"] {
         for record in a_story(&log(id)) {
-            assert_eq!(one.record(&record).await.unwrap(), two.record(&record).await.unwrap());
+            assert_eq!(
+                one.record(&record).await.unwrap(),
+                two.record(&record).await.unwrap()
+            );
         }
         assert_eq!(rows(&one, &log(id)).await, rows(&two, &log(id)).await);
     }
-    let (left, right) = (one.sessions(&filter()).await.unwrap(), two.sessions(&filter()).await.unwrap());
+    let (left, right) = (
+        one.sessions(&filter()).await.unwrap(),
+        two.sessions(&filter()).await.unwrap(),
+    );
     assert_eq!((left.sessions, left.next), (right.sessions, right.next));
     let (namespace, agent) = ("team".parse().unwrap(), "claude-code".parse().unwrap());
-    assert_eq!(one.logs(&namespace, &agent).await.unwrap(), two.logs(&namespace, &agent).await.unwrap());
+    assert_eq!(
+        one.logs(&namespace, &agent).await.unwrap(),
+        two.logs(&namespace, &agent).await.unwrap()
+    );
 }

@@ -39,17 +39,32 @@ fn a_url_that_can_never_work_is_refused_and_not_repeated() {
         let error = SqlIndex::open(bad).expect_err(bad);
         assert_eq!(error.kind(), Kind::Usage, "{bad}");
         let hint = error.hint_text().unwrap_or_default();
-        assert!(hint.contains("sqlite:///") && hint.contains("postgres://"), "{bad}: {hint}");
-        assert!(!format!("{error} {error:?}").contains("wrong-password"), "{error:?}");
+        assert!(
+            hint.contains("sqlite:///") && hint.contains("postgres://"),
+            "{bad}: {hint}"
+        );
+        assert!(
+            !format!("{error} {error:?}").contains("wrong-password"),
+            "{error:?}"
+        );
     }
 }
 
 #[test]
 fn an_address_holds_no_secret() {
     for (url, address) in [
-        ("postgres://u:wrong-password@h:1/d?sslmode=require", "postgres://u@h:1/d"),
-        ("postgresql://u@h/d?password=wrong-password", "postgres://u@h:5432/d"),
-        ("postgres:///d?host=/run/pg&user=u&password=wrong-password", "postgres://u@/run/pg:5432/d"),
+        (
+            "postgres://u:wrong-password@h:1/d?sslmode=require",
+            "postgres://u@h:1/d",
+        ),
+        (
+            "postgresql://u@h/d?password=wrong-password",
+            "postgres://u@h:5432/d",
+        ),
+        (
+            "postgres:///d?host=/run/pg&user=u&password=wrong-password",
+            "postgres://u@/run/pg:5432/d",
+        ),
         ("sqlite:///a%20b/i.db", "sqlite:///a b/i.db"),
     ] {
         assert_eq!(SqlIndex::open(url).unwrap().address(), address);
@@ -62,12 +77,17 @@ async fn a_wrong_password_is_usage() {
     let error = ping(&server.url_with_password("wrong-password")).await;
     assert_eq!(error.kind(), Kind::Usage, "{error}");
     assert!(error.hint_text().is_some());
-    assert!(!format!("{error} {error:?}").contains("wrong-password"), "{error:?}");
+    assert!(
+        !format!("{error} {error:?}").contains("wrong-password"),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
 async fn an_unknown_database_or_role_is_usage() {
-    let Some(place) = postgres_place() else { return };
+    let Some(place) = postgres_place() else {
+        return;
+    };
     let unknown = ping(&place.url.replace("/t", "/no-such-t")).await;
     assert_eq!(unknown.kind(), Kind::Usage, "{unknown}");
     let role = ping(&place.url.replace("postgres@", "nobody:wrong-password@")).await;
@@ -77,7 +97,9 @@ async fn an_unknown_database_or_role_is_usage() {
 #[tokio::test]
 async fn missing_rights_are_usage() {
     let Some(server) = postgres() else { return };
-    let url = server.fresh_database().replace("postgres@", &format!("locked:{}@", Postgres::PASSWORD));
+    let url = server
+        .fresh_database()
+        .replace("postgres@", &format!("locked:{}@", Postgres::PASSWORD));
     let error = ping(&url).await;
     assert_eq!(error.kind(), Kind::Usage, "{error}");
     assert!(error.to_string().contains("permission denied"), "{error}");
@@ -85,11 +107,21 @@ async fn missing_rights_are_usage() {
 
 #[tokio::test]
 async fn a_refused_port_is_unavailable_at_once() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let began = Instant::now();
     let error = ping(&format!("postgres://u:wrong-password@127.0.0.1:{port}/d")).await;
     assert_eq!(error.kind(), Kind::Unavailable, "{error}");
-    assert!(error.to_string().contains(&format!("postgres://u@127.0.0.1:{port}/d")) && error.hint_text().is_some(), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("postgres://u@127.0.0.1:{port}/d"))
+            && error.hint_text().is_some(),
+        "{error}"
+    );
     assert!(began.elapsed() < Duration::from_secs(3));
 }
 
@@ -97,30 +129,51 @@ async fn a_refused_port_is_unavailable_at_once() {
 async fn a_server_that_never_answers_is_unavailable_in_time() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let began = Instant::now();
-    let error = ping(&format!("postgres://u@{}/d?sslmode=disable", silent.local_addr().unwrap())).await;
+    let error = ping(&format!(
+        "postgres://u@{}/d?sslmode=disable",
+        silent.local_addr().unwrap()
+    ))
+    .await;
     assert_eq!(error.kind(), Kind::Unavailable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(8));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_comes_back_is_used_again() {
-    let Some(server) = Postgres::start_private() else { return };
+    let Some(server) = Postgres::start_private() else {
+        return;
+    };
     let index = SqlIndex::open(&server.fresh_database()).unwrap();
     let log = log("s1");
     for seq in 1..=3 {
-        assert_eq!(index.record(&entry(&log, seq * 2 - 1, vec![])).await.unwrap(), Recorded::New);
+        assert_eq!(
+            index
+                .record(&entry(&log, seq * 2 - 1, vec![]))
+                .await
+                .unwrap(),
+            Recorded::New
+        );
         server.stop();
         for _ in 0..2 {
-            let error = index.record(&entry(&log, seq * 2, vec![])).await.unwrap_err();
+            let error = index
+                .record(&entry(&log, seq * 2, vec![]))
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), Kind::Unavailable, "{error}");
         }
         server.start();
-        assert_eq!(index.record(&entry(&log, seq * 2, vec![])).await.unwrap(), Recorded::New);
+        assert_eq!(
+            index.record(&entry(&log, seq * 2, vec![])).await.unwrap(),
+            Recorded::New
+        );
     }
     // Away and back between two calls: nobody notices.
     server.stop();
     server.start();
-    assert_eq!(index.record(&entry(&log, 7, vec![])).await.unwrap(), Recorded::New);
+    assert_eq!(
+        index.record(&entry(&log, 7, vec![])).await.unwrap(),
+        Recorded::New
+    );
 }
 
 /// Passes bytes between a client and `server` until `held`, then keeps the connections open and lets nothing through.
@@ -129,7 +182,10 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            let (server, held) = (tokio::net::TcpStream::connect(&server).await.unwrap(), held.clone());
+            let (server, held) = (
+                tokio::net::TcpStream::connect(&server).await.unwrap(),
+                held.clone(),
+            );
             // A connection that was held once is dead for ever, as one through a firewall that forgot it.
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
@@ -152,17 +208,29 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_hang_are_given_up() {
-    let Some(place) = postgres_place() else { return };
+    let Some(place) = postgres_place() else {
+        return;
+    };
     let held = Arc::new(AtomicBool::new(false));
     let url = url::Url::parse(&place.url).unwrap();
     let port = proxy(format!("127.0.0.1:{}", url.port().unwrap()), held.clone()).await;
-    let index = SqlIndex::open(&format!("postgres://postgres@127.0.0.1:{port}{}?sslmode=disable", url.path())).unwrap();
-    assert_eq!(index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(), Recorded::New);
+    let index = SqlIndex::open(&format!(
+        "postgres://postgres@127.0.0.1:{port}{}?sslmode=disable",
+        url.path()
+    ))
+    .unwrap();
+    assert_eq!(
+        index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
+        Recorded::New
+    );
     held.store(true, Ordering::SeqCst);
     let began = Instant::now();
     let (two, three) = (entry(&log("s1"), 2, vec![]), entry(&log("s2"), 1, vec![]));
     let (one, other) = tokio::join!(index.record(&two), index.record(&three));
-    assert_eq!((one.unwrap_err().kind(), other.unwrap_err().kind()), (Kind::Unavailable, Kind::Unavailable));
+    assert_eq!(
+        (one.unwrap_err().kind(), other.unwrap_err().kind()),
+        (Kind::Unavailable, Kind::Unavailable)
+    );
     assert!(began.elapsed() < Duration::from_secs(17));
     held.store(false, Ordering::SeqCst);
     assert_eq!(index.record(&two).await.unwrap(), Recorded::New);
@@ -170,14 +238,25 @@ async fn connections_that_hang_are_given_up() {
 
 #[tokio::test]
 async fn a_role_that_may_only_use_the_tables_is_enough() {
-    let (Some(server), Some(place)) = (postgres(), postgres_place()) else { return };
+    let (Some(server), Some(place)) = (postgres(), postgres_place()) else {
+        return;
+    };
     place.open().ping().await.unwrap();
     drivers();
     let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
-    sqlx::raw_sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO locked").execute(&mut other).await.unwrap();
-    let (url, name) = (server.url_with_password("right-password"), place.url.rsplit_once('/').unwrap().1);
+    sqlx::raw_sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO locked")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    let (url, name) = (
+        server.url_with_password("right-password"),
+        place.url.rsplit_once('/').unwrap().1,
+    );
     let index = SqlIndex::open(&format!("{}/{name}", url.rsplit_once('/').unwrap().0)).unwrap();
-    assert_eq!(index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(), Recorded::New);
+    assert_eq!(
+        index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
+        Recorded::New
+    );
 }
 
 #[tokio::test]
@@ -185,7 +264,8 @@ async fn the_index_file_is_for_its_owner_alone() {
     let place = sqlite_place();
     place.open().ping().await.unwrap();
     let path = place.url.trim_start_matches("sqlite://");
-    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let mode =
+        |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(path.as_ref()), 0o600);
     assert_eq!(mode(std::path::Path::new(path).parent().unwrap()), 0o700);
 }
@@ -193,7 +273,11 @@ async fn the_index_file_is_for_its_owner_alone() {
 #[tokio::test]
 async fn a_file_name_may_hold_anything() {
     let folder = tempfile::tempdir().unwrap();
-    let index = SqlIndex::open(&format!("sqlite://{}/a%20b%25%3F%23ä.db", folder.path().display())).unwrap();
+    let index = SqlIndex::open(&format!(
+        "sqlite://{}/a%20b%25%3F%23ä.db",
+        folder.path().display()
+    ))
+    .unwrap();
     index.ping().await.unwrap();
     assert!(folder.path().join("a b%?#ä.db").is_file());
 }
@@ -202,16 +286,27 @@ async fn a_file_name_may_hold_anything() {
 async fn a_file_that_cannot_be_made_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().display();
-    std::fs::write(folder.path().join("file"), "this is no database, and long enough to be seen as none".repeat(20)).unwrap();
+    std::fs::write(
+        folder.path().join("file"),
+        "this is no database, and long enough to be seen as none".repeat(20),
+    )
+    .unwrap();
     std::fs::create_dir(folder.path().join("folder.db")).unwrap();
-    for bad in [format!("sqlite://{here}/folder.db"), format!("sqlite://{here}/file/index.db"), format!("sqlite://{here}/file")] {
+    for bad in [
+        format!("sqlite://{here}/folder.db"),
+        format!("sqlite://{here}/file/index.db"),
+        format!("sqlite://{here}/file"),
+    ] {
         let error = ping(&bad).await;
         assert_eq!(error.kind(), Kind::Usage, "{error}");
         assert!(error.hint_text().is_some(), "{error}");
     }
     // Not even root may write there.
     let error = ping("sqlite:///proc/sessiond/index.db").await;
-    assert!(matches!(error.kind(), Kind::Usage | Kind::Unavailable), "{error}");
+    assert!(
+        matches!(error.kind(), Kind::Usage | Kind::Unavailable),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -231,16 +326,28 @@ async fn a_file_that_another_process_holds_is_unavailable() {
     let index = place.open();
     index.ping().await.unwrap();
     let mut other = sqlx::SqliteConnection::connect(&place.url).await.unwrap();
-    sqlx::raw_sql("BEGIN EXCLUSIVE").execute(&mut other).await.unwrap();
-    let error = index.record(&entry(&log("s1"), 1, vec![])).await.unwrap_err();
+    sqlx::raw_sql("BEGIN EXCLUSIVE")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    let error = index
+        .record(&entry(&log("s1"), 1, vec![]))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable, "{error}");
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
-    assert_eq!(index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(), Recorded::New);
+    assert_eq!(
+        index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
+        Recorded::New
+    );
 }
 
 #[tokio::test]
 async fn a_schema_of_a_newer_build_asks_for_an_upgrade() {
-    for place in [Some(sqlite_place()), postgres_place()].into_iter().flatten() {
+    for place in [Some(sqlite_place()), postgres_place()]
+        .into_iter()
+        .flatten()
+    {
         place.open().ping().await.unwrap();
         drivers();
         let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
@@ -248,13 +355,19 @@ async fn a_schema_of_a_newer_build_asks_for_an_upgrade() {
         sqlx::raw_sql(sql).execute(&mut other).await.unwrap();
         let error = place.open().ping().await.unwrap_err();
         assert_eq!(error.kind(), Kind::Usage, "{error}");
-        assert!(error.hint_text().unwrap().contains("upgrade sessiond"), "{error}");
+        assert!(
+            error.hint_text().unwrap().contains("upgrade sessiond"),
+            "{error}"
+        );
     }
 }
 
 #[tokio::test]
 async fn tables_of_another_program_are_left_alone() {
-    for place in [Some(sqlite_place()), postgres_place()].into_iter().flatten() {
+    for place in [Some(sqlite_place()), postgres_place()]
+        .into_iter()
+        .flatten()
+    {
         if let Some(path) = place.url.strip_prefix("sqlite://") {
             std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
@@ -262,11 +375,17 @@ async fn tables_of_another_program_are_left_alone() {
         place.open().address();
         drivers();
         let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
-        sqlx::raw_sql("CREATE TABLE entries (theirs TEXT)").execute(&mut other).await.unwrap();
+        sqlx::raw_sql("CREATE TABLE entries (theirs TEXT)")
+            .execute(&mut other)
+            .await
+            .unwrap();
         let index = place.open();
         index.ping().await.unwrap_err();
         // Nothing half done; when they are gone, it works.
-        sqlx::raw_sql("DROP TABLE entries").execute(&mut other).await.unwrap();
+        sqlx::raw_sql("DROP TABLE entries")
+            .execute(&mut other)
+            .await
+            .unwrap();
         index.ping().await.unwrap();
     }
 }

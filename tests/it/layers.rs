@@ -41,26 +41,44 @@ fn every_import_points_down() {
     let mut wrong = Vec::new();
     let mut edges = BTreeMap::new();
     for file in files {
-        let relative = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+        let relative = file
+            .strip_prefix(&src)
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
         let module = relative.split(['/', '.']).next().unwrap().to_owned();
-        let Some(row) = row_of(&module) else { panic!("{relative} is in no row of tests/it/layers.rs") };
+        let Some(row) = row_of(&module) else {
+            panic!("{relative} is in no row of tests/it/layers.rs")
+        };
         let text = std::fs::read_to_string(&file).unwrap();
         for (number, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap();
             for piece in code.split("crate::").skip(1) {
-                let target: String = piece.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+                let target: String = piece
+                    .chars()
+                    .take_while(|letter| letter.is_alphanumeric() || *letter == '_')
+                    .collect();
                 if target == module || target.is_empty() {
                     continue;
                 }
-                let Some(below) = row_of(&target) else { continue };
+                let Some(below) = row_of(&target) else {
+                    continue;
+                };
                 *edges.entry((module.clone(), target.clone())).or_insert(0) += 1;
                 let fine = below < row || (row == 0 && below == 0);
                 if !fine {
-                    wrong.push(format!("{relative}:{}: {module} (row {row}) imports {target} (row {below})", number + 1));
+                    wrong.push(format!(
+                        "{relative}:{}: {module} (row {row}) imports {target} (row {below})",
+                        number + 1
+                    ));
                 }
             }
         }
     }
     assert!(edges.len() > 20, "hardly any import was read: {edges:?}");
-    assert!(wrong.is_empty(), "imports that point up or sideways:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "imports that point up or sideways:\n{}",
+        wrong.join("\n")
+    );
 }

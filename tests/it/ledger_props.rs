@@ -13,11 +13,29 @@ mod mutate;
 const STORE: &str = "file:///x";
 
 fn ledger() -> Ledger {
-    let id = LogId { namespace: "n".parse().unwrap(), agent: "a".parse().unwrap(), name: "s".parse().unwrap() };
-    let pen = Pen::unclaimed("w".parse().unwrap(), 3, Some(Digest::of(b"entry 3")), "2026-05-01T12:00:00Z".parse().unwrap());
+    let id = LogId {
+        namespace: "n".parse().unwrap(),
+        agent: "a".parse().unwrap(),
+        name: "s".parse().unwrap(),
+    };
+    let pen = Pen::unclaimed(
+        "w".parse().unwrap(),
+        3,
+        Some(Digest::of(b"entry 3")),
+        "2026-05-01T12:00:00Z".parse().unwrap(),
+    );
     let mut ledger = Ledger::new(STORE.to_owned(), id, pen);
     for (path, len) in [("projects/-w/s.jsonl", 100), ("tasks/s/1", 0)] {
-        let mut cursor = FileCursor::new(FileKind::Append, Stat { dev: 1, ino: 2, size: len, mtime_ns: 4, mode: 0o600 });
+        let mut cursor = FileCursor::new(
+            FileKind::Append,
+            Stat {
+                dev: 1,
+                ino: 2,
+                size: len,
+                mtime_ns: 4,
+                mode: 0o600,
+            },
+        );
         cursor.advance(&mut Vec::new(), &vec![b'x'; len as usize]);
         ledger.files.insert(path.parse().unwrap(), cursor);
     }
@@ -39,7 +57,12 @@ impl Kept {
         let ledger = ledger();
         ledger.save(&disk, false).unwrap();
         let bytes = std::fs::read(root.path().join(".sessiond/ledger/n/a/s.json")).unwrap();
-        Kept { root, disk, ledger, bytes }
+        Kept {
+            root,
+            disk,
+            ledger,
+            bytes,
+        }
     }
 
     fn load(&self, bytes: &[u8]) -> Option<Ledger> {
@@ -69,7 +92,11 @@ fn a_ledger_with_any_other_value_does_no_harm() {
     for seed in 0..1000 {
         let body = mutate::change_a_value(&kept.bytes[65..], 1, seed).unwrap();
         // Two values changed in every other.
-        let body = if seed % 2 == 0 { body } else { mutate::change_a_value(&body, 1, seed / 2).unwrap() };
+        let body = if seed % 2 == 0 {
+            body
+        } else {
+            mutate::change_a_value(&body, 1, seed / 2).unwrap()
+        };
         let body = [b"\n", body.as_slice()].concat();
         let bytes = [Digest::of(&body).to_string().as_bytes(), &body].concat();
         let Some(loaded) = kept.load(&bytes) else {
@@ -83,9 +110,16 @@ fn a_ledger_with_any_other_value_does_no_harm() {
             cursor.hash.digest();
         }
         loaded.save(&kept.disk, false).unwrap();
-        assert_eq!(Ledger::load(&kept.disk, STORE, &kept.ledger.id), Some(loaded), "seed {seed}");
+        assert_eq!(
+            Ledger::load(&kept.disk, STORE, &kept.ledger.id),
+            Some(loaded),
+            "seed {seed}"
+        );
     }
-    assert!(taken > 50 && refused > 50, "{taken} taken, {refused} refused: hardly anything was tried");
+    assert!(
+        taken > 50 && refused > 50,
+        "{taken} taken, {refused} refused: hardly anything was tried"
+    );
 }
 
 proptest! {

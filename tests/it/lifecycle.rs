@@ -40,7 +40,11 @@ fn a_session_is_closed_archived_and_reopened_and_only_so() {
         go("reopen").fails(7, "it is active", "sessiond close s1");
         assert_eq!(go("close").ok().out(), "s1 is completed\n");
         assert_eq!(status(), "completed");
-        go("close").fails(7, "it is completed", "sessiond archive s1, sessiond reopen s1");
+        go("close").fails(
+            7,
+            "it is completed",
+            "sessiond archive s1, sessiond reopen s1",
+        );
         reindexed_is_the_same(&backend, &home);
         go("archive").ok();
         assert_eq!(status(), "archived");
@@ -64,7 +68,9 @@ fn a_session_is_closed_archived_and_reopened_and_only_so() {
         go("reopen").fails(3, "was removed", "undelete");
         backend.run(&home, &["undelete", "s1"]).ok();
         assert_eq!(status(), "completed");
-        backend.run(&home, &["close", "nobody"]).fails(3, "there is no", "sessiond ls");
+        backend
+            .run(&home, &["close", "nobody"])
+            .fails(3, "there is no", "sessiond ls");
     }
 }
 
@@ -74,16 +80,34 @@ fn labels_are_set_listed_removed_and_found() {
         let home = TempHome::new();
         stream(&backend, &home, "s1", "{\"n\":1}\n");
         stream(&backend, &home, "s2", "{\"n\":1}\n");
-        let label = |arguments: &[&str]| backend.run(&home, &[&["label", "s1"], arguments].concat());
+        let label =
+            |arguments: &[&str]| backend.run(&home, &[&["label", "s1"], arguments].concat());
         assert_eq!(label(&[]).ok().out(), "");
         label(&["team=infra", "ticket=47=11"]).ok();
-        assert_eq!(label(&["env=prod", "ticket-"]).ok().out(), "env=prod\nteam=infra\n");
-        assert_eq!(label(&["--json"]).json(), serde_json::json!({"env": "prod", "team": "infra"}));
+        assert_eq!(
+            label(&["env=prod", "ticket-"]).ok().out(),
+            "env=prod\nteam=infra\n"
+        );
+        assert_eq!(
+            label(&["--json"]).json(),
+            serde_json::json!({"env": "prod", "team": "infra"})
+        );
         let found = |arguments: &[&str]| {
-            let page = backend.run(&home, &[&["ls", "--json"], arguments].concat()).ok().json();
-            page["sessions"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            let page = backend
+                .run(&home, &[&["ls", "--json"], arguments].concat())
+                .ok()
+                .json();
+            page["sessions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| row["id"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(found(&["--label", "team=infra", "--label", "env=prod"]), ["s1"]);
+        assert_eq!(
+            found(&["--label", "team=infra", "--label", "env=prod"]),
+            ["s1"]
+        );
         assert!(found(&["--label", "team=infra", "--label", "env=dev"]).is_empty());
         assert_eq!(found(&[]).len(), 2);
         label(&["team"]).fails(2, "read label", "NAME=VALUE");
@@ -91,8 +115,16 @@ fn labels_are_set_listed_removed_and_found() {
         label(&[&format!("a={}", "x".repeat(2000))]).fails(2, "1024", "");
         backend.run(&home, &["ttl", "s1", "never"]).ok();
         let before = backend.run(&home, &["ls", "--json"]).ok().json();
-        let of_s1 = before["sessions"].as_array().unwrap().iter().find(|row| row["id"] == "s1").unwrap();
-        assert_eq!((&of_s1["labels"]["team"], &of_s1["ttl"]), (&"infra".into(), &"never".into()));
+        let of_s1 = before["sessions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["id"] == "s1")
+            .unwrap();
+        assert_eq!(
+            (&of_s1["labels"]["team"], &of_s1["ttl"]),
+            (&"infra".into(), &"never".into())
+        );
         backend.run(&home, &["reindex"]).ok();
         assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
     }
@@ -106,11 +138,19 @@ fn what_is_said_with_the_index_down_is_in_the_bucket() {
     backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
     backend.run(&home, &["close", "s1"]).ok();
     backend.run(&home, &["label", "s1", "a=b"]).ok();
-    backend.run(&home, &["close", "s1"]).fails(7, "it is completed", "sessiond archive s1");
-    backend.set("SESSIOND_INDEX", format!("sqlite://{}", backend.path().join("other.db").display()));
+    backend
+        .run(&home, &["close", "s1"])
+        .fails(7, "it is completed", "sessiond archive s1");
+    backend.set(
+        "SESSIOND_INDEX",
+        format!("sqlite://{}", backend.path().join("other.db").display()),
+    );
     backend.run(&home, &["reindex"]).ok();
     let row = row(&backend, &home);
-    assert_eq!((&row["status"], &row["labels"]), (&"completed".into(), &serde_json::json!({"a": "b"})));
+    assert_eq!(
+        (&row["status"], &row["labels"]),
+        (&"completed".into(), &serde_json::json!({"a": "b"}))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,7 +163,9 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
             for turn in 0..3 {
                 let add = |before: &Wishes| {
                     let mut after = before.clone();
-                    after.labels.insert(format!("{number}-{turn}"), String::new());
+                    after
+                        .labels
+                        .insert(format!("{number}-{turn}"), String::new());
                     Ok(after)
                 };
                 // Sixteen at once may keep one of them waiting for longer than it has patience.
@@ -137,7 +179,11 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
         said.await.unwrap();
     }
     assert_eq!(logs.said(&id).await.unwrap().wishes.labels.len(), 48);
-    assert_eq!(logs.wishes(&id).await.unwrap().len(), 1, "older ones are deleted");
+    assert_eq!(
+        logs.wishes(&id).await.unwrap().len(),
+        1,
+        "older ones are deleted"
+    );
 }
 
 fn text(home: &TempHome, session: &str) -> String {
@@ -149,13 +195,35 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
     for mut backend in Backend::all() {
         let home = TempHome::new();
         let config = home.path().join("config.toml");
-        std::fs::write(&config, "label = [\"team=infra\", \"env=test\"]\nttl = \"1d\"\n").unwrap();
-        let mut daemon = backend.daemon(&home, &["--request-id", "r 1", "--ttl", "30d", "--config", &config.to_string_lossy()]);
+        std::fs::write(
+            &config,
+            "label = [\"team=infra\", \"env=test\"]\nttl = \"1d\"\n",
+        )
+        .unwrap();
+        let mut daemon = backend.daemon(
+            &home,
+            &[
+                "--request-id",
+                "r 1",
+                "--ttl",
+                "30d",
+                "--config",
+                &config.to_string_lossy(),
+            ],
+        );
         for session in ["s1", "s2"] {
-            append(&transcript(&home, session), &format!("{{\"n\":\"{session}\"}}\n"));
+            append(
+                &transcript(&home, session),
+                &format!("{{\"n\":\"{session}\"}}\n"),
+            );
             backend.run(&home, &["flush", "--wait"]).ok();
         }
-        append(&home.home().join(".claude/projects/-work-app/memory/MEMORY.md"), "remember");
+        append(
+            &home
+                .home()
+                .join(".claude/projects/-work-app/memory/MEMORY.md"),
+            "remember",
+        );
         daemon.signal("TERM");
         assert_eq!(daemon.code(), Some(0));
         // Another process says something else of one of them: what it does not name stays.
@@ -166,8 +234,15 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
 
         let rows = || {
             let page = backend.run(&home, &["ls", "--json"]).ok().json();
-            let said = |row: &serde_json::Value| serde_json::json!([row["id"], row["labels"], row["request_id"], row["ttl"]]);
-            page["sessions"].as_array().unwrap().iter().map(said).collect::<Vec<_>>()
+            let said = |row: &serde_json::Value| {
+                serde_json::json!([row["id"], row["labels"], row["request_id"], row["ttl"]])
+            };
+            page["sessions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(said)
+                .collect::<Vec<_>>()
         };
         let expected = [
             serde_json::json!(["s3", {"env": "prod", "more": "yes"}, null, null]),
@@ -180,27 +255,60 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
 
         let restored = |backend: &Backend| {
             let other = TempHome::new();
-            let said = backend.run(&other, &["restore", "--request", "r 1"]).ok().out();
+            let said = backend
+                .run(&other, &["restore", "--request", "r 1"])
+                .ok()
+                .out();
             assert!(said.contains("resume with s2"), "{said}");
             assert_eq!(text(&other, "s2"), text(&home, "s2"));
-            backend.run(&other, &["pull", "--request", "r 1", "--to", "copy"]).ok();
-            assert!(other.home().join("copy/projects/-work-app/s2.jsonl").exists());
-            backend.run(&other, &["restore", "--request", "other"]).fails(3, "no session of request \"other\"", "sessiond ls");
-            backend.run(&other, &["restore", "--request", "other", "--if-exists"]).ok();
+            backend
+                .run(&other, &["pull", "--request", "r 1", "--to", "copy"])
+                .ok();
+            assert!(
+                other
+                    .home()
+                    .join("copy/projects/-work-app/s2.jsonl")
+                    .exists()
+            );
+            backend
+                .run(&other, &["restore", "--request", "other"])
+                .fails(3, "no session of request \"other\"", "sessiond ls");
+            backend
+                .run(&other, &["restore", "--request", "other", "--if-exists"])
+                .ok();
         };
         restored(&backend);
         let other = TempHome::new();
-        let ran = backend.run(&other, &["run", "--request", "r 1", "--", "sh", "-c", "wc -l < $HOME/.claude/projects/-work-app/s2.jsonl"]);
+        let ran = backend.run(
+            &other,
+            &[
+                "run",
+                "--request",
+                "r 1",
+                "--",
+                "sh",
+                "-c",
+                "wc -l < $HOME/.claude/projects/-work-app/s2.jsonl",
+            ],
+        );
         assert_eq!(ran.ok().out().trim(), "2");
         // The bucket knows without the index.
         if backend.name == "file+sqlite" {
             backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
             restored(&backend);
         }
-        backend.run(&home, &["daemon", "--label", "odd"]).fails(2, "read label", "NAME=VALUE");
-        backend.run(&home, &["run", "--ttl", "soon", "--", "true"]).fails(2, "read --ttl", "7d");
-        backend.run(&home, &["run", "--request-id", "a\nb", "--", "true"]).fails(2, "a request id", "");
-        backend.run(&home, &["restore", "--request", ""]).fails(2, "a request id", "");
+        backend
+            .run(&home, &["daemon", "--label", "odd"])
+            .fails(2, "read label", "NAME=VALUE");
+        backend
+            .run(&home, &["run", "--ttl", "soon", "--", "true"])
+            .fails(2, "read --ttl", "7d");
+        backend
+            .run(&home, &["run", "--request-id", "a\nb", "--", "true"])
+            .fails(2, "a request id", "");
+        backend
+            .run(&home, &["restore", "--request", ""])
+            .fails(2, "a request id", "");
     }
 }
 
@@ -211,22 +319,43 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     world.store.refuse("wishes/");
     world.feed.say_of_each();
     let handle = world.stream();
-    let wishes = Wishes { ttl: Some(Ttl::Never), ..Wishes::default() };
+    let wishes = Wishes {
+        ttl: Some(Ttl::Never),
+        ..Wishes::default()
+    };
     let task = tokio::spawn(sayer::run(world.feed.clone(), logs.clone(), wishes.clone()));
     world.append("projects/-w/s1.jsonl", "{\"n\":1}\n");
     world.write("projects/-w/memory/m.md", "a project is no session");
     handle.flush(None).await.unwrap();
-    assert!(!sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_millis(300)).await);
+    assert!(
+        !sayer::finished(
+            &world.feed,
+            tokio::time::Instant::now() + Duration::from_millis(300)
+        )
+        .await
+    );
     assert!(world.stored("s1").await.is_some());
     world.store.recover();
-    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert!(
+        sayer::finished(
+            &world.feed,
+            tokio::time::Instant::now() + Duration::from_secs(30)
+        )
+        .await
+    );
     assert_eq!(logs.said(&id).await.unwrap().wishes, wishes);
     assert!(logs.wishes(&world.id("@-w")).await.unwrap().is_empty());
     // Once for each session and process.
     logs.say(&id, |_| Ok(Wishes::default())).await.unwrap();
     world.append("projects/-w/s1.jsonl", "{\"n\":2}\n");
     handle.flush(None).await.unwrap();
-    assert!(sayer::finished(&world.feed, tokio::time::Instant::now() + Duration::from_secs(30)).await);
+    assert!(
+        sayer::finished(
+            &world.feed,
+            tokio::time::Instant::now() + Duration::from_secs(30)
+        )
+        .await
+    );
     assert_eq!(logs.said(&id).await.unwrap().wishes, Wishes::default());
     task.abort();
 }

@@ -15,7 +15,10 @@ fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> H
         "v": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
         "prev": prev,
     });
-    Header { after, ..serde_json::from_value(text).unwrap() }
+    Header {
+        after,
+        ..serde_json::from_value(text).unwrap()
+    }
 }
 
 fn read_back(header: Header) -> Result<Entry, Error> {
@@ -48,13 +51,19 @@ fn history(gaps: &[(usize, bool)]) -> Vec<Number> {
             };
             let after = (seq != last + 1).then_some(last);
             // Each a writer of its own: who died there wrote nothing behind it.
-            all.push(Number { entry: entry(header(seq, digest, after, &format!("dead{seq}"))), stranger: true });
+            all.push(Number {
+                entry: entry(header(seq, digest, after, &format!("dead{seq}"))),
+                stranger: true,
+            });
         }
         seq += 1;
         let after = (seq != last + 1).then_some(last);
         let entry = entry(header(seq, digest, after, "w"));
         (last, digest) = (seq, Some(entry.digest));
-        all.push(Number { entry, stranger: false });
+        all.push(Number {
+            entry,
+            stranger: false,
+        });
     }
     all
 }
@@ -67,7 +76,9 @@ enum Fate {
 }
 
 /// Everything that comes out, and the error it ends with.
-fn read(numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>) -> (Vec<Entry>, Option<Error>) {
+fn read(
+    numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>,
+) -> (Vec<Entry>, Option<Error>) {
     let mut chain = Chain::new("session s", 0, None);
     let mut out = Vec::new();
     for (seq, read) in numbers {
@@ -87,7 +98,11 @@ fn read(numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>) -> (Vec<
 
 fn is_linked(out: &[Entry]) -> bool {
     let begins = out.first().is_none_or(|first| first.header.follows() == 0);
-    begins && out.windows(2).all(|two| two[1].header.follows() == two[0].header.seq && two[1].header.prev == Some(two[0].digest))
+    begins
+        && out.windows(2).all(|two| {
+            two[1].header.follows() == two[0].header.seq
+                && two[1].header.prev == Some(two[0].digest)
+        })
 }
 
 fn numbers(entries: &[Entry]) -> Vec<Seq> {
@@ -96,11 +111,21 @@ fn numbers(entries: &[Entry]) -> Vec<Seq> {
 
 /// As many dead writers one after the other as the chain holds entries back for.
 fn gaps() -> impl Strategy<Value = Vec<(usize, bool)>> {
-    proptest::collection::vec((prop_oneof![5 => Just(0usize), 1 => 1usize..=4], any::<bool>()), 1..14)
+    proptest::collection::vec(
+        (
+            prop_oneof![5 => Just(0usize), 1 => 1usize..=4],
+            any::<bool>(),
+        ),
+        1..14,
+    )
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {
@@ -207,15 +232,28 @@ fn link() -> impl Strategy<Value = Link> {
     prop_oneof![6 => Just(Link::Last), 2 => Just(Link::Any), 1 => Just(Link::Nothing), 1 => Just(Link::Damaged)]
 }
 
-const PATHS: [&str; 4] = ["projects/a/s.jsonl", "projects/b/s.jsonl", "tasks/s/1", "tasks/s/2"];
+const PATHS: [&str; 4] = [
+    "projects/a/s.jsonl",
+    "projects/b/s.jsonl",
+    "tasks/s/1",
+    "tasks/s/2",
+];
 
 /// One entry: moves from one file to another, and parts that cut a file at a place and go on with some bytes.
 type Change = (Vec<(usize, usize)>, Vec<(usize, u8, Vec<u8>)>);
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
     let file = || 0..PATHS.len();
-    let moves = prop_oneof![3 => Just(vec![]), 1 => proptest::collection::vec((file(), file()), 1..3)];
-    let parts = proptest::collection::vec((file(), any::<u8>(), proptest::collection::vec(any::<u8>(), 0..6)), 0..4);
+    let moves =
+        prop_oneof![3 => Just(vec![]), 1 => proptest::collection::vec((file(), file()), 1..3)];
+    let parts = proptest::collection::vec(
+        (
+            file(),
+            any::<u8>(),
+            proptest::collection::vec(any::<u8>(), 0..6),
+        ),
+        0..4,
+    );
     proptest::collection::vec((moves, parts), 1..12)
 }
 

@@ -24,7 +24,10 @@ fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
     let home = TempHome::new();
     let (session, files) = fixture(name);
     for (path, bytes) in files {
-        append(&home.home().join(".claude").join(path), &String::from_utf8(bytes).unwrap());
+        append(
+            &home.home().join(".claude").join(path),
+            &String::from_utf8(bytes).unwrap(),
+        );
     }
     backend.run(&home, &["run", "--", "true"]).ok();
     (home, session)
@@ -60,7 +63,10 @@ assistant  2026-11-16 10:58:12 · claude-opus-5-5
 "
         );
         assert_eq!(shown, want);
-        let markdown = backend.run(&home, &["show", &session, "--markdown"]).ok().out();
+        let markdown = backend
+            .run(&home, &["show", &session, "--markdown"])
+            .ok()
+            .out();
         let want = format!(
             "# Session
 
@@ -97,13 +103,34 @@ The sub-agent is done.
         );
         assert_eq!(markdown, want);
         let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
-        assert!(full.contains("\"run_in_background\": false") && full.contains("system  environment"), "{full}");
-        let last = backend.run(&home, &["show", &session, "--last", "1"]).ok().out();
-        assert!(last.ends_with("The sub-agent is done.\n") && !last.contains("user"), "{last}");
-        let tail = backend.run(&home, &["tail", &session, "-n", "2"]).ok().out();
-        assert!(tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"), "{tail}");
-        backend.run(&home, &["show", "nobody"]).fails(3, "there is no session nobody", "sessiond ls");
-        backend.run(&home, &["show", &session, "--at", "a/b"]).fails(2, "a/b", "");
+        assert!(
+            full.contains("\"run_in_background\": false") && full.contains("system  environment"),
+            "{full}"
+        );
+        let last = backend
+            .run(&home, &["show", &session, "--last", "1"])
+            .ok()
+            .out();
+        assert!(
+            last.ends_with("The sub-agent is done.\n") && !last.contains("user"),
+            "{last}"
+        );
+        let tail = backend
+            .run(&home, &["tail", &session, "-n", "2"])
+            .ok()
+            .out();
+        assert!(
+            tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"),
+            "{tail}"
+        );
+        backend.run(&home, &["show", "nobody"]).fails(
+            3,
+            "there is no session nobody",
+            "sessiond ls",
+        );
+        backend
+            .run(&home, &["show", &session, "--at", "a/b"])
+            .fails(2, "a/b", "");
     }
 }
 
@@ -113,17 +140,34 @@ fn an_earlier_point_shows_what_had_been_said_by_then() {
     let home = TempHome::new();
     let daemon = backend.daemon(&home, &[]);
     for number in 1..=3 {
-        append(&transcript(&home, "s1"), &line(number, "user", &format!("number {number}\x1b]0;title\x07")));
+        append(
+            &transcript(&home, "s1"),
+            &line(number, "user", &format!("number {number}\x1b]0;title\x07")),
+        );
         backend.run(&home, &["flush", "--wait"]).ok();
     }
     drop(daemon);
-    let shown = backend.run(&home, &["show", "s1", "--at", "seq:3"]).ok().out();
-    assert!(shown.contains("number 2") && !shown.contains("number 3") && !shown.contains('\x1b'), "{shown}");
+    let shown = backend
+        .run(&home, &["show", "s1", "--at", "seq:3"])
+        .ok()
+        .out();
+    assert!(
+        shown.contains("number 2") && !shown.contains("number 3") && !shown.contains('\x1b'),
+        "{shown}"
+    );
     // Within an entry too: all of this session came as one.
     let (home, session) = streamed(&backend, "resumed");
-    let shown = backend.run(&home, &["show", &session, "--at", "turn:2"]).ok().out();
-    assert!(shown.contains("Second prompt") && shown.ends_with("The command printed hi.\n"), "{shown}");
-    backend.run(&home, &["show", &session, "--at", "turn:9"]).fails(3, "turn:9", "checkpoints up to 3");
+    let shown = backend
+        .run(&home, &["show", &session, "--at", "turn:2"])
+        .ok()
+        .out();
+    assert!(
+        shown.contains("Second prompt") && shown.ends_with("The command printed hi.\n"),
+        "{shown}"
+    );
+    backend
+        .run(&home, &["show", &session, "--at", "turn:9"])
+        .fails(3, "turn:9", "checkpoints up to 3");
 }
 
 fn texts(news: &[News]) -> Vec<String> {
@@ -152,7 +196,9 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     for _ in 0..3 {
         write(&mut shipment).await;
     }
-    let (mut follow, news) = Follow::begin(&logs, &*world.profile, &id, 2, false).await.unwrap();
+    let (mut follow, news) = Follow::begin(&logs, &*world.profile, &id, 2, false)
+        .await
+        .unwrap();
     assert_eq!(texts(&news), ["n2", "n3"]);
     // Nothing new is one request, however often.
     let before = world.store.requests();
@@ -164,7 +210,11 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     write(&mut shipment).await;
     let before = world.store.requests();
     assert_eq!(texts(&follow.look(false).await.unwrap()), ["n4", "n5"]);
-    assert_eq!(world.store.requests() - before, 3, "two entries, and none behind them");
+    assert_eq!(
+        world.store.requests() - before,
+        3,
+        "two entries, and none behind them"
+    );
     // An outage only delays.
     write(&mut shipment).await;
     world.store.refuse("log/");
@@ -173,9 +223,15 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     assert_eq!(texts(&follow.look(true).await.unwrap()), ["n6"]);
     // Written anew, with one line more.
     let whole = std::fs::read_to_string(world.root().join(PATH)).unwrap();
-    world.write(PATH, whole.replacen("n1", "N1", 1) + &line(50, "user", "after the rewrite"));
+    world.write(
+        PATH,
+        whole.replacen("n1", "N1", 1) + &line(50, "user", "after the rewrite"),
+    );
     shipment.flush(&world.context(), false).await.unwrap();
-    assert_eq!(texts(&follow.look(true).await.unwrap()), ["after the rewrite"]);
+    assert_eq!(
+        texts(&follow.look(true).await.unwrap()),
+        ["after the rewrite"]
+    );
     // Merged and collected while nobody looked: every entry is gone.
     number = 100;
     let mut write = async |shipment: &mut Shipment| {
@@ -187,20 +243,34 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
         write(&mut shipment).await;
     }
     let scratch = tempfile::tempdir().unwrap();
-    let rules = Rules { history: Duration::ZERO, ttl: None, grace: Duration::ZERO };
+    let rules = Rules {
+        history: Duration::ZERO,
+        ttl: None,
+        grace: Duration::ZERO,
+    };
     let collect = async || {
         let now = gc::store_time(&logs).await.unwrap();
-        gc::collect(&logs, &id, &rules, now, &Disk::new(scratch.path()), false).await.unwrap()
+        gc::collect(&logs, &id, &rules, now, &Disk::new(scratch.path()), false)
+            .await
+            .unwrap()
     };
-    for seq in (1..=shipment.ledger.as_ref().unwrap().pen.seq).filter(|seq| schedule::is_due(*seq)) {
+    for seq in (1..=shipment.ledger.as_ref().unwrap().pen.seq).filter(|seq| schedule::is_due(*seq))
+    {
         compact(&logs, &id, seq).await.unwrap();
     }
     for _ in 0..3 {
         collect().await;
     }
     assert!(logs.entries(&id, 0).await.unwrap().is_empty());
-    assert_eq!(follow.look(false).await.unwrap(), [], "the next number alone does not tell it");
-    assert_eq!(texts(&follow.look(true).await.unwrap()), (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>());
+    assert_eq!(
+        follow.look(false).await.unwrap(),
+        [],
+        "the next number alone does not tell it"
+    );
+    assert_eq!(
+        texts(&follow.look(true).await.unwrap()),
+        (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>()
+    );
     assert_eq!(follow.look(true).await.unwrap(), []);
     write(&mut shipment).await;
     assert_eq!(texts(&follow.look(true).await.unwrap()), ["n141"]);
@@ -220,19 +290,40 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     let mut shipment = Shipment::new(id.clone());
     shipment.hints.insert(PATH.parse().unwrap());
     write(&mut shipment).await;
-    assert!(shipment.ledger.as_ref().unwrap().pen.seq < 10, "it begins anew");
+    assert!(
+        shipment.ledger.as_ref().unwrap().pen.seq < 10,
+        "it begins anew"
+    );
     assert_eq!(texts(&follow.look(true).await.unwrap()), ["n143"]);
     // And the end is read from few objects, to be followed or to be shown.
     for _ in 0..20 {
         write(&mut shipment).await;
     }
     let before = world.store.requests();
-    let (_, news) = Follow::begin(&logs, &*world.profile, &id, 1, false).await.unwrap();
+    let (_, news) = Follow::begin(&logs, &*world.profile, &id, 1, false)
+        .await
+        .unwrap();
     assert_eq!(texts(&news), ["n163"]);
-    assert!(world.store.requests() - before <= 10, "{} requests for one message", world.store.requests() - before);
-    for (at, text) in [(At::Latest, "n163"), (At::Seq(shipment.ledger.as_ref().unwrap().pen.seq - 1), "n162")] {
-        let read = Conversation::read(&logs, &*world.profile, &id, (at, None), Some(1), false).await.unwrap();
-        assert!(read.objects <= 2, "{} objects for one message", read.objects);
+    assert!(
+        world.store.requests() - before <= 10,
+        "{} requests for one message",
+        world.store.requests() - before
+    );
+    for (at, text) in [
+        (At::Latest, "n163"),
+        (
+            At::Seq(shipment.ledger.as_ref().unwrap().pen.seq - 1),
+            "n162",
+        ),
+    ] {
+        let read = Conversation::read(&logs, &*world.profile, &id, (at, None), Some(1), false)
+            .await
+            .unwrap();
+        assert!(
+            read.objects <= 2,
+            "{} objects for one message",
+            read.objects
+        );
         let shown = read.sink.ear.shown(Some(1));
         assert_eq!(shown[0].spoken.bits, [Bit::Text(text.to_owned())]);
     }
@@ -242,20 +333,44 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
 fn the_end_of_a_fork_is_the_end_of_what_it_was_forked_from() {
     for backend in Backend::all() {
         let (home, session) = streamed(&backend, "resumed");
-        let fork = backend.run(&home, &["fork", &session, "--at", "turn:2", "--json"]).ok().json();
+        let fork = backend
+            .run(&home, &["fork", &session, "--at", "turn:2", "--json"])
+            .ok()
+            .json();
         let id = fork["session"].as_str().unwrap();
         let rows = |command: &[&str]| -> Vec<serde_json::Value> {
             let out = backend.run(&home, command).ok().out();
-            out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+            out.lines()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect()
         };
         let tail = rows(&["tail", id, "-n", "2", "--json"]);
-        assert_eq!(tail[1]["content"][0]["text"], "The command printed hi.", "{tail:?}");
-        assert_eq!((tail.len(), &tail[1]["role"]), (2, &serde_json::json!("assistant")));
+        assert_eq!(
+            tail[1]["content"][0]["text"], "The command printed hi.",
+            "{tail:?}"
+        );
+        assert_eq!(
+            (tail.len(), &tail[1]["role"]),
+            (2, &serde_json::json!("assistant"))
+        );
         let shown = backend.run(&home, &["show", id, "--json"]).ok().json();
         let shown = shown.as_array().unwrap();
         assert_eq!(shown.last().unwrap()["uuid"], tail[1]["uuid"]);
-        assert!(shown.len() > 2 && tail[1]["uuid"].is_string() && shown.iter().all(|row| row["depth"] == 0));
-        assert_eq!(backend.run(&home, &["show", id, "--json", "--last", "2"]).ok().json().as_array().unwrap().len(), 2);
+        assert!(
+            shown.len() > 2
+                && tail[1]["uuid"].is_string()
+                && shown.iter().all(|row| row["depth"] == 0)
+        );
+        assert_eq!(
+            backend
+                .run(&home, &["show", id, "--json", "--last", "2"])
+                .ok()
+                .json()
+                .as_array()
+                .unwrap()
+                .len(),
+            2
+        );
     }
 }
 
@@ -268,13 +383,20 @@ fn what_is_written_on_another_machine_shows_up_while_it_is_followed() {
         backend.run(&home, &["flush", "--wait"]).ok();
         let out = other.path().join("tail.out");
         let mut command = backend.command(&other, &["tail", "-f", "s1"]);
-        command.stdout(std::fs::File::create(&out).unwrap()).stderr(Stdio::null());
+        command
+            .stdout(std::fs::File::create(&out).unwrap())
+            .stderr(Stdio::null());
         let mut tail = Running(command.spawn().unwrap());
         let shown = || std::fs::read_to_string(&out).unwrap();
         eventually("the last message is shown", || shown().contains("before"));
         for number in 2..6 {
-            append(&transcript(&home, "s1"), &line(number, "assistant", &format!("answer {number}")));
-            eventually("what was written is shown", || shown().contains(&format!("answer {number}")));
+            append(
+                &transcript(&home, "s1"),
+                &line(number, "assistant", &format!("answer {number}")),
+            );
+            eventually("what was written is shown", || {
+                shown().contains(&format!("answer {number}"))
+            });
         }
         tail.signal("INT");
         assert_eq!(tail.code(), Some(0));

@@ -7,7 +7,10 @@ use sessiond::capture::ship::Shipment;
 use sessiond::config::Prices;
 use sessiond::error::Kind;
 use sessiond::index::sql::{SqlIndex, Terms};
-use sessiond::index::{By, Catalog, Index, MessageFilter, MessageRow, Recorded, SearchFilter, SessionRow, StatsFilter, StatsRow, Words};
+use sessiond::index::{
+    By, Catalog, Index, MessageFilter, MessageRow, Recorded, SearchFilter, SessionRow, StatsFilter,
+    StatsRow, Words,
+};
 use sessiond::model::{LogId, NamedFile, Role};
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::Rules;
@@ -32,14 +35,33 @@ contract!(
 );
 
 fn prices(text: &str) -> Terms {
-    Terms { prices: toml::from_str::<Prices>(text).unwrap(), text: true, ..Terms::default() }
+    Terms {
+        prices: toml::from_str::<Prices>(text).unwrap(),
+        text: true,
+        ..Terms::default()
+    }
 }
 
 /// The files of a session that the real program wrote, and its id.
 pub fn fixture(name: &str) -> (String, Files) {
-    let files = files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/claude").join(name));
-    let main = files.keys().find(|path| path.split('/').count() == 3 && path.ends_with(".jsonl")).unwrap();
-    (Path::new(main).file_stem().unwrap().to_str().unwrap().to_owned(), files)
+    let files = files_below(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/claude")
+            .join(name),
+    );
+    let main = files
+        .keys()
+        .find(|path| path.split('/').count() == 3 && path.ends_with(".jsonl"))
+        .unwrap();
+    (
+        Path::new(main)
+            .file_stem()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned(),
+        files,
+    )
 }
 
 /// Tells the index what was shipped since the last time.
@@ -47,27 +69,44 @@ pub async fn tell(world: &World, index: &SqlIndex) {
     while let Some(news) = world.feed.try_next() {
         let News::Entry(record) = news else { continue };
         if let Recorded::Gap { .. } = index.record(&record).await.unwrap() {
-            catch_up(&world.logs(), index, &*world.profile, &record.log).await.unwrap();
+            catch_up(&world.logs(), index, &*world.profile, &record.log)
+                .await
+                .unwrap();
         }
     }
 }
 
 /// Streams files in so many flushes, as an agent that writes all of them at once.
-pub async fn stream(world: &World, index: &SqlIndex, shipment: &mut Shipment, files: &Files, flushes: usize) {
+pub async fn stream(
+    world: &World,
+    index: &SqlIndex,
+    shipment: &mut Shipment,
+    files: &Files,
+    flushes: usize,
+) {
     for step in 1..=flushes {
         for (path, bytes) in files {
-            let (from, to) = (bytes.len() * (step - 1) / flushes, bytes.len() * step / flushes);
+            let (from, to) = (
+                bytes.len() * (step - 1) / flushes,
+                bytes.len() * step / flushes,
+            );
             world.append(path, &bytes[from..to]);
             shipment.hints.insert(path.parse().unwrap());
         }
-        shipment.flush(&world.context(), step == flushes).await.unwrap();
+        shipment
+            .flush(&world.context(), step == flushes)
+            .await
+            .unwrap();
         tell(world, index).await;
     }
 }
 
 async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
     let mut all = Vec::new();
-    let mut filter = MessageFilter { limit: 7, ..MessageFilter::default() };
+    let mut filter = MessageFilter {
+        limit: 7,
+        ..MessageFilter::default()
+    };
     loop {
         let page = index.messages(log, &filter).await.unwrap();
         all.extend(page.messages);
@@ -84,23 +123,52 @@ async fn streamed(place: &Place, terms: Terms, name: &str) -> (SessionRow, Vec<M
     let id = world.id(&session);
     index.forget(&id).await.unwrap();
     stream(&world, &index, &mut Shipment::new(id.clone()), &files, 4).await;
-    (index.session(&id).await.unwrap().unwrap(), said(&index, &id).await)
+    (
+        index.session(&id).await.unwrap().unwrap(),
+        said(&index, &id).await,
+    )
 }
 
 async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
     let tokens = |row: &SessionRow| {
         let tokens = row.totals.tokens;
-        [tokens.input, tokens.output, tokens.cache_read, tokens.cache_write]
+        [
+            tokens.input,
+            tokens.output,
+            tokens.cache_read,
+            tokens.cache_write,
+        ]
     };
     // No prices: what the transcript says of the whole is known, and of an answer nothing.
     let (row, said) = streamed(&place, Terms::default(), "subagent").await;
-    assert_eq!((tokens(&row), row.totals.cost, row.totals.turns, row.totals.unread), ([480, 168, 4000, 120], Some(6680), 1, 0));
+    assert_eq!(
+        (
+            tokens(&row),
+            row.totals.cost,
+            row.totals.turns,
+            row.totals.unread
+        ),
+        ([480, 168, 4000, 120], Some(6680), 1, 0)
+    );
     assert_eq!(row.totals.messages as usize, said.len());
     let counted: Vec<&MessageRow> = said.iter().filter(|row| row.tokens.is_some()).collect();
-    let answers: std::collections::BTreeSet<&str> = said.iter().filter_map(|row| row.answer.as_deref()).collect();
-    assert_eq!((counted.len(), answers.len()), (4, 4), "an answer comes in several messages and counts once");
-    assert!(counted.iter().all(|row| row.cost.is_none() && row.role == "assistant" && row.model.as_deref() == Some("claude-opus-5-5")));
-    assert!(said.iter().any(|row| row.sub_agent.is_some() && row.path.as_deref().unwrap().contains("/subagents/")));
+    let answers: std::collections::BTreeSet<&str> = said
+        .iter()
+        .filter_map(|row| row.answer.as_deref())
+        .collect();
+    assert_eq!(
+        (counted.len(), answers.len()),
+        (4, 4),
+        "an answer comes in several messages and counts once"
+    );
+    assert!(counted.iter().all(|row| row.cost.is_none()
+        && row.role == "assistant"
+        && row.model.as_deref() == Some("claude-opus-5-5")));
+    assert!(
+        said.iter()
+            .any(|row| row.sub_agent.is_some()
+                && row.path.as_deref().unwrap().contains("/subagents/"))
+    );
     assert!(said.is_sorted_by_key(|row| row.position));
     // Killed before it could say what it cost.
     let (row, _) = streamed(&place, Terms::default(), "killed-mid-tool").await;
@@ -115,14 +183,33 @@ async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
     let (row, _) = streamed(&place, dear(), "killed-mid-tool").await;
     assert_eq!(row.totals.cost, Some(each));
     let (row, said) = streamed(&place, dear(), "tools").await;
-    assert_eq!((tokens(&row), row.totals.cost), ([600, 210, 5000, 150], Some(5 * each)));
-    assert_eq!(said.iter().filter_map(|row| row.cost).collect::<Vec<_>>(), [each; 5]);
+    assert_eq!(
+        (tokens(&row), row.totals.cost),
+        ([600, 210, 5000, 150], Some(5 * each))
+    );
+    assert_eq!(
+        said.iter().filter_map(|row| row.cost).collect::<Vec<_>>(),
+        [each; 5]
+    );
     // The transcript says more than the prices: what was spent before the price list was right.
-    let (row, _) = streamed(&place, prices("claude-opus-5-5 = { input = 1.0, output = 0.0 }"), "tools").await;
+    let (row, _) = streamed(
+        &place,
+        prices("claude-opus-5-5 = { input = 1.0, output = 0.0 }"),
+        "tools",
+    )
+    .await;
     assert_eq!(row.totals.cost, Some(8350));
     // A model that no price is known of, in a session that does not say: unknown, not nothing.
-    let (row, said) = streamed(&place, prices("gpt = { input = 1.0, output = 1.0 }"), "old-2.1.197-subagent").await;
-    assert_eq!((tokens(&row), row.totals.cost), ([480, 168, 4000, 120], None));
+    let (row, said) = streamed(
+        &place,
+        prices("gpt = { input = 1.0, output = 1.0 }"),
+        "old-2.1.197-subagent",
+    )
+    .await;
+    assert_eq!(
+        (tokens(&row), row.totals.cost),
+        ([480, 168, 4000, 120], None)
+    );
     assert!(said.iter().all(|row| row.cost.is_none()));
     // What the client made up itself took nothing.
     let (row, said) = streamed(&place, dear(), "api-error").await;
@@ -139,19 +226,42 @@ async fn many(place: &Place, log: &LogId, count: u32) {
     let index = place.open();
     index.record(&entry(log, 1, vec![])).await.unwrap();
     let mut connection = AnyConnection::connect(&place.url).await.unwrap();
-    let sql = FILL.replace("COUNT", &count.to_string()).replace("FILE-A", &"a".repeat(64)).replace("FILE-B", &"b".repeat(64));
-    let fill = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(log.namespace.as_str()).bind(log.agent.as_str()).bind(log.name.to_string());
-    assert_eq!(fill.execute(&mut connection).await.unwrap().rows_affected(), u64::from(count));
-    sqlx::raw_sql("ANALYZE").execute(&mut connection).await.unwrap();
+    let sql = FILL
+        .replace("COUNT", &count.to_string())
+        .replace("FILE-A", &"a".repeat(64))
+        .replace("FILE-B", &"b".repeat(64));
+    let fill = sqlx::query(sqlx::AssertSqlSafe(sql))
+        .bind(log.namespace.as_str())
+        .bind(log.agent.as_str())
+        .bind(log.name.to_string());
+    assert_eq!(
+        fill.execute(&mut connection).await.unwrap().rows_affected(),
+        u64::from(count)
+    );
+    sqlx::raw_sql("ANALYZE")
+        .execute(&mut connection)
+        .await
+        .unwrap();
     connection.close().await.unwrap();
 }
 
 async fn pages_show_each_message_once_and_in_order(place: Place) {
     let (index, log) = (place.open(), log("s1"));
-    assert!(index.messages(&log, &MessageFilter::default()).await.unwrap().messages.is_empty());
+    assert!(
+        index
+            .messages(&log, &MessageFilter::default())
+            .await
+            .unwrap()
+            .messages
+            .is_empty()
+    );
     many(&place, &log, 2500).await;
     for role in [None, Some(Role::Tool)] {
-        let mut filter = MessageFilter { role, limit: 101, ..MessageFilter::default() };
+        let mut filter = MessageFilter {
+            role,
+            limit: 101,
+            ..MessageFilter::default()
+        };
         let mut seen: Vec<(i64, u64)> = Vec::new();
         loop {
             let page = index.messages(&log, &filter).await.unwrap();
@@ -163,52 +273,129 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
             }
         }
         let step = if role.is_some() { 4 } else { 1 };
-        let want: Vec<(i64, u64)> = (0..2500).filter(|n| role.is_none() || n % 4 == 2).map(|n| (1_000_000 * (n as i64 / 2), n)).collect();
+        let want: Vec<(i64, u64)> = (0..2500)
+            .filter(|n| role.is_none() || n % 4 == 2)
+            .map(|n| (1_000_000 * (n as i64 / 2), n))
+            .collect();
         assert_eq!(seen.len(), 2500 / step);
         assert_eq!(seen, want);
     }
     // From a time on; and no page is longer than a thousand.
     let since = Some("1970-01-01T00:10:00Z".parse().unwrap());
-    let page = index.messages(&log, &MessageFilter { since, limit: 1, ..MessageFilter::default() }).await.unwrap();
-    assert_eq!((page.messages.len(), page.messages[0].position), (1, 600_000_000));
-    let page = index.messages(&log, &MessageFilter { limit: u32::MAX, ..MessageFilter::default() }).await.unwrap();
+    let page = index
+        .messages(
+            &log,
+            &MessageFilter {
+                since,
+                limit: 1,
+                ..MessageFilter::default()
+            },
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        (page.messages.len(), page.messages[0].position),
+        (1, 600_000_000)
+    );
+    let page = index
+        .messages(
+            &log,
+            &MessageFilter {
+                limit: u32::MAX,
+                ..MessageFilter::default()
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(page.messages.len(), 1000);
     // A cursor of before that time changes nothing, one of behind it does.
-    let page = index.messages(&log, &MessageFilter { since, cursor: page.next, limit: 2, ..MessageFilter::default() }).await.unwrap();
+    let page = index
+        .messages(
+            &log,
+            &MessageFilter {
+                since,
+                cursor: page.next,
+                limit: 2,
+                ..MessageFilter::default()
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(page.messages[0].position, 600_000_000);
-    for bad in ["", "x", "1|2|3", "1|x", &format!("x|{}|1", "a".repeat(64)), &format!("1|{}|", "a".repeat(64))] {
-        let filter = MessageFilter { cursor: Some(bad.to_string()), limit: 1, ..MessageFilter::default() };
-        assert_eq!(index.messages(&log, &filter).await.unwrap_err().kind(), Kind::Usage, "{bad:?}");
+    for bad in [
+        "",
+        "x",
+        "1|2|3",
+        "1|x",
+        &format!("x|{}|1", "a".repeat(64)),
+        &format!("1|{}|", "a".repeat(64)),
+    ] {
+        let filter = MessageFilter {
+            cursor: Some(bad.to_string()),
+            limit: 1,
+            ..MessageFilter::default()
+        };
+        assert_eq!(
+            index.messages(&log, &filter).await.unwrap_err().kind(),
+            Kind::Usage,
+            "{bad:?}"
+        );
     }
 }
 
 async fn a_page_is_found_by_an_index_however_deep_it_lies(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     many(&place, &log, 200_000).await;
-    let deep = Some(format!("{}|{}|{}", 95_000_000_000_i64, "a".repeat(64), 190_000));
+    let deep = Some(format!(
+        "{}|{}|{}",
+        95_000_000_000_i64,
+        "a".repeat(64),
+        190_000
+    ));
     let since = [None, Some("1970-01-01T20:00:00Z".parse().unwrap())];
     for (role, since, cursor) in [None, Some(Role::Assistant)]
         .into_iter()
-        .flat_map(|role| since.map(|since| [None, deep.clone()].map(|cursor| (role, since, cursor))))
+        .flat_map(|role| {
+            since.map(|since| [None, deep.clone()].map(|cursor| (role, since, cursor)))
+        })
         .flatten()
     {
-        let filter = MessageFilter { role, since, cursor, limit: 100 };
-        let plan = index.plan_of_messages(&log, &filter).await.unwrap().join("\n");
+        let filter = MessageFilter {
+            role,
+            since,
+            cursor,
+            limit: 100,
+        };
+        let plan = index
+            .plan_of_messages(&log, &filter)
+            .await
+            .unwrap()
+            .join("\n");
         let sorted = plan.to_lowercase().contains("sort") || plan.contains("TEMP B-TREE");
         // SQLite says SEARCH where it goes to a place, PostgreSQL Index Cond.
-        let searched =
-            plan.contains("SEARCH messages USING INDEX") || plan.contains("Index Scan using messages_") && plan.contains("Index Cond");
+        let searched = plan.contains("SEARCH messages USING INDEX")
+            || plan.contains("Index Scan using messages_") && plan.contains("Index Cond");
         assert!(
-            searched && !sorted && !plan.contains("SCAN") && !plan.contains("Seq Scan") && !plan.contains("Bitmap"),
+            searched
+                && !sorted
+                && !plan.contains("SCAN")
+                && !plan.contains("Seq Scan")
+                && !plan.contains("Bitmap"),
             "{filter:?}:\n{plan}"
         );
         // The place is where the page begins, not where the session does.
         if filter.cursor.is_some() || filter.since.is_some() {
-            let from_there = plan.lines().any(|line| (line.contains("Index Cond") || line.contains("SEARCH")) && line.contains("position"));
+            let from_there = plan.lines().any(|line| {
+                (line.contains("Index Cond") || line.contains("SEARCH"))
+                    && line.contains("position")
+            });
             assert!(from_there, "{filter:?}:\n{plan}");
         }
         let began = std::time::Instant::now();
-        assert_eq!(index.messages(&log, &filter).await.unwrap().messages.len(), 100);
+        assert_eq!(
+            index.messages(&log, &filter).await.unwrap().messages.len(),
+            100
+        );
         println!("{filter:?}: {:?}", began.elapsed());
     }
 }
@@ -242,9 +429,15 @@ pub fn line(number: u32, role: &str, text: &str) -> String {
 }
 
 async fn label(place: &Place, id: &LogId, name: &str, value: &str) {
-    const SQL: &str = "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
+    const SQL: &str =
+        "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
     let mut connection = AnyConnection::connect(&place.url).await.unwrap();
-    let row = sqlx::query(SQL).bind(id.namespace.as_str()).bind(id.agent.as_str()).bind(id.name.to_string()).bind(name).bind(value);
+    let row = sqlx::query(SQL)
+        .bind(id.namespace.as_str())
+        .bind(id.agent.as_str())
+        .bind(id.name.to_string())
+        .bind(name)
+        .bind(value);
     row.execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();
 }
@@ -255,29 +448,63 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     assert!(!index.search(&search("anything")).await.unwrap().indexed);
     let said = |first: &str, second: &str| line(1, "user", first) + &line(2, "assistant", second);
     let sessions = [
-        ("s1", "-work-app", said("Fix the bug in src/main.rs, please", "The *bug* was in Main.RS; ÄPFEL\0 and it's fixed")),
-        ("s2", "-work-app", said("deploy the bug", "no bug bug bug here")),
-        ("s3", "-other", said("something else", "about foo_bar and 日本語 main")),
+        (
+            "s1",
+            "-work-app",
+            said(
+                "Fix the bug in src/main.rs, please",
+                "The *bug* was in Main.RS; ÄPFEL\0 and it's fixed",
+            ),
+        ),
+        (
+            "s2",
+            "-work-app",
+            said("deploy the bug", "no bug bug bug here"),
+        ),
+        (
+            "s3",
+            "-other",
+            said("something else", "about foo_bar and 日本語 main"),
+        ),
     ];
     for (id, project, text) in &sessions {
-        let files = Files::from([(format!("projects/{project}/{id}.jsonl"), text.clone().into_bytes())]);
+        let files = Files::from([(
+            format!("projects/{project}/{id}.jsonl"),
+            text.clone().into_bytes(),
+        )]);
         stream(&world, &index, &mut Shipment::new(world.id(id)), &files, 2).await;
     }
     label(&place, &world.id("s2"), "team", "infra").await;
     let find = async |filter: SearchFilter| {
         let found = index.search(&filter).await.unwrap();
         assert!(found.indexed);
-        found.hits.iter().map(|hit| format!("{} {} {}", hit.session, hit.role, hit.snippet.marks.len())).collect::<Vec<_>>()
+        found
+            .hits
+            .iter()
+            .map(|hit| format!("{} {} {}", hit.session, hit.role, hit.snippet.marks.len()))
+            .collect::<Vec<_>>()
     };
     let sorted = |mut found: Vec<String>| {
         found.sort();
         found
     };
-    assert_eq!(sorted(find(search("main.rs")).await), ["s1 assistant 1", "s1 user 1"]);
-    assert_eq!(sorted(find(search("MAIN")).await), ["s1 assistant 1", "s1 user 1", "s3 assistant 1"]);
-    assert_eq!(sorted(find(search("bug -please -deploy")).await), ["s1 assistant 1", "s2 assistant 3"]);
+    assert_eq!(
+        sorted(find(search("main.rs")).await),
+        ["s1 assistant 1", "s1 user 1"]
+    );
+    assert_eq!(
+        sorted(find(search("MAIN")).await),
+        ["s1 assistant 1", "s1 user 1", "s3 assistant 1"]
+    );
+    assert_eq!(
+        sorted(find(search("bug -please -deploy")).await),
+        ["s1 assistant 1", "s2 assistant 3"]
+    );
     assert_eq!(find(search("\"bug in\"")).await, ["s1 user 1"]);
-    assert_eq!(sorted(find(search("deploy or foo_bar")).await), ["s2 user 1", "s3 assistant 1"]);
+    assert_eq!(
+        sorted(find(search("deploy or foo_bar")).await),
+        ["s2 user 1", "s3 assistant 1"]
+    );
     assert_eq!(find(search("äpfel")).await, ["s1 assistant 1"]);
     assert_eq!(find(search("日本語")).await, ["s3 assistant 1"]);
     // Only what was said, in its own words.
@@ -286,91 +513,272 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     // The best first.
     assert_eq!(find(search("bug")).await[0], "s2 assistant 3");
     // Narrower.
-    assert_eq!(find(SearchFilter { project: Some("-other".into()), ..search("main") }).await, ["s3 assistant 1"]);
     assert_eq!(
-        sorted(find(SearchFilter { label: Some(("team".into(), "infra".into())), ..search("bug") }).await),
+        find(SearchFilter {
+            project: Some("-other".into()),
+            ..search("main")
+        })
+        .await,
+        ["s3 assistant 1"]
+    );
+    assert_eq!(
+        sorted(
+            find(SearchFilter {
+                label: Some(("team".into(), "infra".into())),
+                ..search("bug")
+            })
+            .await
+        ),
         ["s2 assistant 3", "s2 user 1"]
     );
     let late = Some("2026-05-01T10:02:00Z".parse().unwrap());
-    assert_eq!(sorted(find(SearchFilter { since: late, ..search("bug") }).await), ["s1 assistant 1", "s2 assistant 3"]);
-    assert_eq!(sorted(find(SearchFilter { until: late, ..search("bug") }).await), ["s1 user 1", "s2 user 1"]);
-    let found = index.search(&SearchFilter { limit: 1, ..search("bug") }).await.unwrap();
+    assert_eq!(
+        sorted(
+            find(SearchFilter {
+                since: late,
+                ..search("bug")
+            })
+            .await
+        ),
+        ["s1 assistant 1", "s2 assistant 3"]
+    );
+    assert_eq!(
+        sorted(
+            find(SearchFilter {
+                until: late,
+                ..search("bug")
+            })
+            .await
+        ),
+        ["s1 user 1", "s2 user 1"]
+    );
+    let found = index
+        .search(&SearchFilter {
+            limit: 1,
+            ..search("bug")
+        })
+        .await
+        .unwrap();
     assert_eq!((found.hits.len(), found.more), (1, true));
-    assert!(!index.search(&SearchFilter { namespace: "others".parse().unwrap(), ..search("bug") }).await.unwrap().indexed);
+    assert!(
+        !index
+            .search(&SearchFilter {
+                namespace: "others".parse().unwrap(),
+                ..search("bug")
+            })
+            .await
+            .unwrap()
+            .indexed
+    );
     // What a query language might mean by it is text like any other.
-    for odd in ["bug'", "bug*", "body:bug", "bug NEAR", "a^b bug", "bug) OR (x", "\"bug", "bug & | ! <->", "$1 bug ?"] {
+    for odd in [
+        "bug'",
+        "bug*",
+        "body:bug",
+        "bug NEAR",
+        "a^b bug",
+        "bug) OR (x",
+        "\"bug",
+        "bug & | ! <->",
+        "$1 bug ?",
+    ] {
         find(search(odd)).await;
     }
     // A message without end is kept in part, and what goes from the index is not found any more.
     let long = line(3, "user", &format!("{} needle", "straw ".repeat(40_000)));
     world.append("projects/-other/s3.jsonl", long);
     let mut shipment = Shipment::new(world.id("s3"));
-    shipment.hints.insert("projects/-other/s3.jsonl".parse().unwrap());
+    shipment
+        .hints
+        .insert("projects/-other/s3.jsonl".parse().unwrap());
     shipment.flush(&world.context(), true).await.unwrap();
     tell(&world, &index).await;
-    assert_eq!((find(search("straw")).await.len(), find(search("needle")).await.len()), (1, 0));
+    assert_eq!(
+        (
+            find(search("straw")).await.len(),
+            find(search("needle")).await.len()
+        ),
+        (1, 0)
+    );
     index.forget(&world.id("s3")).await.unwrap();
-    assert_eq!((find(search("straw")).await.len(), find(search("日本語")).await.len()), (0, 0));
+    assert_eq!(
+        (
+            find(search("straw")).await.len(),
+            find(search("日本語")).await.len()
+        ),
+        (0, 0)
+    );
     // Not asked for: not kept.
     let index = place.open();
     index.forget(&world.id("s1")).await.unwrap();
-    catch_up(&world.logs(), &index, &*world.profile, &world.id("s1")).await.unwrap();
-    assert!(index.search(&search("please")).await.unwrap().hits.is_empty());
+    catch_up(&world.logs(), &index, &*world.profile, &world.id("s1"))
+        .await
+        .unwrap();
+    assert!(
+        index
+            .search(&search("please"))
+            .await
+            .unwrap()
+            .hits
+            .is_empty()
+    );
 }
 
 async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     let world = World::new();
-    let index = place.open().on(prices("claude-opus-4 = { input = 1.0, output = 0.0 }"));
-    let filter = |by| StatsFilter { namespace: "test".parse().unwrap(), agent: None, by, since: None, until: None };
-    assert!(index.stats(&filter(Some(By::Day))).await.unwrap().is_empty());
+    let index = place
+        .open()
+        .on(prices("claude-opus-4 = { input = 1.0, output = 0.0 }"));
+    let filter = |by| StatsFilter {
+        namespace: "test".parse().unwrap(),
+        agent: None,
+        by,
+        since: None,
+        until: None,
+    };
+    assert!(
+        index
+            .stats(&filter(Some(By::Day)))
+            .await
+            .unwrap()
+            .is_empty()
+    );
     // Two that say what they cost, one that does not and has a price, one that has neither.
-    for name in ["tools", "compacted", "old-2.1.197-subagent", "killed-mid-tool"] {
+    for name in [
+        "tools",
+        "compacted",
+        "old-2.1.197-subagent",
+        "killed-mid-tool",
+    ] {
         let (session, files) = fixture(name);
-        stream(&world, &index, &mut Shipment::new(world.id(&session)), &files, 3).await;
+        stream(
+            &world,
+            &index,
+            &mut Shipment::new(world.id(&session)),
+            &files,
+            3,
+        )
+        .await;
     }
     label(&place, &world.id(&fixture("tools").0), "team", "infra").await;
     let short = |row: &StatsRow| {
         let tokens = row.tokens;
-        (row.group.clone(), row.sessions, row.turns, [tokens.input, tokens.output, tokens.cache_read, tokens.cache_write], row.cost)
+        (
+            row.group.clone(),
+            row.sessions,
+            row.turns,
+            [
+                tokens.input,
+                tokens.output,
+                tokens.cache_read,
+                tokens.cache_write,
+            ],
+            row.cost,
+        )
     };
     let counted = async |filter: StatsFilter| {
         let rows = index.stats(&filter).await.unwrap();
         rows.iter().map(short).collect::<Vec<_>>()
     };
     let some = |text: &str| Some(text.to_owned());
-    let all = [720 + 600 + 480 + 120, 252 + 210 + 168 + 42, 6000 + 5000 + 4000 + 1000, 180 + 150 + 120 + 30];
+    let all = [
+        720 + 600 + 480 + 120,
+        252 + 210 + 168 + 42,
+        6000 + 5000 + 4000 + 1000,
+        180 + 150 + 120 + 30,
+    ];
     assert_eq!(counted(filter(None)).await, [(None, 4, Some(6), all, None)]);
     let labels = counted(filter(Some(By::Label))).await;
-    assert_eq!(labels[0], (some("team=infra"), 1, Some(1), [600, 210, 5000, 150], Some(8350)));
-    assert_eq!((labels.len(), labels[1].0.clone(), labels[1].1), (2, None, 3));
     assert_eq!(
-        counted(filter(Some(By::Project))).await.iter().map(|row| (row.0.clone(), row.1)).collect::<Vec<_>>(),
+        labels[0],
+        (
+            some("team=infra"),
+            1,
+            Some(1),
+            [600, 210, 5000, 150],
+            Some(8350)
+        )
+    );
+    assert_eq!(
+        (labels.len(), labels[1].0.clone(), labels[1].1),
+        (2, None, 3)
+    );
+    assert_eq!(
+        counted(filter(Some(By::Project)))
+            .await
+            .iter()
+            .map(|row| (row.0.clone(), row.1))
+            .collect::<Vec<_>>(),
         [(some("-work-work"), 4)]
     );
     // What is known of a model is known, whatever the others cost.
     let models = counted(filter(Some(By::Model))).await;
-    assert_eq!(models[0], (some("claude-opus-4-8"), 1, None, [480, 168, 4000, 120], Some(480)));
-    assert_eq!((models[1].0.clone(), models[1].1, models[1].4), (some("claude-opus-5-5"), 3, None));
+    assert_eq!(
+        models[0],
+        (
+            some("claude-opus-4-8"),
+            1,
+            None,
+            [480, 168, 4000, 120],
+            Some(480)
+        )
+    );
+    assert_eq!(
+        (models[1].0.clone(), models[1].1, models[1].4),
+        (some("claude-opus-5-5"), 3, None)
+    );
     // By day it is the same in all.
     let days = index.stats(&filter(Some(By::Day))).await.unwrap();
-    assert!(days.iter().all(|row| row.group.as_ref().is_none_or(|day| day.len() == 10)), "{days:?}");
-    assert_eq!(days.iter().map(|row| row.tokens.cache_read).sum::<u64>(), 16_000);
-    let [total] = &index.stats(&filter(None)).await.unwrap()[..] else { panic!() };
-    assert_eq!(days.iter().map(|row| row.messages).sum::<u64>(), total.messages);
+    assert!(
+        days.iter()
+            .all(|row| row.group.as_ref().is_none_or(|day| day.len() == 10)),
+        "{days:?}"
+    );
+    assert_eq!(
+        days.iter().map(|row| row.tokens.cache_read).sum::<u64>(),
+        16_000
+    );
+    let [total] = &index.stats(&filter(None)).await.unwrap()[..] else {
+        panic!()
+    };
+    assert_eq!(
+        days.iter().map(|row| row.messages).sum::<u64>(),
+        total.messages
+    );
     assert_eq!(days.iter().filter_map(|row| row.turns).sum::<u64>(), 6);
-    assert_eq!(days.iter().filter_map(|row| row.bytes).sum::<u64>(), total.bytes.unwrap());
+    assert_eq!(
+        days.iter().filter_map(|row| row.bytes).sum::<u64>(),
+        total.bytes.unwrap()
+    );
     // A time that everything is in changes nothing; before it there is nothing.
-    let wide = StatsFilter { since: Some("2020-01-01T00:00:00Z".parse().unwrap()), ..filter(None) };
-    assert_eq!(index.stats(&wide).await.unwrap(), std::slice::from_ref(total));
-    let early = StatsFilter { until: wide.since, ..filter(None) };
+    let wide = StatsFilter {
+        since: Some("2020-01-01T00:00:00Z".parse().unwrap()),
+        ..filter(None)
+    };
+    assert_eq!(
+        index.stats(&wide).await.unwrap(),
+        std::slice::from_ref(total)
+    );
+    let early = StatsFilter {
+        until: wide.since,
+        ..filter(None)
+    };
     assert!(index.stats(&early).await.unwrap().is_empty());
     // The label's session alone, in a span of time: what it says of the whole still counts.
-    let spanned = counted(StatsFilter { by: Some(By::Label), ..wide }).await;
+    let spanned = counted(StatsFilter {
+        by: Some(By::Label),
+        ..wide
+    })
+    .await;
     assert_eq!(spanned, labels);
     // What was removed does not count.
     let id = world.id(&fixture("tools").0);
-    sessiond::upkeep::remove::remove(&world.logs(), &id).await.unwrap();
-    catch_up(&world.logs(), &index, &*world.profile, &id).await.unwrap();
+    sessiond::upkeep::remove::remove(&world.logs(), &id)
+        .await
+        .unwrap();
+    catch_up(&world.logs(), &index, &*world.profile, &id)
+        .await
+        .unwrap();
     assert_eq!(counted(filter(None)).await[0].1, 3);
 }
 
@@ -391,8 +799,17 @@ async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
          WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY number";
     let mut connection = AnyConnection::connect(&place.url).await.unwrap();
     let mut lines = async |sql: &'static str| {
-        let query = sqlx::query(sql).bind(id.namespace.as_str()).bind(id.agent.as_str()).bind(id.name.to_string());
-        query.fetch_all(&mut connection).await.unwrap().iter().map(|row| row.get("line")).collect::<Vec<String>>()
+        let query = sqlx::query(sql)
+            .bind(id.namespace.as_str())
+            .bind(id.agent.as_str())
+            .bind(id.name.to_string());
+        query
+            .fetch_all(&mut connection)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.get("line"))
+            .collect::<Vec<String>>()
     };
     let (texts, checkpoints) = (lines(texts).await, lines(checkpoints).await);
     connection.close().await.unwrap();
@@ -407,19 +824,37 @@ async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
 
 async fn the_bucket_alone_gives_the_same_rows(place: Place) {
     let world = World::new();
-    let index = place.open().on(prices("claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }"));
+    let index = place.open().on(prices(
+        "claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }",
+    ));
     let mut ids = Vec::new();
-    for (name, flushes) in [("subagent", 3), ("compacted", 45), ("tools", 7), ("sigint-mid-tool", 1), ("parallel-tools-slow", 70)] {
+    for (name, flushes) in [
+        ("subagent", 3),
+        ("compacted", 45),
+        ("tools", 7),
+        ("sigint-mid-tool", 1),
+        ("parallel-tools-slow", 70),
+    ] {
         let (session, files) = fixture(name);
         let (id, mut shipment) = (world.id(&session), Shipment::new(world.id(&session)));
         stream(&world, &index, &mut shipment, &files, flushes).await;
-        let path = files.keys().find(|path| path.ends_with(&format!("{session}.jsonl"))).unwrap();
+        let path = files
+            .keys()
+            .find(|path| path.ends_with(&format!("{session}.jsonl")))
+            .unwrap();
         match name {
             // Rewritten without what was in the middle; then it goes on.
             "tools" => {
-                let lines: Vec<&[u8]> = files[path].split_inclusive(|byte| *byte == b'\n').collect();
-                let (half, end) = (lines[..lines.len() / 2].concat(), lines[lines.len() / 2 + 4..].concat());
-                world.write(path, [line(1, "user", "rewritten").as_bytes(), &half, &end].concat());
+                let lines: Vec<&[u8]> =
+                    files[path].split_inclusive(|byte| *byte == b'\n').collect();
+                let (half, end) = (
+                    lines[..lines.len() / 2].concat(),
+                    lines[lines.len() / 2 + 4..].concat(),
+                );
+                world.write(
+                    path,
+                    [line(1, "user", "rewritten").as_bytes(), &half, &end].concat(),
+                );
                 shipment.flush(&world.context(), false).await.unwrap();
                 world.append(path, line(2, "assistant", "and on"));
                 shipment.flush(&world.context(), false).await.unwrap();
@@ -431,7 +866,14 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
                 std::fs::rename(world.root().join(path), world.root().join(&moved)).unwrap();
                 shipment.hints.insert(moved.parse().unwrap());
                 for number in 3..40 {
-                    world.append(&moved, line(number, if number % 2 == 0 { "user" } else { "assistant" }, &format!("number {number}")));
+                    world.append(
+                        &moved,
+                        line(
+                            number,
+                            if number % 2 == 0 { "user" } else { "assistant" },
+                            &format!("number {number}"),
+                        ),
+                    );
                     shipment.flush(&world.context(), false).await.unwrap();
                 }
             }
@@ -448,9 +890,15 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
         rows
     };
     let before = gathered().await;
-    assert!(before.iter().all(|all| !all.messages.is_empty() && !all.texts.is_empty() && !all.checkpoints.is_empty()));
+    assert!(before.iter().all(|all| !all.messages.is_empty()
+        && !all.texts.is_empty()
+        && !all.checkpoints.is_empty()));
     let again = async || {
-        let rebuilt = rebuild(&world.logs(), &index, &*world.profile, |_, done| assert!(done.is_ok(), "{done:?}")).await.unwrap();
+        let rebuilt = rebuild(&world.logs(), &index, &*world.profile, |_, done| {
+            assert!(done.is_ok(), "{done:?}")
+        })
+        .await
+        .unwrap();
         assert_eq!((rebuilt.logs, rebuilt.failed), (ids.len(), 0));
         for (now, before) in gathered().await.iter().zip(&before) {
             assert_eq!(now, before);
@@ -469,12 +917,26 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
     assert!(made > 2, "{made} merges");
     again().await;
     let scratch = tempfile::tempdir().unwrap();
-    let rules = Rules { history: std::time::Duration::ZERO, ttl: None, grace: std::time::Duration::ZERO };
+    let rules = Rules {
+        history: std::time::Duration::ZERO,
+        ttl: None,
+        grace: std::time::Duration::ZERO,
+    };
     for round in 0..3 {
         let mut deleted = 0;
         for (id, _) in &ids {
             let now = gc::store_time(&world.logs()).await.unwrap();
-            deleted += gc::collect(&world.logs(), id, &rules, now, &Disk::new(scratch.path()), false).await.unwrap().objects;
+            deleted += gc::collect(
+                &world.logs(),
+                id,
+                &rules,
+                now,
+                &Disk::new(scratch.path()),
+                false,
+            )
+            .await
+            .unwrap()
+            .objects;
         }
         assert!(deleted > 0 || round > 1, "round {round}");
         again().await;
@@ -489,9 +951,14 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
     let (id, mut shipment) = (world.id("s1"), Shipment::new(world.id("s1")));
     let (one, two) = (line(1, "user", "first"), line(2, "assistant", "second"));
     let (head, tail) = two.split_at(100);
-    for (from, to, text) in
-        [(None, "projects/-a/s1.jsonl", one + head), (Some("projects/-a/s1.jsonl"), "projects/-b/s1.jsonl", tail.to_owned())]
-    {
+    for (from, to, text) in [
+        (None, "projects/-a/s1.jsonl", one + head),
+        (
+            Some("projects/-a/s1.jsonl"),
+            "projects/-b/s1.jsonl",
+            tail.to_owned(),
+        ),
+    ] {
         if let Some(from) = from {
             std::fs::create_dir_all(world.root().join("projects/-b")).unwrap();
             std::fs::rename(world.root().join(from), world.root().join(to)).unwrap();
@@ -503,8 +970,17 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
         tell(&world, &index).await;
     }
     let before = all(&place, &index, &id).await;
-    assert_eq!((before.texts.len(), before.messages.len(), before.session.as_ref().unwrap().totals.unread), (2, 2, 0));
-    rebuild(&world.logs(), &index, &*world.profile, |_, _| ()).await.unwrap();
+    assert_eq!(
+        (
+            before.texts.len(),
+            before.messages.len(),
+            before.session.as_ref().unwrap().totals.unread
+        ),
+        (2, 2, 0)
+    );
+    rebuild(&world.logs(), &index, &*world.profile, |_, _| ())
+        .await
+        .unwrap();
     assert_eq!(all(&place, &index, &id).await, before);
 }
 
@@ -514,45 +990,135 @@ fn the_program_lists_searches_and_counts() {
         let home = TempHome::new();
         let (session, files) = fixture("tools");
         for (path, bytes) in files {
-            append(&home.home().join(".claude").join(path), &String::from_utf8(bytes).unwrap());
+            append(
+                &home.home().join(".claude").join(path),
+                &String::from_utf8(bytes).unwrap(),
+            );
         }
         backend.run(&home, &["run", "--", "true"]).ok();
         let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        assert_eq!((&row["turns"], &row["tokens"]["input"], &row["cost_usd"]), (&1.into(), &600.into(), &0.00835.into()), "{row}");
+        assert_eq!(
+            (&row["turns"], &row["tokens"]["input"], &row["cost_usd"]),
+            (&1.into(), &600.into(), &0.00835.into()),
+            "{row}"
+        );
         let listed = backend.run(&home, &["ls"]).ok().out();
-        assert!(listed.contains("COST") && listed.contains("$0.0083"), "{listed}");
+        assert!(
+            listed.contains("COST") && listed.contains("$0.0083"),
+            "{listed}"
+        );
 
         // A page, the next one by the line that tells how, and all of it.
-        let page = backend.run(&home, &["messages", &session[..8], "--limit", "20"]).ok().out();
-        let more = page.lines().last().unwrap().strip_prefix("more: sessiond ").unwrap_or_else(|| panic!("{page}")).replace('\'', "");
-        let rest = backend.run(&home, &more.split(' ').collect::<Vec<_>>()).ok().out();
-        let all = backend.run(&home, &["messages", &session, "--json"]).ok().json();
+        let page = backend
+            .run(&home, &["messages", &session[..8], "--limit", "20"])
+            .ok()
+            .out();
+        let more = page
+            .lines()
+            .last()
+            .unwrap()
+            .strip_prefix("more: sessiond ")
+            .unwrap_or_else(|| panic!("{page}"))
+            .replace('\'', "");
+        let rest = backend
+            .run(&home, &more.split(' ').collect::<Vec<_>>())
+            .ok()
+            .out();
+        let all = backend
+            .run(&home, &["messages", &session, "--json"])
+            .ok()
+            .json();
         let count = all["messages"].as_array().unwrap().len();
-        assert_eq!((page.lines().count() - 2 + rest.lines().count() - 1, &all["next"]), (count, &serde_json::Value::Null));
-        assert!(rest.contains(&format!("{session}.jsonl:")) && rest.contains("1.1k in, 42 out"), "{rest}");
-        let users = backend.run(&home, &["messages", &session, "--role", "user", "--since", "2020-01-01", "--json"]).ok().json();
+        assert_eq!(
+            (
+                page.lines().count() - 2 + rest.lines().count() - 1,
+                &all["next"]
+            ),
+            (count, &serde_json::Value::Null)
+        );
+        assert!(
+            rest.contains(&format!("{session}.jsonl:")) && rest.contains("1.1k in, 42 out"),
+            "{rest}"
+        );
+        let users = backend
+            .run(
+                &home,
+                &[
+                    "messages",
+                    &session,
+                    "--role",
+                    "user",
+                    "--since",
+                    "2020-01-01",
+                    "--json",
+                ],
+            )
+            .ok()
+            .json();
         assert_eq!(users["messages"].as_array().unwrap().len(), 1);
-        let none = backend.run(&home, &["messages", &session, "--since", "2100-01-01", "--json"]).ok().json();
+        let none = backend
+            .run(
+                &home,
+                &["messages", &session, "--since", "2100-01-01", "--json"],
+            )
+            .ok()
+            .json();
         assert_eq!(none["messages"].as_array().unwrap().len(), 0);
-        backend.run(&home, &["messages", &session, "--cursor", "x"]).fails(2, "cursor", "the page before");
-        backend.run(&home, &["messages", &session, "--since", "soon"]).fails(2, "--since", "2026-05-01");
+        backend
+            .run(&home, &["messages", &session, "--cursor", "x"])
+            .fails(2, "cursor", "the page before");
+        backend
+            .run(&home, &["messages", &session, "--since", "soon"])
+            .fails(2, "--since", "2026-05-01");
 
         // Nothing is kept to search in unless it is asked for.
-        backend.run(&home, &["search", "lines"]).fails(3, "holds no text", "sessiond reindex --index-text");
-        backend.run(&home, &["search", "***"]).fails(2, "no word", "");
+        backend.run(&home, &["search", "lines"]).fails(
+            3,
+            "holds no text",
+            "sessiond reindex --index-text",
+        );
+        backend
+            .run(&home, &["search", "***"])
+            .fails(2, "no word", "");
         backend.run(&home, &["reindex", "--index-text"]).ok();
-        let found = backend.run(&home, &["search", "\"all done\" -nothing"]).ok().out();
-        assert!(found.contains(&session) && found.contains("\n    All done: a.txt has 2 lines."), "{found}");
-        let found = backend.run(&home, &["search", "a.txt", "--json"]).ok().json();
-        assert_eq!(found["hits"][0]["marks"], serde_json::json!([[10, 15]]), "{found}");
-        assert_eq!(backend.run(&home, &["search", "nowhere"]).ok().out(), "nothing found\n");
+        let found = backend
+            .run(&home, &["search", "\"all done\" -nothing"])
+            .ok()
+            .out();
+        assert!(
+            found.contains(&session) && found.contains("\n    All done: a.txt has 2 lines."),
+            "{found}"
+        );
+        let found = backend
+            .run(&home, &["search", "a.txt", "--json"])
+            .ok()
+            .json();
+        assert_eq!(
+            found["hits"][0]["marks"],
+            serde_json::json!([[10, 15]]),
+            "{found}"
+        );
+        assert_eq!(
+            backend.run(&home, &["search", "nowhere"]).ok().out(),
+            "nothing found\n"
+        );
 
         let stats = backend.run(&home, &["stats", "--by", "model"]).ok().out();
         assert!(
-            stats.lines().nth(1).unwrap().starts_with("claude-opus-5-5  1") && stats.contains("$0.0083") && !stats.contains('█'),
+            stats
+                .lines()
+                .nth(1)
+                .unwrap()
+                .starts_with("claude-opus-5-5  1")
+                && stats.contains("$0.0083")
+                && !stats.contains('█'),
             "{stats}"
         );
         let stats = backend.run(&home, &["stats", "--json"]).ok().json();
-        assert_eq!((&stats["total"]["cost_usd"], &stats["total"]["turns"]), (&0.00835.into(), &1.into()), "{stats}");
+        assert_eq!(
+            (&stats["total"]["cost_usd"], &stats["total"]["turns"]),
+            (&0.00835.into(), &1.into()),
+            "{stats}"
+        );
     }
 }

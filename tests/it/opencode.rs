@@ -41,7 +41,10 @@ struct Database(SqliteConnection);
 impl Database {
     fn at(home: &TempHome) -> Database {
         std::fs::create_dir_all(data(home)).unwrap();
-        let options = SqliteConnectOptions::new().filename(data(home).join("opencode.db")).create_if_missing(true).foreign_keys(false);
+        let options = SqliteConnectOptions::new()
+            .filename(data(home).join("opencode.db"))
+            .create_if_missing(true)
+            .foreign_keys(false);
         Database(block_on(options.journal_mode(SqliteJournalMode::Wal).connect()).unwrap())
     }
 
@@ -63,11 +66,15 @@ impl Database {
         let parent = parent.map_or("NULL".to_owned(), |parent| format!("'{parent}'"));
         self.run(&format!("INSERT INTO session VALUES ('{id}', 'global', {parent}, '/work/app', 'a title', '1.18.33', 0.0, 1)"));
         self.run(&format!("INSERT INTO event_sequence VALUES ('{id}', 0)"));
-        self.run(&format!("INSERT INTO session_share VALUES ('{id}', '{SECRET}')"));
+        self.run(&format!(
+            "INSERT INTO session_share VALUES ('{id}', '{SECRET}')"
+        ));
     }
 
     fn changed(&mut self, id: &str, at: u32) {
-        self.run(&format!("UPDATE event_sequence SET seq = {at} WHERE aggregate_id = '{id}'"));
+        self.run(&format!(
+            "UPDATE event_sequence SET seq = {at} WHERE aggregate_id = '{id}'"
+        ));
     }
 
     /// A turn: a prompt, a tool, an answer.
@@ -76,7 +83,9 @@ impl Database {
         // Ids of messages do not hold the session's.
         let short = id.trim_start_matches("ses_");
         let mut put = |table: &str, key: &str, more: &str, data: &str| {
-            self.run(&format!("INSERT INTO {table} VALUES ('{key}', {more}, {at}, {at}, '{data}')"));
+            self.run(&format!(
+                "INSERT INTO {table} VALUES ('{key}', {more}, {at}, {at}, '{data}')"
+            ));
         };
         for (role, part, data) in [
             ("user", 0, format!(r#"{{"type":"text","text":"prompt {n}"}}"#)),
@@ -106,11 +115,23 @@ impl Database {
 
     /// Every row of the tables of sessions, as text.
     fn rows(&mut self) -> Vec<String> {
-        let tables = [("project", "id, worktree"), ("session", "*"), ("message", "*"), ("part", "*"), ("todo", "*"), ("migration", "*")];
+        let tables = [
+            ("project", "id, worktree"),
+            ("session", "*"),
+            ("message", "*"),
+            ("part", "*"),
+            ("todo", "*"),
+            ("migration", "*"),
+        ];
         let mut all = Vec::new();
         for (table, columns) in tables {
-            let found = block_on(sqlx::query(AssertSqlSafe(format!("SELECT {columns} FROM {table} ORDER BY 1, 2"))).fetch_all(&mut self.0))
-                .unwrap();
+            let found = block_on(
+                sqlx::query(AssertSqlSafe(format!(
+                    "SELECT {columns} FROM {table} ORDER BY 1, 2"
+                )))
+                .fetch_all(&mut self.0),
+            )
+            .unwrap();
             for row in found {
                 let values = (0..row.len()).map(|at| {
                     row.try_get::<Option<String>, _>(at)
@@ -118,14 +139,21 @@ impl Database {
                         .or_else(|_| row.try_get::<i64, _>(at).map(|n| n.to_string()))
                         .unwrap_or_else(|_| row.get::<f64, _>(at).to_string())
                 });
-                all.push(format!("{table} {}", values.collect::<Vec<_>>().join(" | ")));
+                all.push(format!(
+                    "{table} {}",
+                    values.collect::<Vec<_>>().join(" | ")
+                ));
             }
         }
         all
     }
 
     fn count(&mut self, table: &str) -> i64 {
-        block_on(sqlx::query_scalar(AssertSqlSafe(format!("SELECT count(*) FROM {table}"))).fetch_one(&mut self.0)).unwrap()
+        block_on(
+            sqlx::query_scalar(AssertSqlSafe(format!("SELECT count(*) FROM {table}")))
+                .fetch_one(&mut self.0),
+        )
+        .unwrap()
     }
 
     fn close(self) {
@@ -146,7 +174,9 @@ fn stored(turns: u32) -> (Backend, TempHome, Database) {
 }
 
 fn raw_bytes(ran: Ran) -> u64 {
-    ran.ok().json()["sessions"][0]["raw_bytes"].as_u64().unwrap()
+    ran.ok().json()["sessions"][0]["raw_bytes"]
+        .as_u64()
+        .unwrap()
 }
 
 #[test]
@@ -166,8 +196,16 @@ fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
         let sessions = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
         eventually("the index knows the turn", || sessions()[0]["turns"] == 1);
         let row = sessions();
-        assert_eq!(row.as_array().unwrap().len(), 1, "a sub-agent's session belongs to the one that started it: {row}");
-        assert_eq!((row[0]["id"].as_str(), row[0]["cwd"].as_str()), (Some("ses_a"), Some("/work/app")), "{row}");
+        assert_eq!(
+            row.as_array().unwrap().len(),
+            1,
+            "a sub-agent's session belongs to the one that started it: {row}"
+        );
+        assert_eq!(
+            (row[0]["id"].as_str(), row[0]["cwd"].as_str()),
+            (Some("ses_a"), Some("/work/app")),
+            "{row}"
+        );
         let shipped = row[0]["raw_bytes"].as_u64().unwrap();
 
         // Only what changes is shipped: a row more, one that is another, one that is gone.
@@ -175,7 +213,9 @@ fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
         database.run("DELETE FROM todo WHERE position = 1");
         database.changed("ses_a", 100);
         backend.run(&home, &["flush", "--wait"]).ok();
-        eventually("the index knows the change", || raw_bytes(backend.run(&home, &["ls", "--json"])) > shipped);
+        eventually("the index knows the change", || {
+            raw_bytes(backend.run(&home, &["ls", "--json"])) > shipped
+        });
         let more = raw_bytes(backend.run(&home, &["ls", "--json"])) - shipped;
         assert!(more < 800, "{more} bytes for two rows");
         daemon.kill();
@@ -194,14 +234,24 @@ fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
         restored.turn("ses_a", 3);
         backend.run(&other, &["run", "--", "true"]).ok();
         let after = raw_bytes(backend.run(&other, &["ls", "--json"]));
-        assert!(after > before && after - before < 2500, "{} bytes for a turn", after - before);
+        assert!(
+            after > before && after - before < 2500,
+            "{} bytes for a turn",
+            after - before
+        );
         let third = TempHome::new();
         backend.run(&third, &["restore", "ses_a"]).ok();
         assert_eq!(Database::at(&third).rows(), restored.rows());
         if backend.name == "file+sqlite" {
             let objects = objects(&backend.path().join("bucket"));
-            assert!(objects.iter().any(|object| holds(object, "answer 3")), "the objects are read");
-            assert!(!objects.iter().any(|object| holds(object, SECRET)), "a secret is in the bucket");
+            assert!(
+                objects.iter().any(|object| holds(object, "answer 3")),
+                "the objects are read"
+            );
+            assert!(
+                !objects.iter().any(|object| holds(object, SECRET)),
+                "a secret is in the bucket"
+            );
         }
     }
 }
@@ -218,25 +268,46 @@ fn rows_that_are_only_here_are_never_overwritten() {
     local.session("ses_b", None);
     local.turn("ses_b", 8);
     let before = local.rows();
-    backend.run(&other, &["restore", "ses_a"]).fails(7, "local files differ", "--force");
+    backend
+        .run(&other, &["restore", "ses_a"])
+        .fails(7, "local files differ", "--force");
     assert_eq!(local.rows(), before);
     backend.run(&other, &["restore", "ses_a", "--force"]).ok();
     let now = local.rows();
-    assert!(stored.iter().all(|row| now.contains(row)) && !now.iter().any(|row| row.contains("prompt 7")), "{now:#?}");
-    assert!(before.iter().filter(|row| row.contains("ses_b")).all(|row| now.contains(row)), "the other session is as it was");
+    assert!(
+        stored.iter().all(|row| now.contains(row))
+            && !now.iter().any(|row| row.contains("prompt 7")),
+        "{now:#?}"
+    );
+    assert!(
+        before
+            .iter()
+            .filter(|row| row.contains("ses_b"))
+            .all(|row| now.contains(row)),
+        "the other session is as it was"
+    );
     // What was here is kept aside, and the agent's own tables are as they were.
     let aside = objects(&data(&other).join(".sessiond-mirror/.sessiond/aside"));
     assert!(aside.iter().any(|bytes| holds(bytes, "prompt 7")));
-    assert_eq!((local.count("credential"), local.count("session_share")), (1, 2));
+    assert_eq!(
+        (local.count("credential"), local.count("session_share")),
+        (1, 2)
+    );
     database.close();
 }
 
 #[test]
 fn going_back_takes_rows_away_and_going_on_ships_the_new_ones_alone() {
     let (backend, home, mut database) = stored(3);
-    let early: Vec<String> = database.rows().into_iter().filter(|row| !row.contains("_2_") && !row.contains("_3_")).collect();
+    let early: Vec<String> = database
+        .rows()
+        .into_iter()
+        .filter(|row| !row.contains("_2_") && !row.contains("_3_"))
+        .collect();
     // Each turn ends in a place of its own, though all came in one entry.
-    backend.run(&home, &["restore", "ses_a", "--at", "turn:1"]).ok();
+    backend
+        .run(&home, &["restore", "ses_a", "--at", "turn:1"])
+        .ok();
     assert_eq!(database.rows(), early);
     database.turn("ses_a", 4);
     backend.run(&home, &["run", "--", "true"]).ok();
@@ -251,17 +322,30 @@ fn a_database_that_cannot_be_read_only_delays() {
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
     let file = data(&home).join("opencode.db");
-    append(&file, "this is no database, and it is long enough to be looked at by one\n");
+    append(
+        &file,
+        "this is no database, and it is long enough to be looked at by one\n",
+    );
     let _daemon = backend.daemon(&home, &[]);
     let status = || backend.run(&home, &["status", "--json"]).ok().json();
-    assert!(status()["database_error"].as_str().is_some_and(|error| error.contains("opencode.db")), "{}", status());
-    backend.run(&home, &["flush", "--wait"]).fails(5, "opencode.db", "");
+    assert!(
+        status()["database_error"]
+            .as_str()
+            .is_some_and(|error| error.contains("opencode.db")),
+        "{}",
+        status()
+    );
+    backend
+        .run(&home, &["flush", "--wait"])
+        .fails(5, "opencode.db", "");
     assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
     std::fs::remove_file(&file).unwrap();
     let mut database = Database::made(&home);
     database.session("ses_a", None);
     database.turn("ses_a", 1);
-    eventually("it is read by itself", || status()["sessions"][0]["durable_bytes"].as_u64() > Some(0));
+    eventually("it is read by itself", || {
+        status()["sessions"][0]["durable_bytes"].as_u64() > Some(0)
+    });
     assert!(status().get("database_error").is_none(), "{}", status());
     let other = TempHome::new();
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -284,8 +368,10 @@ fn odd_ids_and_odd_bytes_hold_up_nothing() {
     backend.run(&other, &["restore", "ses_a"]).ok();
     let mut restored = Database::at(&other);
     assert_eq!((restored.count("session"), restored.count("part")), (1, 4));
-    let names: Vec<_> =
-        std::fs::read_dir(data(&home).join(".sessiond-mirror/sessions")).unwrap().map(|item| item.unwrap().file_name()).collect();
+    let names: Vec<_> = std::fs::read_dir(data(&home).join(".sessiond-mirror/sessions"))
+        .unwrap()
+        .map(|item| item.unwrap().file_name())
+        .collect();
     assert_eq!(names, ["ses_a.jsonl"]);
 }
 
@@ -296,7 +382,11 @@ fn a_torn_line_of_ours_is_written_again() {
     let whole = std::fs::read(&mirror).unwrap();
     // Killed while it wrote, before that was shipped.
     database.turn("ses_a", 2);
-    let torn = [whole.as_slice(), b"{\"table\":\"part\",\"key\":\"prt_a_2_0\",\"ro"].concat();
+    let torn = [
+        whole.as_slice(),
+        b"{\"table\":\"part\",\"key\":\"prt_a_2_0\",\"ro",
+    ]
+    .concat();
     std::fs::write(&mirror, torn).unwrap();
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
@@ -307,11 +397,20 @@ fn a_torn_line_of_ours_is_written_again() {
 #[test]
 fn a_fork_goes_to_a_database_of_its_own() {
     let (backend, home, mut database) = stored(2);
-    backend.run(&home, &["fork", "ses_a", "--id", "ses_fork"]).ok();
-    backend.run(&home, &["restore", "ses_fork"]).fails(7, "another session holds messages", "a home of its own");
+    backend
+        .run(&home, &["fork", "ses_a", "--id", "ses_fork"])
+        .ok();
+    backend.run(&home, &["restore", "ses_fork"]).fails(
+        7,
+        "another session holds messages",
+        "a home of its own",
+    );
     let before = database.rows();
     let other = TempHome::new();
     backend.run(&other, &["restore", "ses_fork"]).ok();
-    let forked: Vec<String> = before.iter().map(|row| row.replace("ses_a", "ses_fork")).collect();
+    let forked: Vec<String> = before
+        .iter()
+        .map(|row| row.replace("ses_a", "ses_fork"))
+        .collect();
     assert_eq!(Database::at(&other).rows(), forked);
 }

@@ -18,13 +18,21 @@ impl Here {
     }
 
     fn transcript(&self, project: &str) -> PathBuf {
-        self.0.home().join(format!(".claude/projects/{project}/s1.jsonl"))
+        self.0
+            .home()
+            .join(format!(".claude/projects/{project}/s1.jsonl"))
     }
 
     /// The files of the session, and those that were moved aside without the folder that they were moved to.
     fn files(&self) -> (Files, Vec<String>) {
         let aside = files_in(&self.0.home().join(".claude/.sessiond/aside"));
-        (files_in(&self.0.home().join(".claude")), aside.into_keys().map(|path| path.split_once('/').unwrap().1.to_owned()).collect())
+        (
+            files_in(&self.0.home().join(".claude")),
+            aside
+                .into_keys()
+                .map(|path| path.split_once('/').unwrap().1.to_owned())
+                .collect(),
+        )
     }
 }
 
@@ -32,7 +40,13 @@ impl Here {
 fn stored(backend: &Backend) -> Here {
     let here = Here::new();
     append(&here.transcript("-work-app"), &LINE.repeat(5));
-    append(&here.0.home().join(".claude/projects/-work-app/s1/tool-results/big.txt"), "large");
+    append(
+        &here
+            .0
+            .home()
+            .join(".claude/projects/-work-app/s1/tool-results/big.txt"),
+        "large",
+    );
     append(&here.0.home().join(".claude/tasks/s1/1.json"), "{}");
     backend.run(&here.0, &["run", "--", "true"]).ok();
     here
@@ -40,9 +54,13 @@ fn stored(backend: &Backend) -> Here {
 
 /// What the session is once it is in the project of `/else`.
 fn moved(lines: &str) -> Files {
-    [("projects/-else/s1.jsonl", lines), ("projects/-else/s1/tool-results/big.txt", "large"), ("tasks/s1/1.json", "{}")]
-        .map(|(path, text)| (path.to_owned(), text.as_bytes().to_vec()))
-        .into()
+    [
+        ("projects/-else/s1.jsonl", lines),
+        ("projects/-else/s1/tool-results/big.txt", "large"),
+        ("tasks/s1/1.json", "{}"),
+    ]
+    .map(|(path, text)| (path.to_owned(), text.as_bytes().to_vec()))
+    .into()
 }
 
 #[test]
@@ -50,10 +68,23 @@ fn the_log_goes_on_in_the_other_project_and_later_restores_put_it_only_there() {
     for backend in Backend::all() {
         stored(&backend);
         let here = Here::new();
-        let plan = backend.run(&here.0, &["restore", "s1", "--cwd", "/else", "--dry-run", "--json"]).ok().json();
-        assert!(plan[0]["files"].to_string().contains("projects/-else/s1.jsonl"), "{plan}");
+        let plan = backend
+            .run(
+                &here.0,
+                &["restore", "s1", "--cwd", "/else", "--dry-run", "--json"],
+            )
+            .ok()
+            .json();
+        assert!(
+            plan[0]["files"]
+                .to_string()
+                .contains("projects/-else/s1.jsonl"),
+            "{plan}"
+        );
         assert!(here.files().0.is_empty());
-        backend.run(&here.0, &["restore", "s1", "--cwd", "/else"]).ok();
+        backend
+            .run(&here.0, &["restore", "s1", "--cwd", "/else"])
+            .ok();
         assert_eq!(here.files(), (moved(&LINE.repeat(5)), vec![]));
         // Nothing was appended yet, and the log knows all the same.
         let other = Here::new();
@@ -62,7 +93,12 @@ fn the_log_goes_on_in_the_other_project_and_later_restores_put_it_only_there() {
         assert_eq!(copy, moved(&LINE.repeat(5)), "{}", backend.name);
 
         append(&here.transcript("-else"), MORE);
-        backend.run(&here.0, &["run", "--session", "s1", "--cwd", "/else", "--", "true"]).ok();
+        backend
+            .run(
+                &here.0,
+                &["run", "--session", "s1", "--cwd", "/else", "--", "true"],
+            )
+            .ok();
         let whole = moved(&(LINE.repeat(5) + MORE));
         assert_eq!(here.files(), (whole.clone(), vec![]));
         let other = Here::new();
@@ -70,13 +106,22 @@ fn the_log_goes_on_in_the_other_project_and_later_restores_put_it_only_there() {
         assert_eq!(other.files(), (whole, vec![]));
         backend.run(&other.0, &["verify", "s1", "--deep"]).ok();
         let row = || backend.run(&other.0, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        eventually("the index knows the project", || row()["project"] == "-else" && row()["messages"] == 6);
+        eventually("the index knows the project", || {
+            row()["project"] == "-else" && row()["messages"] == 6
+        });
         // A point before the move is still where it was, and can be brought along too.
         let back = Here::new();
-        backend.run(&back.0, &["restore", "s1", "--at", "seq:2", "--cwd", "/else"]).ok();
+        backend
+            .run(
+                &back.0,
+                &["restore", "s1", "--at", "seq:2", "--cwd", "/else"],
+            )
+            .ok();
         assert_eq!(back.files(), (moved(&LINE.repeat(5)), vec![]));
         append(&back.transcript("-else"), LINE);
-        backend.run(&back.0, &["run", "--session", "s1", "--", "true"]).ok();
+        backend
+            .run(&back.0, &["run", "--session", "s1", "--", "true"])
+            .ok();
         backend.run(&Here::new().0, &["restore", "s1"]).ok();
         backend.run(&back.0, &["verify", "s1", "--deep"]).ok();
     }
@@ -87,7 +132,9 @@ fn what_stands_here_in_the_old_project_comes_along_with_what_nobody_has_yet() {
     let backend = Backend::file();
     let here = stored(&backend);
     append(&here.transcript("-work-app"), MORE);
-    backend.run(&here.0, &["restore", "s1", "--cwd", "/else"]).ok();
+    backend
+        .run(&here.0, &["restore", "s1", "--cwd", "/else"])
+        .ok();
     let whole = moved(&(LINE.repeat(5) + MORE));
     assert_eq!(here.files(), (whole.clone(), vec![]));
     backend.run(&here.0, &["run", "--", "true"]).ok();
@@ -102,7 +149,9 @@ fn a_second_place_is_moved_aside_if_the_log_has_it_and_is_never_lost_if_not() {
     let here = stored(&backend);
     // Another home moves it and goes on; here it still stands where it was.
     let other = Here::new();
-    backend.run(&other.0, &["restore", "s1", "--cwd", "/else"]).ok();
+    backend
+        .run(&other.0, &["restore", "s1", "--cwd", "/else"])
+        .ok();
     append(&other.transcript("-else"), MORE);
     backend.run(&other.0, &["run", "--", "true"]).ok();
     let said = backend.run(&here.0, &["restore", "s1"]).ok().out();
@@ -110,7 +159,10 @@ fn a_second_place_is_moved_aside_if_the_log_has_it_and_is_never_lost_if_not() {
     let (files, aside) = here.files();
     assert_eq!(aside, ["projects/-work-app/s1.jsonl"]);
     assert!(!here.transcript("-work-app").exists(), "{:?}", files.keys());
-    assert_eq!(std::fs::read_to_string(here.transcript("-else")).unwrap(), LINE.repeat(5) + MORE);
+    assert_eq!(
+        std::fs::read_to_string(here.transcript("-else")).unwrap(),
+        LINE.repeat(5) + MORE
+    );
 
     // Also where nobody wrote since and nothing needs to be read.
     std::fs::create_dir_all(here.transcript("-copy").parent().unwrap()).unwrap();
@@ -120,15 +172,25 @@ fn a_second_place_is_moved_aside_if_the_log_has_it_and_is_never_lost_if_not() {
     std::fs::create_dir_all(here.transcript("-copy").parent().unwrap()).unwrap();
     std::fs::copy(here.transcript("-else"), here.transcript("-copy")).unwrap();
     append(&here.transcript("-copy"), "{\"something\":\"else\"}\n");
-    backend.run(&here.0, &["restore", "s1"]).fails(7, "projects/-copy/s1.jsonl", "--force");
+    backend
+        .run(&here.0, &["restore", "s1"])
+        .fails(7, "projects/-copy/s1.jsonl", "--force");
 
     // One that says something else stays, and is named.
     let third = Here::new();
     append(&third.transcript("-third"), "{\"something\":\"else\"}\n");
-    backend.run(&third.0, &["restore", "s1"]).fails(7, "projects/-third/s1.jsonl", "--force");
+    backend
+        .run(&third.0, &["restore", "s1"])
+        .fails(7, "projects/-third/s1.jsonl", "--force");
     assert_eq!(third.files().0.len(), 1);
     backend.run(&third.0, &["restore", "s1", "--force"]).ok();
-    assert_eq!(third.files(), (moved(&(LINE.repeat(5) + MORE)), vec!["projects/-third/s1.jsonl".to_owned()]));
+    assert_eq!(
+        third.files(),
+        (
+            moved(&(LINE.repeat(5) + MORE)),
+            vec!["projects/-third/s1.jsonl".to_owned()]
+        )
+    );
 }
 
 #[test]
@@ -138,7 +200,9 @@ fn a_session_that_the_agent_moved_while_nobody_streamed_stays_where_it_is() {
     std::fs::create_dir_all(here.transcript("-else").parent().unwrap()).unwrap();
     std::fs::rename(here.transcript("-work-app"), here.transcript("-else")).unwrap();
     append(&here.transcript("-else"), MORE);
-    backend.run(&here.0, &["run", "--session", "s1", "--", "true"]).ok();
+    backend
+        .run(&here.0, &["run", "--session", "s1", "--", "true"])
+        .ok();
     assert_eq!(here.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
     let other = Here::new();
     backend.run(&other.0, &["restore", "s1"]).ok();
@@ -151,27 +215,72 @@ fn other_agents_find_it_there_too_or_it_is_refused() {
     let backend = Backend::file();
     let begun = Here::new();
     let line = format!("{{\"sessionId\":\"{ID}\"}}\n");
-    let gemini = |project: &str| begun.0.home().join(format!(".gemini/tmp/{project}/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"));
+    let gemini = |project: &str| {
+        begun.0.home().join(format!(
+            ".gemini/tmp/{project}/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"
+        ))
+    };
     append(&gemini("app"), &line);
-    append(&begun.0.home().join(format!(".gemini/tmp/app/tool-outputs/session-{ID}/1.txt")), "large");
-    backend.run(&begun.0, &["run", "--agent", "gemini", "--", "true"]).ok();
+    append(
+        &begun
+            .0
+            .home()
+            .join(format!(".gemini/tmp/app/tool-outputs/session-{ID}/1.txt")),
+        "large",
+    );
+    backend
+        .run(&begun.0, &["run", "--agent", "gemini", "--", "true"])
+        .ok();
     // In the same home: nothing of it stays in the old project.
-    backend.run(&begun.0, &["restore", ID, "--agent", "gemini", "--cwd", "/work/My Other"]).ok();
+    backend
+        .run(
+            &begun.0,
+            &[
+                "restore",
+                ID,
+                "--agent",
+                "gemini",
+                "--cwd",
+                "/work/My Other",
+            ],
+        )
+        .ok();
     assert!(!gemini("app").exists());
     assert_eq!(std::fs::read_to_string(gemini("my-other")).unwrap(), line);
-    let output = begun.0.home().join(format!(".gemini/tmp/my-other/tool-outputs/session-{ID}/1.txt"));
+    let output = begun.0.home().join(format!(
+        ".gemini/tmp/my-other/tool-outputs/session-{ID}/1.txt"
+    ));
     assert_eq!(std::fs::read_to_string(output).unwrap(), "large");
 
     // Codex looks in all its folders.
     let rollout = format!("sessions/2026/11/16/rollout-2026-11-16T13-47-53-{ID}.jsonl");
     append(&begun.0.home().join(".codex").join(&rollout), "{}\n");
-    backend.run(&begun.0, &["run", "--agent", "codex", "--", "true"]).ok();
+    backend
+        .run(&begun.0, &["run", "--agent", "codex", "--", "true"])
+        .ok();
     let other = Here::new();
-    backend.run(&other.0, &["restore", ID, "--agent", "codex", "--cwd", "/else"]).ok();
-    assert_eq!(files_in(&other.0.home().join(".codex")).into_keys().collect::<Vec<_>>(), [rollout]);
+    backend
+        .run(
+            &other.0,
+            &["restore", ID, "--agent", "codex", "--cwd", "/else"],
+        )
+        .ok();
+    assert_eq!(
+        files_in(&other.0.home().join(".codex"))
+            .into_keys()
+            .collect::<Vec<_>>(),
+        [rollout]
+    );
 
     // Where it is not known what would help, nothing is done as if it did.
     for agent in ["opencode", "generic"] {
-        backend.run(&other.0, &["restore", ID, "--agent", agent, "--root", "here", "--cwd", "/else"]).fails(2, agent, "without --cwd");
+        backend
+            .run(
+                &other.0,
+                &[
+                    "restore", ID, "--agent", agent, "--root", "here", "--cwd", "/else",
+                ],
+            )
+            .fails(2, agent, "without --cwd");
     }
 }

@@ -36,23 +36,43 @@ impl Host {
         let store = format!("file://{}/store", home.path().display());
         let index = format!("sqlite://{}/index.db", home.path().display());
         std::fs::create_dir(home.home().join(".claude")).unwrap();
-        Host { home, store, index, extra: Vec::new() }
+        Host {
+            home,
+            store,
+            index,
+            extra: Vec::new(),
+        }
     }
 
     fn with_index(index: String) -> Host {
-        Host { index, ..Host::new() }
+        Host {
+            index,
+            ..Host::new()
+        }
     }
 
     /// A bucket, reached at `endpoint`.
     fn with_bucket(server: &S3, endpoint: &str) -> Host {
         let store = format!("s3://{}/p?endpoint={endpoint}", server.fresh_bucket());
-        let keys = [("AWS_ACCESS_KEY_ID", &server.access_key), ("AWS_SECRET_ACCESS_KEY", &server.secret_key)];
-        Host { store, extra: keys.map(|(name, key)| (name, key.clone())).into(), ..Host::new() }
+        let keys = [
+            ("AWS_ACCESS_KEY_ID", &server.access_key),
+            ("AWS_SECRET_ACCESS_KEY", &server.secret_key),
+        ];
+        Host {
+            store,
+            extra: keys.map(|(name, key)| (name, key.clone())).into(),
+            ..Host::new()
+        }
     }
 
     /// Another machine with the same store and index.
     fn elsewhere(&self) -> Host {
-        Host { store: self.store.clone(), index: self.index.clone(), extra: self.extra.clone(), ..Host::new() }
+        Host {
+            store: self.store.clone(),
+            index: self.index.clone(),
+            extra: self.extra.clone(),
+            ..Host::new()
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -61,8 +81,13 @@ impl Host {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = self.home.command(&sessiond());
-        command.args(args).env("SESSIOND_STORE", &self.store).env("SESSIOND_INDEX", &self.index);
-        command.envs(self.extra.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        command
+            .args(args)
+            .env("SESSIOND_STORE", &self.store)
+            .env("SESSIOND_INDEX", &self.index);
+        command
+            .envs(self.extra.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null());
         command
     }
 
@@ -73,15 +98,29 @@ impl Host {
     /// Runs a command that must succeed.
     fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 
     fn daemon(&self, args: &[&str]) -> Daemon {
         let ready = self.home.path().join("ready");
         std::fs::remove_file(&ready).ok();
-        let log = std::fs::File::options().create(true).append(true).open(self.home.path().join("daemon.log")).unwrap();
-        let mut command = self.command(&["daemon", "--flush-interval", "50ms", "--ready-file", ready.to_str().unwrap()]);
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.home.path().join("daemon.log"))
+            .unwrap();
+        let mut command = self.command(&[
+            "daemon",
+            "--flush-interval",
+            "50ms",
+            "--ready-file",
+            ready.to_str().unwrap(),
+        ]);
         let process = command.args(args).stderr(log).spawn().unwrap();
         let daemon = Daemon { process };
         until("the daemon is ready", || ready.exists());
@@ -96,8 +135,13 @@ impl Host {
         use std::io::Write as _;
         let path = self.root().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
-        file.write_all(format!("{{\"text\":\"{text}\",\"cwd\":\"/w\"}}\n").as_bytes()).unwrap();
+        let mut file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
+        file.write_all(format!("{{\"text\":\"{text}\",\"cwd\":\"/w\"}}\n").as_bytes())
+            .unwrap();
     }
 
     fn status(&self) -> Value {
@@ -107,7 +151,13 @@ impl Host {
     /// The session's line of the status.
     fn session(&self) -> Value {
         let status = self.status();
-        status["sessions"].as_array().unwrap().iter().find(|log| log["session"] == SESSION).cloned().unwrap_or_default()
+        status["sessions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|log| log["session"] == SESSION)
+            .cloned()
+            .unwrap_or_default()
     }
 
     fn flush(&self) {
@@ -117,7 +167,12 @@ impl Host {
     /// What a restore elsewhere gives.
     fn restored(&self) -> Files {
         let other = self.elsewhere();
-        other.ok(&["pull", SESSION, "--to", other.home.path().join("copy").to_str().unwrap()]);
+        other.ok(&[
+            "pull",
+            SESSION,
+            "--to",
+            other.home.path().join("copy").to_str().unwrap(),
+        ]);
         files_in(&other.home.path().join("copy"))
     }
 
@@ -128,20 +183,36 @@ impl Host {
         let folder = tempfile::tempdir_in(self.home.path()).unwrap();
         let raw = folder.path().join("raw");
         self.ok(&["pull", SESSION, "--raw", "--to", raw.to_str().unwrap()]);
-        let stored: usize = files_in(&raw).iter().filter(|(path, _)| path.starts_with("log/")).map(|(_, bytes)| body_len(bytes)).sum();
-        assert_eq!(stored, files.values().map(Vec::len).sum::<usize>(), "bytes were shipped twice");
+        let stored: usize = files_in(&raw)
+            .iter()
+            .filter(|(path, _)| path.starts_with("log/"))
+            .map(|(_, bytes)| body_len(bytes))
+            .sum();
+        assert_eq!(
+            stored,
+            files.values().map(Vec::len).sum::<usize>(),
+            "bytes were shipped twice"
+        );
         assert!(!raw.join("branch").exists());
     }
 
     fn errors(&self) -> Vec<sessiond::index::Failure> {
         let index = SqlIndex::open(&self.index).unwrap();
-        block_on(async move { index.failures(&"default".parse().unwrap(), 1000).await.unwrap() })
+        block_on(async move {
+            index
+                .failures(&"default".parse().unwrap(), 1000)
+                .await
+                .unwrap()
+        })
     }
 }
 
 /// Bytes behind an entry's header.
 fn body_len(entry: &[u8]) -> usize {
-    sessiond::codec::entry::decode("entry", entry).unwrap().body.len()
+    sessiond::codec::entry::decode("entry", entry)
+        .unwrap()
+        .body
+        .len()
 }
 
 struct Daemon {
@@ -187,8 +258,14 @@ fn rows_of(host: &Host) -> Vec<Rows> {
     let url = host.index.clone();
     block_on(async move {
         let index: std::sync::Arc<dyn Index> = std::sync::Arc::new(SqlIndex::open(&url).unwrap());
-        let place = Place { index: index.clone(), ..Place::files() };
-        let logs = sessiond::log::Logs { namespace: "default".parse().unwrap(), ..place.logs_fenced(Wanted::Off) };
+        let place = Place {
+            index: index.clone(),
+            ..Place::files()
+        };
+        let logs = sessiond::log::Logs {
+            namespace: "default".parse().unwrap(),
+            ..place.logs_fenced(Wanted::Off)
+        };
         rows(&logs, &*index).await
     })
 }
@@ -230,7 +307,9 @@ fn the_last_entry_of_a_run_is_in_the_index_when_the_daemon_has_stopped() {
 fn a_slow_database_is_told_the_last_entry_before_the_daemon_leaves() {
     let Some(server) = postgres() else { return };
     let proxy = TcpProxy::start(server.addr());
-    let slow = server.fresh_database().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let slow = server
+        .fresh_database()
+        .replace(&server.addr().to_string(), &proxy.addr().to_string());
     let host = Host::with_index(slow);
     let daemon = host.daemon(&[]);
     host.append("one");
@@ -246,7 +325,9 @@ fn a_slow_database_is_told_the_last_entry_before_the_daemon_leaves() {
 
 #[test]
 fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() {
-    let Some(server) = Postgres::start_private() else { return };
+    let Some(server) = Postgres::start_private() else {
+        return;
+    };
     let host = Host::with_index(server.fresh_database());
     // Down before the start, through a crash, a restart and a restore elsewhere.
     server.stop();
@@ -254,12 +335,20 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     host.append("with the database down");
     host.append_to("projects/-w/memory/M.md", "of the project");
     host.flush();
-    until("the status tells", || host.status()["index_answers"] == false);
+    until("the status tells", || {
+        host.status()["index_answers"] == false
+    });
     daemon.kill();
     host.append("while nobody was there");
     let daemon = host.daemon(&[]);
     host.flush();
-    assert_eq!(host.restored(), files_in(&host.root()).into_iter().filter(|(path, _)| !path.contains("memory")).collect());
+    assert_eq!(
+        host.restored(),
+        files_in(&host.root())
+            .into_iter()
+            .filter(|(path, _)| !path.contains("memory"))
+            .collect()
+    );
     let other = host.elsewhere();
     other.ok(&["restore", SESSION]);
     assert_eq!(files_in(&other.root()), files_in(&host.root()));
@@ -269,7 +358,12 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     other.flush();
     host.append("too late");
     let fenced = host.run(&["flush", "--wait"]);
-    assert_eq!(fenced.status.code(), Some(4), "{}", String::from_utf8_lossy(&fenced.stderr));
+    assert_eq!(
+        fenced.status.code(),
+        Some(4),
+        "{}",
+        String::from_utf8_lossy(&fenced.stderr)
+    );
     // A restart forgets what the feed held; the branch must be found all the same.
     daemon.kill();
     let daemon = host.daemon(&[]);
@@ -277,8 +371,16 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     server.start();
     wait_for_index(&host);
     wait_for_index(&other);
-    let known = || rows_of(&host).into_iter().find(|rows| rows.0.name.to_string() == SESSION);
-    until("the branch is listed", || known().and_then(|rows| rows.1).is_some_and(|row| row.branches.len() == 1));
+    let known = || {
+        rows_of(&host)
+            .into_iter()
+            .find(|rows| rows.0.name.to_string() == SESSION)
+    };
+    until("the branch is listed", || {
+        known()
+            .and_then(|rows| rows.1)
+            .is_some_and(|row| row.branches.len() == 1)
+    });
     assert_reindex_agrees(&host, "after an outage of the database");
     // Away in the middle, and back.
     other.append("before");
@@ -302,17 +404,27 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     let head = host.session()["head"].as_u64();
     until("the branch is known to its end", || {
         let entries = known().map(|rows| rows.3).unwrap_or_default();
-        entries.iter().filter(|entry| entry.branch.is_some()).map(|entry| entry.seq).max() == head
+        entries
+            .iter()
+            .filter(|entry| entry.branch.is_some())
+            .map(|entry| entry.seq)
+            .max()
+            == head
     });
     assert_eq!(daemon.stop().0, Some(0));
     assert_reindex_agrees(&host, "after a branch grew");
     let listed = host.ok(&["ls", "--json"]);
-    assert!(listed.contains("\"branches\": [\n") && listed.contains(SESSION), "{listed}");
+    assert!(
+        listed.contains("\"branches\": [\n") && listed.contains(SESSION),
+        "{listed}"
+    );
 }
 
 #[test]
 fn with_the_store_down_the_agent_goes_on_and_the_daemon_catches_up() {
-    let Some(server) = S3::start_private() else { return };
+    let Some(server) = S3::start_private() else {
+        return;
+    };
     let host = Host::with_bucket(&server, &server.endpoint);
     let daemon = host.daemon(&["--request-timeout", "2s"]);
     host.append("before");
@@ -323,10 +435,17 @@ fn with_the_store_down_the_agent_goes_on_and_the_daemon_catches_up() {
     }
     until("the lag is visible", || {
         let session = host.session();
-        session["lag_bytes"].as_u64() > Some(100) && session["failed_attempts"].as_u64() > Some(1) && session["last_error"].is_string()
+        session["lag_bytes"].as_u64() > Some(100)
+            && session["failed_attempts"].as_u64() > Some(1)
+            && session["last_error"].is_string()
     });
     let late = host.run(&["flush", "--wait", "--timeout", "200ms"]);
-    assert_eq!(late.status.code(), Some(5), "{}", String::from_utf8_lossy(&late.stderr));
+    assert_eq!(
+        late.status.code(),
+        Some(5),
+        "{}",
+        String::from_utf8_lossy(&late.stderr)
+    );
     server.start();
     until("the lag is gone", || host.session()["lag_bytes"] == 0);
     assert!(host.session()["last_error"].is_null());
@@ -338,8 +457,16 @@ fn with_the_store_down_the_agent_goes_on_and_the_daemon_catches_up() {
     server.stop();
     host.append("down again");
     let daemon = host.daemon(&["--request-timeout", "2s"]);
-    until("the lag is visible", || host.session()["lag_bytes"].as_u64() > Some(0));
-    assert_eq!(host.elsewhere().run(&["restore", SESSION, "--request-timeout", "2s"]).status.code(), Some(5));
+    until("the lag is visible", || {
+        host.session()["lag_bytes"].as_u64() > Some(0)
+    });
+    assert_eq!(
+        host.elsewhere()
+            .run(&["restore", SESSION, "--request-timeout", "2s"])
+            .status
+            .code(),
+        Some(5)
+    );
     server.start();
     until("the lag is gone", || host.session()["lag_bytes"] == 0);
     assert_eq!(daemon.stop().0, Some(0));
@@ -353,18 +480,35 @@ fn whatever_the_network_does_nothing_is_lost_or_doubled_and_attempts_are_numbere
     let proxy = TcpProxy::start(server.addr());
     let host = Host::with_bucket(server, &format!("http://{}", proxy.addr()));
     let daemon = host.daemon(&["--request-timeout", "500ms"]);
-    let modes =
-        [Mode::DropReplies, Mode::Refuse, Mode::Hang, Mode::CutAfter(40), Mode::Delay(Duration::from_millis(700)), Mode::DropReplies];
+    let modes = [
+        Mode::DropReplies,
+        Mode::Refuse,
+        Mode::Hang,
+        Mode::CutAfter(40),
+        Mode::Delay(Duration::from_millis(700)),
+        Mode::DropReplies,
+    ];
     for (round, mode) in modes.into_iter().enumerate() {
         proxy.set(mode);
         for part in 0..5 {
             host.append(&format!("{round} {mode:?} {part}"));
         }
-        until("two attempts have failed", || host.session()["failed_attempts"].as_u64() >= Some(2));
+        until("two attempts have failed", || {
+            host.session()["failed_attempts"].as_u64() >= Some(2)
+        });
         let session = host.session();
-        assert!(session["lag_bytes"].as_u64() > Some(0), "{mode:?}: {session}");
+        assert!(
+            session["lag_bytes"].as_u64() > Some(0),
+            "{mode:?}: {session}"
+        );
         if mode == Mode::Hang {
-            assert!(session["last_error"].as_str().unwrap().contains("within 500ms"), "{session}");
+            assert!(
+                session["last_error"]
+                    .as_str()
+                    .unwrap()
+                    .contains("within 500ms"),
+                "{session}"
+            );
         }
         proxy.set(Mode::Pass);
         until("the lag is gone", || host.session()["lag_bytes"] == 0);
@@ -376,9 +520,22 @@ fn whatever_the_network_does_nothing_is_lost_or_doubled_and_attempts_are_numbere
     let mut errors = host.errors();
     errors.sort_by_key(|failure| failure.at);
     let attempts: Vec<u32> = errors.iter().map(|failure| failure.attempt).collect();
-    assert!(attempts.iter().filter(|attempt| **attempt == 1).count() >= modes.len(), "{attempts:?}");
-    assert!(attempts.windows(2).all(|pair| pair[1] == 1 || pair[1] == pair[0] + 1), "{attempts:?}");
-    assert!(errors.iter().all(|failure| failure.session.as_deref() == Some(SESSION) && !failure.message.is_empty()));
+    assert!(
+        attempts.iter().filter(|attempt| **attempt == 1).count() >= modes.len(),
+        "{attempts:?}"
+    );
+    assert!(
+        attempts
+            .windows(2)
+            .all(|pair| pair[1] == 1 || pair[1] == pair[0] + 1),
+        "{attempts:?}"
+    );
+    assert!(
+        errors
+            .iter()
+            .all(|failure| failure.session.as_deref() == Some(SESSION)
+                && !failure.message.is_empty())
+    );
     assert_reindex_agrees(&host, "after a bad network");
 }
 
@@ -389,10 +546,26 @@ fn a_store_that_hangs_does_not_keep_the_agent_from_starting() {
     let host = Host::with_bucket(server, &format!("http://{}", proxy.addr()));
     proxy.set(Mode::Hang);
     let began = Instant::now();
-    let output = host.run(&["run", "--flush-deadline", "1s", "--", "sh", "-c", "echo started; exit 7"]);
+    let output = host.run(&[
+        "run",
+        "--flush-deadline",
+        "1s",
+        "--",
+        "sh",
+        "-c",
+        "echo started; exit 7",
+    ]);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}: {text}", began.elapsed());
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"started\n"[..]), "{text}");
+    assert!(
+        began.elapsed() < Duration::from_secs(8),
+        "{:?}: {text}",
+        began.elapsed()
+    );
+    assert_eq!(
+        (output.status.code(), &output.stdout[..]),
+        (Some(7), &b"started\n"[..]),
+        "{text}"
+    );
 }
 
 #[test]
@@ -419,14 +592,33 @@ fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(daemon.stop().0, Some(9), "{mode:?}");
-        assert!(began.elapsed() < Duration::from_secs(4), "{mode:?}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(4),
+            "{mode:?}: {:?}",
+            began.elapsed()
+        );
         // An agent's own exit code stands.
-        let script = format!("echo '{{}}' >> {}; exit 42", host.root().join(TRANSCRIPT).display());
+        let script = format!(
+            "echo '{{}}' >> {}; exit 42",
+            host.root().join(TRANSCRIPT).display()
+        );
         let began = Instant::now();
         let output = host.run(&["run", "--flush-deadline", "1s", "--", "sh", "-c", &script]);
-        assert_eq!(output.status.code(), Some(42), "{mode:?}: {}", String::from_utf8_lossy(&output.stderr));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("not durable"), "{mode:?}");
-        assert!(began.elapsed() < Duration::from_secs(8), "{mode:?}: {:?}", began.elapsed());
+        assert_eq!(
+            output.status.code(),
+            Some(42),
+            "{mode:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("not durable"),
+            "{mode:?}"
+        );
+        assert!(
+            began.elapsed() < Duration::from_secs(8),
+            "{mode:?}: {:?}",
+            began.elapsed()
+        );
         // And when the store is back, the next run ships all of it.
         proxy.set(Mode::Pass);
         let daemon = host.daemon(&[]);
@@ -463,13 +655,22 @@ fn an_index_made_from_nothing_is_the_same_as_one_that_followed() {
         let fresh = Place::files();
         let mut writer = crate::support::writers::Writer::new(&place);
         for round in 0..4 {
-            writer.append(TRANSCRIPT, &format!("{{\"round\":{round},\"cwd\":\"/w{round}\",\"version\":\"1.{round}\"}}\n"));
+            writer.append(
+                TRANSCRIPT,
+                &format!("{{\"round\":{round},\"cwd\":\"/w{round}\",\"version\":\"1.{round}\"}}\n"),
+            );
             writer.append("projects/-w/memory/M.md", "memory\n");
             writer.replace("tasks/s1/1.json", &format!("{{\"v\":{round}}}"));
             writer.flush().await.unwrap();
         }
         writer.tell_index().await;
-        rebuild(&place.logs(), &*fresh.index, &*profile(), |_, _| {}).await.unwrap();
-        assert_same_rows(&place.rows().await, &rows(&place.logs(), &*fresh.index).await, "from nothing");
+        rebuild(&place.logs(), &*fresh.index, &*profile(), |_, _| {})
+            .await
+            .unwrap();
+        assert_same_rows(
+            &place.rows().await,
+            &rows(&place.logs(), &*fresh.index).await,
+            "from nothing",
+        );
     });
 }

@@ -30,12 +30,19 @@ fn open_to_others(folder: &Path) -> Vec<String> {
     while let Some(path) = left.pop() {
         let meta = std::fs::symlink_metadata(&path).unwrap();
         if meta.is_dir() {
-            left.extend(std::fs::read_dir(&path).unwrap().map(|item| item.unwrap().path()));
+            left.extend(
+                std::fs::read_dir(&path)
+                    .unwrap()
+                    .map(|item| item.unwrap().path()),
+            );
         }
         let wanted = if meta.is_dir() { 0o700 } else { 0o600 };
         let mode = meta.permissions().mode() & 0o777;
         if mode != wanted && !meta.is_symlink() {
-            found.push(format!("{} has {mode:o} and not {wanted:o}", path.display()));
+            found.push(format!(
+                "{} has {mode:o} and not {wanted:o}",
+                path.display()
+            ));
         }
     }
     found
@@ -49,11 +56,16 @@ fn what_we_make_is_for_its_user_alone() {
     nothing.unset("SESSIOND_STORE");
     nothing.unset("SESSIOND_INDEX");
     let key = home.path().join("key.txt");
-    nothing.run(&home, &["keygen", "-o", key.to_str().unwrap()]).ok();
+    nothing
+        .run(&home, &["keygen", "-o", key.to_str().unwrap()])
+        .ok();
     for sealed in [false, true] {
         if sealed {
             let text = std::fs::read_to_string(&key).unwrap();
-            nothing.set("SESSIOND_ENCRYPT_TO", text.lines().next().unwrap().rsplit(' ').next().unwrap());
+            nothing.set(
+                "SESSIOND_ENCRYPT_TO",
+                text.lines().next().unwrap().rsplit(' ').next().unwrap(),
+            );
             nothing.set("SESSIOND_NAMESPACE", "sealed");
         }
         let mut daemon = nothing.daemon(&home, &[]);
@@ -79,26 +91,56 @@ fn what_we_make_is_for_its_user_alone() {
     ] {
         nothing.run(&home, &command).ok();
     }
-    let ours = [".local/share/sessiond", ".claude/.sessiond", "s1.tar.gz", "raw"];
+    let ours = [
+        ".local/share/sessiond",
+        ".claude/.sessiond",
+        "s1.tar.gz",
+        "raw",
+    ];
     for path in ours.map(|path| home.home().join(path)) {
         assert_eq!(open_to_others(&path), [""; 0]);
     }
     // A copy has the modes that the agent gave its files; nobody else gets that far.
-    assert_eq!(std::fs::metadata(home.home().join("copy")).unwrap().permissions().mode() & 0o777, 0o700);
-    let left: Vec<_> = std::fs::read_dir(home.path().join("tmp")).unwrap().collect();
+    assert_eq!(
+        std::fs::metadata(home.home().join("copy"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o700
+    );
+    let left: Vec<_> = std::fs::read_dir(home.path().join("tmp"))
+        .unwrap()
+        .collect();
     assert!(left.is_empty(), "scratch is removed: {left:?}");
 }
 
 #[test]
 fn no_word_and_no_secret_is_in_a_log_an_error_the_status_or_the_list_of_processes() {
-    let (Some(server), Some(database)) = (s3(), postgres()) else { return };
-    let (to_s3, to_postgres) = (TcpProxy::start(server.addr()), TcpProxy::start(database.addr()));
+    let (Some(server), Some(database)) = (s3(), postgres()) else {
+        return;
+    };
+    let (to_s3, to_postgres) = (
+        TcpProxy::start(server.addr()),
+        TcpProxy::start(database.addr()),
+    );
     let mut url = url::Url::parse(&database.url_with_password(Postgres::PASSWORD)).unwrap();
     url.set_port(Some(to_postgres.addr().port())).unwrap();
-    let mut backend = Backend::on(&format!("http://{}", to_s3.addr()), &server.fresh_bucket(), url.as_str());
+    let mut backend = Backend::on(
+        &format!("http://{}", to_s3.addr()),
+        &server.fresh_bucket(),
+        url.as_str(),
+    );
     let keys = backend.path().join("key.txt");
-    backend.run(&TempHome::new(), &["keygen", "-o", keys.to_str().unwrap()]).ok();
-    let secret_key = std::fs::read_to_string(&keys).unwrap().lines().last().unwrap().to_owned();
+    backend
+        .run(&TempHome::new(), &["keygen", "-o", keys.to_str().unwrap()])
+        .ok();
+    let secret_key = std::fs::read_to_string(&keys)
+        .unwrap()
+        .lines()
+        .last()
+        .unwrap()
+        .to_owned();
     let secrets = [WORD, &server.secret_key, Postgres::PASSWORD, &secret_key];
     // Of all libraries too, and not of ours alone.
     backend.set("SESSIOND_LOG", "trace,sessiond=trace");
@@ -113,24 +155,37 @@ fn no_word_and_no_secret_is_in_a_log_an_error_the_status_or_the_list_of_processe
         let mut daemon = backend.daemon(&home, &[]);
         append(&transcript(&home, "s1"), &lines(1));
         backend.run(&home, &["flush", "--wait"]).ok();
-        let of_process = |name: &str| std::fs::read(format!("/proc/{}/{name}", daemon.0.id())).unwrap();
+        let of_process =
+            |name: &str| std::fs::read(format!("/proc/{}/{name}", daemon.0.id())).unwrap();
         let command = String::from_utf8_lossy(&of_process("cmdline")).into_owned();
-        assert!(command.contains("daemon") && secrets.iter().all(|secret| !command.contains(secret)), "{command}");
+        assert!(
+            command.contains("daemon") && secrets.iter().all(|secret| !command.contains(secret)),
+            "{command}"
+        );
         // Both servers fail, and all is told of it.
         to_s3.set(Mode::DropReplies);
         to_postgres.set(Mode::Refuse);
         append(&transcript(&home, "s1"), &lines(2));
         append(&transcript(&home, "s1"), "{\"torn\": \"quetzalmarma");
         let status = || backend.run(&home, &["status", "--json"]).ok();
-        eventually("it fails", || status().json()["sessions"][0]["failed_attempts"].as_u64() >= Some(1));
-        for command in [vec!["status"], vec!["status", "--json"], vec!["ls"], vec!["doctor"]] {
+        eventually("it fails", || {
+            status().json()["sessions"][0]["failed_attempts"].as_u64() >= Some(1)
+        });
+        for command in [
+            vec!["status"],
+            vec!["status", "--json"],
+            vec!["ls"],
+            vec!["doctor"],
+        ] {
             let ran = backend.run(&home, &command);
             said += &(ran.out() + &ran.err());
         }
         to_s3.set(Mode::Pass);
         to_postgres.set(Mode::Pass);
         append(&transcript(&home, "s1"), "lade\"}\n");
-        backend.run(&home, &["flush", "--wait", "--timeout", "40s"]).ok();
+        backend
+            .run(&home, &["flush", "--wait", "--timeout", "40s"])
+            .ok();
         daemon.signal("TERM");
         assert_eq!(daemon.code(), Some(0));
         said += &std::fs::read_to_string(home.path().join("daemon.log")).unwrap();
@@ -157,19 +212,34 @@ fn no_word_and_no_secret_is_in_a_log_an_error_the_status_or_the_list_of_processe
             said += if asked { String::new() } else { ran.out() }.as_str();
         }
         // And what fails.
-        let refused =
-            backend.command(&other, &["restore", "s1"]).env("AWS_SECRET_ACCESS_KEY", "wrong-wrong").stdin(Stdio::null()).output().unwrap();
+        let refused = backend
+            .command(&other, &["restore", "s1"])
+            .env("AWS_SECRET_ACCESS_KEY", "wrong-wrong")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
         said += &String::from_utf8_lossy(&refused.stderr);
         let refused = backend
             .command(&other, &["ls"])
-            .env("SESSIOND_INDEX", url.as_str().replace(Postgres::PASSWORD, "wrong-wrong"))
+            .env(
+                "SESSIOND_INDEX",
+                url.as_str().replace(Postgres::PASSWORD, "wrong-wrong"),
+            )
             .output()
             .unwrap();
         said += &String::from_utf8_lossy(&refused.stderr);
     }
-    assert!(said.lines().count() > 1000 && said.contains("TRACE"), "the log is read");
+    assert!(
+        said.lines().count() > 1000 && said.contains("TRACE"),
+        "the log is read"
+    );
     for secret in secrets.iter().chain(&["wrong-wrong", "quetzal"]) {
         let told: Vec<&str> = said.lines().filter(|line| line.contains(secret)).collect();
-        assert!(told.is_empty(), "{secret} is in {} lines, such as {}", told.len(), &told[0][..told[0].len().min(600)]);
+        assert!(
+            told.is_empty(),
+            "{secret} is in {} lines, such as {}",
+            told.len(),
+            &told[0][..told[0].len().min(600)]
+        );
     }
 }

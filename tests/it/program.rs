@@ -27,12 +27,24 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal() {
         let mut daemon = backend.daemon(&home, &[]);
         let root = home.home().join(".claude");
         append(&transcript(&home, "s1"), &LINE.repeat(50));
-        append(&root.join("projects/-work-app/s1/subagents/agent-1.jsonl"), LINE);
-        append(&root.join("projects/-work-app/s1/tool-results/big.txt"), &"output ".repeat(9000));
-        append(&root.join("projects/-work-app/agent-0ld.jsonl"), "{\"sessionId\":\"s1\",\"isSidechain\":true}\n");
+        append(
+            &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
+            LINE,
+        );
+        append(
+            &root.join("projects/-work-app/s1/tool-results/big.txt"),
+            &"output ".repeat(9000),
+        );
+        append(
+            &root.join("projects/-work-app/agent-0ld.jsonl"),
+            "{\"sessionId\":\"s1\",\"isSidechain\":true}\n",
+        );
         append(&root.join("tasks/s1/1.json"), "{\"id\":\"1\"}");
         append(&root.join("file-history/s1/abc@v1"), "old text, no newline");
-        append(&root.join("projects/-work-app/memory/MEMORY.md"), "remember");
+        append(
+            &root.join("projects/-work-app/memory/MEMORY.md"),
+            "remember",
+        );
         append(&root.join(".credentials.json"), "{\"secret\":1}");
         let said = backend.run(&home, &["flush", "--wait"]).ok().out();
         assert!(said.contains("s1: ") && said.contains("durable"), "{said}");
@@ -51,24 +63,44 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal() {
             "file-history/s1/abc@v1",
             "projects/-work-app/memory/MEMORY.md",
         ] {
-            assert_eq!(text(&there.join(path)), text(&root.join(path)), "{path} on {}", backend.name);
-            let time = |root: &std::path::Path| std::fs::metadata(root.join(path)).unwrap().modified().unwrap();
+            assert_eq!(
+                text(&there.join(path)),
+                text(&root.join(path)),
+                "{path} on {}",
+                backend.name
+            );
+            let time = |root: &std::path::Path| {
+                std::fs::metadata(root.join(path))
+                    .unwrap()
+                    .modified()
+                    .unwrap()
+            };
             assert_eq!(time(&there), time(&root), "{path}: time");
         }
         assert!(!there.join(".credentials.json").exists());
 
         // The next append continues the log; nothing that was restored is uploaded again.
-        let entry: u64 = said.split("at entry ").nth(1).and_then(|rest| rest.split(':').next()?.parse().ok()).unwrap();
+        let entry: u64 = said
+            .split("at entry ")
+            .nth(1)
+            .and_then(|rest| rest.split(':').next()?.parse().ok())
+            .unwrap();
         let mut daemon = backend.daemon(&other, &[]);
         let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        eventually("the index knows what was restored", || row()["head"].as_u64() == Some(entry + 1));
+        eventually("the index knows what was restored", || {
+            row()["head"].as_u64() == Some(entry + 1)
+        });
         let before = row();
         append(&transcript(&other, "s1"), LINE);
         backend.run(&other, &["flush", "--wait"]).ok();
         eventually("the index knows the append", || {
-            row()["raw_bytes"].as_u64() == Some(before["raw_bytes"].as_u64().unwrap() + LINE.len() as u64)
+            row()["raw_bytes"].as_u64()
+                == Some(before["raw_bytes"].as_u64().unwrap() + LINE.len() as u64)
         });
-        assert_eq!(row()["head"].as_u64(), Some(before["head"].as_u64().unwrap() + 1));
+        assert_eq!(
+            row()["head"].as_u64(),
+            Some(before["head"].as_u64().unwrap() + 1)
+        );
         assert_eq!(row()["cwd"], "/work/app");
         daemon.signal("TERM");
         assert_eq!(daemon.code(), Some(0));
@@ -86,19 +118,39 @@ fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last() {
              trap 'sleep 0.2; echo \"{\\\"last\\\":1}\" >> $d/s1.jsonl; printf torn >> $d/s1.jsonl; exit 143' TERM\n\
              echo '{\"first\":1}' >> $d/s1.jsonl; touch $HOME/up; while :; do sleep 0.05; done\n",
         );
-        let mut run =
-            Running(backend.command(&home, &["run", "--session", "s1", "--", "sh", &agent]).stderr(Stdio::null()).spawn().unwrap());
+        let mut run = Running(
+            backend
+                .command(&home, &["run", "--session", "s1", "--", "sh", &agent])
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
         eventually("the agent is up", || home.home().join("up").exists());
         run.signal("TERM");
         assert_eq!(run.code(), Some(143));
 
         let other = TempHome::new();
-        let ran =
-            backend.run(&other, &["run", "--session", "s1", "--", "sh", "-c", "wc -l < $HOME/.claude/projects/-work-app/s1.jsonl; exit 5"]);
+        let ran = backend.run(
+            &other,
+            &[
+                "run",
+                "--session",
+                "s1",
+                "--",
+                "sh",
+                "-c",
+                "wc -l < $HOME/.claude/projects/-work-app/s1.jsonl; exit 5",
+            ],
+        );
         assert_eq!((ran.code(), ran.out().trim()), (5, "2"), "{}", ran.err());
-        assert_eq!(text(&transcript(&other, "s1")), "{\"first\":1}\n{\"last\":1}\n");
+        assert_eq!(
+            text(&transcript(&other, "s1")),
+            "{\"first\":1}\n{\"last\":1}\n"
+        );
         // The unfinished line is not lost: a copy has it.
-        backend.run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"]).ok();
+        backend
+            .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
+            .ok();
         assert!(text(&other.home().join("copy/projects/-work-app/s1.jsonl")).ends_with("torn"));
     }
 }
@@ -111,12 +163,26 @@ fn run_passes_on_exit_codes_and_signals() {
     assert_eq!(run(&["true"]).code(), 0);
     assert_eq!(run(&["sh", "-c", "exit 42"]).code(), 42);
     assert_eq!(run(&["sh", "-c", "kill -9 $$"]).code(), 137);
-    assert_eq!(run(&["no-such-command-anywhere"]).fails(127, "no-such-command-anywhere", "").code(), 127);
+    assert_eq!(
+        run(&["no-such-command-anywhere"])
+            .fails(127, "no-such-command-anywhere", "")
+            .code(),
+        127
+    );
     assert_eq!(run(&["/dev/null"]).fails(126, "/dev/null", "").code(), 126);
     for signal in ["INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"] {
         let _ = std::fs::remove_file(home.home().join("up"));
-        let agent = script(&home, &format!("trap 'exit 9' {signal}; touch $HOME/up; while :; do sleep 0.02; done"));
-        let mut run = Running(backend.command(&home, &["run", "--", "sh", &agent]).stderr(Stdio::null()).spawn().unwrap());
+        let agent = script(
+            &home,
+            &format!("trap 'exit 9' {signal}; touch $HOME/up; while :; do sleep 0.02; done"),
+        );
+        let mut run = Running(
+            backend
+                .command(&home, &["run", "--", "sh", &agent])
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
         eventually("the agent is up", || home.home().join("up").exists());
         run.signal(signal);
         assert_eq!(run.code(), Some(9), "{signal}");
@@ -125,7 +191,9 @@ fn run_passes_on_exit_codes_and_signals() {
 
 #[test]
 fn run_as_process_1_reaps_orphans() {
-    let can = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status();
+    let can = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "true"])
+        .status();
     if !can.is_ok_and(|status| status.success()) {
         return skip("unshare --pid does not work here");
     }
@@ -133,12 +201,27 @@ fn run_as_process_1_reaps_orphans() {
     let home = TempHome::new();
     let inner = backend.command(&home, &[]);
     let mut command = Command::new("unshare");
-    command.args(["--pid", "--fork", "--mount-proc"]).arg(sessiond()).args(["run", "--", "sh", "-c"]);
+    command
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(sessiond())
+        .args(["run", "--", "sh", "-c"]);
     // An orphan that dies while we are process 1 must not stay a zombie.
     command.arg("(setsid sleep 0.1 &); sleep 0.6; cat /proc/[0-9]*/stat | cut -d' ' -f3 | grep -c Z; exit 6");
-    command.env_clear().envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(home.path());
+    command
+        .env_clear()
+        .envs(
+            inner
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(home.path());
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(6), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(6),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0");
 }
 
@@ -152,16 +235,38 @@ fn a_key_at_the_terminal_reaches_the_agent_once() {
     );
     let inner = backend.command(&home, &[]);
     let mut command = Command::new("script");
-    command.args(["-qec", &format!("{} run -- sh {agent}", sessiond().display()), "/dev/null"]);
-    command.env_clear().envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(home.path());
-    let mut terminal = Running(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+    command.args([
+        "-qec",
+        &format!("{} run -- sh {agent}", sessiond().display()),
+        "/dev/null",
+    ]);
+    command
+        .env_clear()
+        .envs(
+            inner
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(home.path());
+    let mut terminal = Running(
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     eventually("the agent is up", || home.home().join("up").exists());
-    assert!(home.home().join("tty").exists(), "the agent has no terminal");
+    assert!(
+        home.home().join("tty").exists(),
+        "the agent has no terminal"
+    );
     use std::io::Write;
     let mut keys = terminal.0.stdin.take().unwrap();
     keys.write_all(b"\x03").unwrap();
     keys.flush().unwrap();
-    eventually("the agent has counted", || std::fs::read_to_string(home.home().join("ints")).is_ok_and(|text| text.ends_with('\n')));
+    eventually("the agent has counted", || {
+        std::fs::read_to_string(home.home().join("ints")).is_ok_and(|text| text.ends_with('\n'))
+    });
     assert_eq!(text(&home.home().join("ints")).trim(), "1");
     drop(keys);
 }
@@ -172,18 +277,40 @@ fn a_failed_restore_keeps_the_agent_from_starting_unless_told_otherwise() {
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE);
     backend.run(&home, &["run", "--", "true"]).ok();
-    let entry = backend.path().join("bucket/v1/default/claude-code/s1/log/000000000002.gz");
+    let entry = backend
+        .path()
+        .join("bucket/v1/default/claude-code/s1/log/000000000002.gz");
     std::fs::write(&entry, b"not gzip").unwrap();
     let other = TempHome::new();
-    let run = |arguments: &[&str]| backend.run(&other, &[&["run", "--session", "s1"], arguments, &["--", "touch", "launched"]].concat());
+    let run = |arguments: &[&str]| {
+        backend.run(
+            &other,
+            &[
+                &["run", "--session", "s1"],
+                arguments,
+                &["--", "touch", "launched"],
+            ]
+            .concat(),
+        )
+    };
     run(&[]).fails(8, "not a gzip stream", "");
     assert!(!other.home().join("launched").exists());
-    assert!(!other.home().join(".claude/projects").exists(), "something was half-written");
+    assert!(
+        !other.home().join(".claude/projects").exists(),
+        "something was half-written"
+    );
     run(&["--on-restore-error", "continue"]).ok();
     assert!(other.home().join("launched").exists());
     // Nothing stored yet is no error, unless it must exist.
-    backend.run(&other, &["run", "--session", "unknown", "--", "true"]).ok();
-    backend.run(&other, &["run", "--session", "unknown", "--must-exist", "--", "true"]).fails(8, "unknown", "");
+    backend
+        .run(&other, &["run", "--session", "unknown", "--", "true"])
+        .ok();
+    backend
+        .run(
+            &other,
+            &["run", "--session", "unknown", "--must-exist", "--", "true"],
+        )
+        .fails(8, "unknown", "");
 }
 
 #[test]
@@ -191,18 +318,32 @@ fn the_daemon_waits_for_a_process_and_flushes_after_it() {
     let backend = Backend::file();
     let home = TempHome::new();
     let mut agent = Running(Command::new("sleep").arg("1000").spawn().unwrap());
-    let mut daemon = backend.daemon(&home, &["--wait-pid", &agent.0.id().to_string(), "--flush-interval", "1h"]);
+    let mut daemon = backend.daemon(
+        &home,
+        &[
+            "--wait-pid",
+            &agent.0.id().to_string(),
+            "--flush-interval",
+            "1h",
+        ],
+    );
     append(&transcript(&home, "s1"), LINE);
     daemon.signal("TERM");
     std::thread::sleep(Duration::from_millis(300));
     assert!(daemon.0.try_wait().unwrap().is_none(), "it did not wait");
-    append(&transcript(&home, "s1"), "{\"written\":\"after the signal\"}\n");
+    append(
+        &transcript(&home, "s1"),
+        "{\"written\":\"after the signal\"}\n",
+    );
     agent.kill();
     assert_eq!(daemon.code(), Some(0));
     backend.run(&TempHome::new(), &["verify", "s1"]).ok();
     let copy = TempHome::new();
     backend.run(&copy, &["pull", "s1", "--to", "copy"]).ok();
-    assert_eq!(text(&copy.home().join("copy/projects/-work-app/s1.jsonl")), text(&transcript(&home, "s1")));
+    assert_eq!(
+        text(&copy.home().join("copy/projects/-work-app/s1.jsonl")),
+        text(&transcript(&home, "s1"))
+    );
 }
 
 #[test]
@@ -211,9 +352,20 @@ fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
     let home = TempHome::new();
     let socket = home.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
-    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut command = backend.command(&home, &["daemon", "--flush-interval", "1h", "--log-format", "json"]);
-    let mut daemon = Running(command.env("NOTIFY_SOCKET", &socket).stderr(Stdio::piped()).spawn().unwrap());
+    manager
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut command = backend.command(
+        &home,
+        &["daemon", "--flush-interval", "1h", "--log-format", "json"],
+    );
+    let mut daemon = Running(
+        command
+            .env("NOTIFY_SOCKET", &socket)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
     let mut said = [0; 64];
     let got = manager.recv(&mut said).unwrap();
     assert_eq!(&said[..got], b"READY=1");
@@ -221,23 +373,39 @@ fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
     assert_eq!(status()["ready"], true);
     append(&transcript(&home, "s1"), LINE);
     // The first change after a quiet time goes out at once, the next waits for the interval.
-    eventually("the first is durable", || status()["sessions"][0]["durable_bytes"] == LINE.len());
+    eventually("the first is durable", || {
+        status()["sessions"][0]["durable_bytes"] == LINE.len()
+    });
     append(&transcript(&home, "s1"), LINE);
-    eventually("lag is seen", || status()["sessions"][0]["lag_bytes"] == LINE.len());
+    eventually("lag is seen", || {
+        status()["sessions"][0]["lag_bytes"] == LINE.len()
+    });
     assert!(backend.run(&home, &["status"]).ok().out().contains(" for "));
-    backend.run(&home, &["flush", "--wait", "--session", "s"]).ok();
+    backend
+        .run(&home, &["flush", "--wait", "--session", "s"])
+        .ok();
     assert_eq!(status()["sessions"][0]["lag_bytes"], 0);
     // A second sessiond on the same folder is refused.
-    backend.run(&home, &["daemon"]).fails(7, "another sessiond", "status");
-    backend.run(&home, &["restore", "s1"]).fails(7, "another sessiond", "status");
-    let modes: Vec<u32> = ["", "socket"].iter().map(|name| mode(&home.home().join(".claude/.sessiond").join(name))).collect();
+    backend
+        .run(&home, &["daemon"])
+        .fails(7, "another sessiond", "status");
+    backend
+        .run(&home, &["restore", "s1"])
+        .fails(7, "another sessiond", "status");
+    let modes: Vec<u32> = ["", "socket"]
+        .iter()
+        .map(|name| mode(&home.home().join(".claude/.sessiond").join(name)))
+        .collect();
     assert_eq!(modes, [0o700, 0o600]);
     daemon.signal("TERM");
     assert_eq!(daemon.code(), Some(0));
     let mut log = String::new();
     std::io::Read::read_to_string(&mut daemon.0.stderr.take().unwrap(), &mut log).unwrap();
     for line in log.lines() {
-        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "not JSON: {line}");
+        assert!(
+            serde_json::from_str::<serde_json::Value>(line).is_ok(),
+            "not JSON: {line}"
+        );
     }
     assert!(!log.contains("hi\""), "a transcript's text is in the log");
 }
@@ -266,7 +434,10 @@ fn flush_waits_for_what_is_on_disk_and_not_for_what_comes_after() {
             backend.run(&home, &["flush", "--wait"]).ok();
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(began.elapsed() < Duration::from_secs(20), "an agent that keeps writing holds flush up");
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "an agent that keeps writing holds flush up"
+        );
     });
 }
 
@@ -277,7 +448,10 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all() {
         append(&transcript(&home, "aaa-1"), LINE);
         append(&transcript(&home, "aaa-2"), LINE);
         backend.run(&home, &["run", "--", "true"]).ok();
-        append(&home.home().join(".claude/projects/-elsewhere/bbb.jsonl"), LINE);
+        append(
+            &home.home().join(".claude/projects/-elsewhere/bbb.jsonl"),
+            LINE,
+        );
         backend.run(&home, &["run", "--", "true"]).ok();
         let into = |arguments: &[&str]| {
             let other = TempHome::new();
@@ -291,15 +465,27 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all() {
         assert_eq!(into(&["bb"]).0.ok().json()[0]["session"], "bbb");
         assert_eq!(into(&["--latest"]).0.ok().json()[0]["session"], "bbb");
         let latest = into(&["--latest", "--project", "/work/app"]).0.ok().json();
-        assert!(latest[0]["session"].as_str().unwrap().starts_with("aaa-"), "{latest}");
+        assert!(
+            latest[0]["session"].as_str().unwrap().starts_with("aaa-"),
+            "{latest}"
+        );
         let (ran, other) = into(&["--all"]);
         assert_eq!(ran.ok().json().as_array().unwrap().len(), 3);
         assert!(transcript(&other, "aaa-2").exists());
-        let ls = backend.run(&other, &["ls", "--json", "--project", "/work/app"]).ok().json();
+        let ls = backend
+            .run(&other, &["ls", "--json", "--project", "/work/app"])
+            .ok()
+            .json();
         assert_eq!(ls["sessions"].as_array().unwrap().len(), 2);
-        let page = backend.run(&other, &["ls", "--json", "--limit", "2"]).ok().json();
+        let page = backend
+            .run(&other, &["ls", "--json", "--limit", "2"])
+            .ok()
+            .json();
         let next = page["next"].as_str().unwrap();
-        let rest = backend.run(&other, &["ls", "--json", "--limit", "2", "--cursor", next]).ok().json();
+        let rest = backend
+            .run(&other, &["ls", "--json", "--limit", "2", "--cursor", next])
+            .ok()
+            .json();
         assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
     }
 }
@@ -312,19 +498,34 @@ fn a_local_file_that_differs_is_never_overwritten() {
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
     append(&transcript(&other, "s1"), "{\"mine\":1}\n");
-    backend.run(&other, &["restore", "s1"]).fails(7, "projects/-work-app/s1.jsonl", "--force");
+    backend
+        .run(&other, &["restore", "s1"])
+        .fails(7, "projects/-work-app/s1.jsonl", "--force");
     assert_eq!(text(&transcript(&other, "s1")), "{\"mine\":1}\n");
-    let plan = backend.run(&other, &["restore", "s1", "--dry-run", "--json"]).ok().json();
+    let plan = backend
+        .run(&other, &["restore", "s1", "--dry-run", "--json"])
+        .ok()
+        .json();
     assert_eq!(plan[0]["files"][0]["action"], "conflict");
     backend.run(&other, &["restore", "s1", "--force"]).ok();
     assert_eq!(text(&transcript(&other, "s1")), LINE.repeat(3));
-    let aside = std::fs::read_dir(other.home().join(".claude/.sessiond/aside")).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(text(&aside.join("projects/-work-app/s1.jsonl")), "{\"mine\":1}\n");
+    let aside = std::fs::read_dir(other.home().join(".claude/.sessiond/aside"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    assert_eq!(
+        text(&aside.join("projects/-work-app/s1.jsonl")),
+        "{\"mine\":1}\n"
+    );
 
     // One that is ahead is kept and shipped; one that is behind is brought up to date.
     let ahead = TempHome::new();
     append(&transcript(&ahead, "s1"), &LINE.repeat(5));
-    backend.run(&ahead, &["run", "--session", "s1", "--", "true"]).ok();
+    backend
+        .run(&ahead, &["run", "--session", "s1", "--", "true"])
+        .ok();
     let behind = TempHome::new();
     append(&transcript(&behind, "s1"), LINE);
     backend.run(&behind, &["restore", "s1"]).ok();
@@ -340,7 +541,9 @@ fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
     append(&task, "{\"status\":\"pending\"}");
     let mut daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();
-    let ledger = home.home().join(".claude/.sessiond/ledger/default/claude-code/s1.json");
+    let ledger = home
+        .home()
+        .join(".claude/.sessiond/ledger/default/claude-code/s1.json");
     let before = std::fs::read(&ledger).unwrap();
     append(&transcript(&home, "s1"), LINE);
     std::fs::write(&task, "{\"status\":\"running\"}").unwrap();
@@ -349,17 +552,24 @@ fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
     // As if the machine had died between the store's answer and the ledger; then the agent changed a file once more.
     std::fs::write(&ledger, before).unwrap();
     std::fs::write(&task, "{\"status\":\"done\"}").unwrap();
-    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
+    backend
+        .run(&home, &["run", "--session", "s1", "--", "true"])
+        .ok();
     assert_eq!(text(&task), "{\"status\":\"done\"}");
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
-    assert_eq!(text(&other.home().join(".claude/tasks/s1/1.json")), "{\"status\":\"done\"}");
+    assert_eq!(
+        text(&other.home().join(".claude/tasks/s1/1.json")),
+        "{\"status\":\"done\"}"
+    );
     assert_eq!(text(&transcript(&other, "s1")), LINE.repeat(2));
 
     // The same with no ledger at all: the transcript is here, so what stands beside it is newer than the log.
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     std::fs::write(&task, "{\"status\":\"again\"}").unwrap();
-    backend.run(&home, &["run", "--session", "s1", "--", "true"]).ok();
+    backend
+        .run(&home, &["run", "--session", "s1", "--", "true"])
+        .ok();
     assert_eq!(text(&task), "{\"status\":\"again\"}");
 }
 
@@ -377,13 +587,25 @@ fn a_restored_file_belongs_to_the_owner_of_the_folder() {
     std::os::unix::fs::chown(other.home(), Some(4321), Some(4322)).unwrap();
     backend.run(&other, &["restore", "s1"]).ok();
     let root = other.home().join(".claude");
-    for path in ["", "projects", "projects/-work-app", "projects/-work-app/s1.jsonl", ".sessiond", ".sessiond/ledger"] {
+    for path in [
+        "",
+        "projects",
+        "projects/-work-app",
+        "projects/-work-app/s1.jsonl",
+        ".sessiond",
+        ".sessiond/ledger",
+    ] {
         let found = std::fs::metadata(root.join(path)).unwrap();
         assert_eq!((found.uid(), found.gid()), (4321, 4322), "{path}");
     }
     let named = TempHome::new();
-    backend.run(&named, &["restore", "s1", "--owner", "77:78"]).ok();
-    assert_eq!(std::fs::metadata(transcript(&named, "s1")).unwrap().uid(), 77);
+    backend
+        .run(&named, &["restore", "s1", "--owner", "77:78"])
+        .ok();
+    assert_eq!(
+        std::fs::metadata(transcript(&named, "s1")).unwrap().uid(),
+        77
+    );
 }
 
 #[test]
@@ -394,12 +616,24 @@ fn pull_is_only_a_copy() {
         append(&transcript(&home, "s1"), LINE);
         backend.run(&home, &["flush", "--wait"]).ok();
         let root = home.home().join(".claude").to_string_lossy().into_owned();
-        backend.run(&home, &["pull", "s1", "--to", &root]).fails(2, "agent's folder", "--to");
-        backend.run(&home, &["pull", "s1", "--to", &format!("{root}/projects/x")]).fails(2, "agent's folder", "--to");
+        backend
+            .run(&home, &["pull", "s1", "--to", &root])
+            .fails(2, "agent's folder", "--to");
+        backend
+            .run(
+                &home,
+                &["pull", "s1", "--to", &format!("{root}/projects/x")],
+            )
+            .fails(2, "agent's folder", "--to");
         backend.run(&home, &["pull", "s1"]).ok();
-        assert_eq!(text(&home.home().join("s1/projects/-work-app/s1.jsonl")), LINE);
+        assert_eq!(
+            text(&home.home().join("s1/projects/-work-app/s1.jsonl")),
+            LINE
+        );
         assert!(!home.home().join("s1/.sessiond").exists());
-        backend.run(&home, &["pull", "s1", "--raw", "--to", "raw"]).ok();
+        backend
+            .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
+            .ok();
         assert!(home.home().join("raw/log/000000000002.gz").exists());
         // The writer never noticed.
         append(&transcript(&home, "s1"), LINE);
@@ -425,20 +659,38 @@ fn two_daemons_on_one_session_never_interleave() {
         backend.run(&second, &["flush", "--wait"]).ok();
         append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
         // What the loser had is durable, and it is told where.
-        backend.run(&first, &["flush", "--wait"]).fails(4, "taken over", "pull s1 --branch");
+        backend
+            .run(&first, &["flush", "--wait"])
+            .fails(4, "taken over", "pull s1 --branch");
         // And told again, also when there is nothing new.
-        backend.run(&first, &["flush", "--wait"]).fails(4, "taken over", "pull s1 --branch");
+        backend
+            .run(&first, &["flush", "--wait"])
+            .fails(4, "taken over", "pull s1 --branch");
         append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
         backend.run(&second, &["flush", "--wait"]).ok();
 
         let copy = TempHome::new();
         backend.run(&copy, &["pull", "s1", "--to", "main"]).ok();
-        assert_eq!(text(&copy.home().join("main/projects/-work-app/s1.jsonl")), text(&transcript(&second, "s1")));
-        let branches = || backend.run(&copy, &["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
-        eventually("ls shows the branch", || branches().as_array().unwrap().len() == 1);
+        assert_eq!(
+            text(&copy.home().join("main/projects/-work-app/s1.jsonl")),
+            text(&transcript(&second, "s1"))
+        );
+        let branches =
+            || backend.run(&copy, &["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
+        eventually("ls shows the branch", || {
+            branches().as_array().unwrap().len() == 1
+        });
         let branch = branches()[0].as_str().unwrap().to_owned();
-        backend.run(&copy, &["pull", "s1", "--to", "branch", "--branch", &branch[..6]]).ok();
-        assert_eq!(text(&copy.home().join("branch/projects/-work-app/s1.jsonl")), text(&transcript(&first, "s1")));
+        backend
+            .run(
+                &copy,
+                &["pull", "s1", "--to", "branch", "--branch", &branch[..6]],
+            )
+            .ok();
+        assert_eq!(
+            text(&copy.home().join("branch/projects/-work-app/s1.jsonl")),
+            text(&transcript(&first, "s1"))
+        );
         backend.run(&copy, &["verify", "--all"]).ok();
     }
 }
@@ -453,11 +705,18 @@ fn a_custom_agent_needs_only_patterns() {
     append(&home.home().join("state/chats/a b.jsonl"), LINE);
     append(&home.home().join("state/chats/a b/x/y.bin"), "\u{0}binary");
     append(&home.home().join("state/chats/a b/secret.txt"), "no");
-    backend.run(&home, &["--config", &config, "run", "--", "true"]).ok();
+    backend
+        .run(&home, &["--config", &config, "run", "--", "true"])
+        .ok();
     let other = TempHome::new();
-    backend.run(&other, &["--config", &config, "restore", "a=20b"]).ok();
+    backend
+        .run(&other, &["--config", &config, "restore", "a=20b"])
+        .ok();
     assert_eq!(text(&other.home().join("state/chats/a b.jsonl")), LINE);
-    assert_eq!(text(&other.home().join("state/chats/a b/x/y.bin")), "\u{0}binary");
+    assert_eq!(
+        text(&other.home().join("state/chats/a b/x/y.bin")),
+        "\u{0}binary"
+    );
     assert!(!other.home().join("state/chats/a b/secret.txt").exists());
 }
 
@@ -468,14 +727,24 @@ fn reindex_gives_the_same_rows() {
         for session in ["s1", "s2", "s3"] {
             append(&transcript(&home, session), &LINE.repeat(3));
         }
-        append(&home.home().join(".claude/projects/-work-app/memory/M.md"), "m");
+        append(
+            &home.home().join(".claude/projects/-work-app/memory/M.md"),
+            "m",
+        );
         backend.run(&home, &["run", "--", "true"]).ok();
         append(&transcript(&home, "s2"), LINE);
-        backend.run(&home, &["run", "--session", "s2", "--", "true"]).ok();
+        backend
+            .run(&home, &["run", "--session", "s2", "--", "true"])
+            .ok();
         let before = backend.run(&home, &["ls", "--json"]).ok().json();
         assert_eq!(before["sessions"].as_array().unwrap().len(), 3);
         backend.run(&home, &["reindex"]).ok();
-        assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before, "{}", backend.name);
+        assert_eq!(
+            backend.run(&home, &["ls", "--json"]).ok().json(),
+            before,
+            "{}",
+            backend.name
+        );
     }
 }
 
@@ -484,9 +753,20 @@ fn the_demo_shows_the_point() {
     let home = TempHome::new();
     let output = home.command(&sessiond()).arg("demo").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("equal: nothing that was acknowledged is lost"), "{said}");
-    assert_eq!(std::fs::read_dir(home.home()).unwrap().count(), 0, "the demo touched the home folder");
+    assert!(
+        output.status.success(),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        said.contains("equal: nothing that was acknowledged is lost"),
+        "{said}"
+    );
+    assert_eq!(
+        std::fs::read_dir(home.home()).unwrap().count(),
+        0,
+        "the demo touched the home folder"
+    );
 }
 
 #[test]
@@ -497,7 +777,10 @@ fn help_version_completions_and_manual_are_there() {
         assert!(output.status.success(), "{arguments:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    assert_eq!(run(&["--version"]).trim(), format!("sessiond {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        run(&["--version"]).trim(),
+        format!("sessiond {}", env!("CARGO_PKG_VERSION"))
+    );
     assert!(run(&["completions", "bash"]).contains("_sessiond"));
     assert!(run(&["man"]).contains(".TH sessiond"));
     run(&["man", "--to", "pages"]);
@@ -534,15 +817,24 @@ fn help_version_completions_and_manual_are_there() {
     ] {
         let (short, long) = (run(&[verb, "-h"]), run(&[verb, "--help"]));
         assert!(long.contains("Example"), "{verb} --help has no example");
-        assert!(short.contains("SESSIOND_STORE"), "{verb} -h does not name the variables");
+        assert!(
+            short.contains("SESSIOND_STORE"),
+            "{verb} -h does not name the variables"
+        );
     }
 }
 
 #[test]
 fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
-    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
+        return;
+    };
     let proxy = TcpProxy::start(s3.addr());
-    let backend = Backend::on(&format!("http://{}", proxy.addr()), &s3.fresh_bucket(), &postgres.fresh_database());
+    let backend = Backend::on(
+        &format!("http://{}", proxy.addr()),
+        &s3.fresh_bucket(),
+        &postgres.fresh_database(),
+    );
     let home = TempHome::new();
     append(&transcript(&home, "s1"), &"{}\n".repeat(1000));
     backend.run(&home, &["run", "--", "true"]).ok();
@@ -556,16 +848,40 @@ fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
         script
             .env_clear()
             .env("TERM", "xterm")
-            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
+            .envs(
+                command
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
             .current_dir(home.path())
             .stdin(Stdio::null());
-        script.args(["-qec", &format!("stty columns 100; {program} verify s1 {quiet}"), "/dev/null"]);
-        String::from_utf8_lossy(&script.output().expect("script is a part of every Debian").stdout).into_owned()
+        script.args([
+            "-qec",
+            &format!("stty columns 100; {program} verify s1 {quiet}"),
+            "/dev/null",
+        ]);
+        String::from_utf8_lossy(
+            &script
+                .output()
+                .expect("script is a part of every Debian")
+                .stdout,
+        )
+        .into_owned()
     };
     let shown = on_a_terminal("");
-    assert!(shown.contains("verifying") && shown.contains("1 logs, 0 damaged"), "{shown}");
+    assert!(
+        shown.contains("verifying") && shown.contains("1 logs, 0 damaged"),
+        "{shown}"
+    );
     let quiet = on_a_terminal("--quiet");
-    assert!(!quiet.contains("verifying") && quiet.contains("1 logs, 0 damaged"), "{quiet}");
+    assert!(
+        !quiet.contains("verifying") && quiet.contains("1 logs, 0 damaged"),
+        "{quiet}"
+    );
     let elsewhere = backend.run(&home, &["verify", "s1"]).ok();
-    assert!(!elsewhere.err().contains("verifying"), "{}", elsewhere.err());
+    assert!(
+        !elsewhere.err().contains("verifying"),
+        "{}",
+        elsewhere.err()
+    );
 }

@@ -16,11 +16,17 @@ use crate::support::world::files_below;
 
 /// What the session in a folder says, in a few words a line.
 fn told(profile: &dyn Profile, root: &Path) -> String {
-    let files: BTreeMap<RelPath, Vec<u8>> = files_below(root).into_iter().map(|(path, bytes)| (path.parse().unwrap(), bytes)).collect();
+    let files: BTreeMap<RelPath, Vec<u8>> = files_below(root)
+        .into_iter()
+        .map(|(path, bytes)| (path.parse().unwrap(), bytes))
+        .collect();
     let (mut reader, mut turns, mut out) = (Reader::default(), Turns::default(), String::new());
     let mut took: BTreeMap<String, Tokens> = BTreeMap::new();
     let mut unread = 0;
-    for (path, bytes) in files.iter().filter(|(path, _)| profile.is_conversation(path)) {
+    for (path, bytes) in files
+        .iter()
+        .filter(|(path, _)| profile.is_conversation(path))
+    {
         let part = Part {
             path: path.clone(),
             kind: FileKind::Append,
@@ -39,19 +45,43 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
                 took.insert(answer.clone(), tokens);
             }
         }
-        let side = if profile.is_transcript(path) { "main" } else { "sub-agent" };
-        let counts: Vec<String> = roles.iter().map(|(role, count)| format!(" {count} {}", role.word())).collect();
+        let side = if profile.is_transcript(path) {
+            "main"
+        } else {
+            "sub-agent"
+        };
+        let counts: Vec<String> = roles
+            .iter()
+            .map(|(role, count)| format!(" {count} {}", role.word()))
+            .collect();
         writeln!(out, "{side}:{}", counts.join(",")).unwrap();
         for point in turns.take(&told.marks, &BTreeMap::new()) {
-            writeln!(out, "  turn {} checkpoint {} {}", point.turn, point.number, point.stop.unwrap_or_default()).unwrap();
+            writeln!(
+                out,
+                "  turn {} checkpoint {} {}",
+                point.turn,
+                point.number,
+                point.stop.unwrap_or_default()
+            )
+            .unwrap();
         }
         if profile.is_transcript(path) {
             for call in &turns.pending {
                 writeln!(out, "  pending {} {}", call.name, call.input).unwrap();
             }
-            if let Some(model) = told.facts.model.filter(|_| profile.name().as_str() != ClaudeCode::NAME) {
+            if let Some(model) = told
+                .facts
+                .model
+                .filter(|_| profile.name().as_str() != ClaudeCode::NAME)
+            {
                 let known = |fact: Option<String>| fact.unwrap_or_else(|| "?".to_owned());
-                writeln!(out, "  {model} in {} by {}", known(told.facts.cwd), known(told.facts.agent_version)).unwrap();
+                writeln!(
+                    out,
+                    "  {model} in {} by {}",
+                    known(told.facts.cwd),
+                    known(told.facts.agent_version)
+                )
+                .unwrap();
             }
             if let Some(cost) = told.facts.cost {
                 writeln!(out, "  cost {cost}").unwrap();
@@ -59,33 +89,63 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
         }
         unread += told.unread.values().sum::<u64>();
     }
-    let all = took.values().fold(Tokens::default(), |all, tokens| all.and(*tokens));
-    writeln!(out, "tokens {} {} {} {}; unread {unread}", all.input, all.output, all.cache_read, all.cache_write).unwrap();
+    let all = took
+        .values()
+        .fold(Tokens::default(), |all, tokens| all.and(*tokens));
+    writeln!(
+        out,
+        "tokens {} {} {} {}; unread {unread}",
+        all.input, all.output, all.cache_read, all.cache_write
+    )
+    .unwrap();
     out
 }
 
 /// What all sessions of a program say.
 fn all_told(profile: &dyn Profile, folder: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
-    let mut roots: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(folder);
+    let mut roots: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     roots.sort();
-    roots.iter().map(|root| format!("== {}\n{}", root.file_name().unwrap().to_str().unwrap(), told(profile, root))).collect()
+    roots
+        .iter()
+        .map(|root| {
+            format!(
+                "== {}\n{}",
+                root.file_name().unwrap().to_str().unwrap(),
+                told(profile, root)
+            )
+        })
+        .collect()
 }
 
 #[test]
 fn what_claude_code_wrote_is_understood() {
     let profile = ClaudeCode::new("claude-code".parse().unwrap());
-    assert_eq!(all_told(&profile, "claude"), include_str!("real_transcripts.txt"));
+    assert_eq!(
+        all_told(&profile, "claude"),
+        include_str!("real_transcripts.txt")
+    );
 }
 
 #[test]
 fn what_codex_wrote_is_understood() {
     let profile = Codex::new("codex".parse().unwrap());
-    assert_eq!(all_told(&profile, "codex"), include_str!("real_transcripts_codex.txt"));
+    assert_eq!(
+        all_told(&profile, "codex"),
+        include_str!("real_transcripts_codex.txt")
+    );
 }
 
 #[test]
 fn what_gemini_cli_wrote_is_understood() {
     let profile = Gemini::new("gemini".parse().unwrap());
-    assert_eq!(all_told(&profile, "gemini"), include_str!("real_transcripts_gemini.txt"));
+    assert_eq!(
+        all_told(&profile, "gemini"),
+        include_str!("real_transcripts_gemini.txt")
+    );
 }

@@ -16,7 +16,16 @@ fn record(n: u32) -> String {
 
 /// A line that is torn and glued to the next, zeros, two records on a line, and a last one without its end.
 fn damaged() -> String {
-    format!("{}\n{}{}\n\0\0\0\0{}\n{}{}\n{}", record(1), &record(2)[..30], record(2), record(3), record(4), record(5), record(6))
+    format!(
+        "{}\n{}{}\n\0\0\0\0{}\n{}{}\n{}",
+        record(1),
+        &record(2)[..30],
+        record(2),
+        record(3),
+        record(4),
+        record(5),
+        record(6)
+    )
 }
 
 fn sound(to: u32) -> String {
@@ -33,7 +42,10 @@ fn aside(root: PathBuf) -> Vec<String> {
     if !kept.exists() {
         return Vec::new();
     }
-    files_below(&kept).into_values().map(|bytes| String::from_utf8(bytes).unwrap()).collect()
+    files_below(&kept)
+        .into_values()
+        .map(|bytes| String::from_utf8(bytes).unwrap())
+        .collect()
 }
 
 #[test]
@@ -42,24 +54,43 @@ fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
         let home = TempHome::new();
         append(&transcript(&home, "s1"), &damaged());
         backend.run(&home, &["run", "--", "true"]).ok();
-        let stored = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0]["head"].as_u64().unwrap();
+        let stored = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0]["head"]
+            .as_u64()
+            .unwrap();
 
         // Without it, everything is as it was, to the last whole line.
         let plain = TempHome::new();
         backend.run(&plain, &["restore", "s1", "--dry-run"]).ok();
         let copy = |home: &TempHome, arguments: &[&str]| {
             let to = home.home().join(format!("copy{}", arguments.len()));
-            backend.run(home, &[&["pull", "s1", "--to", to.to_str().unwrap()], arguments].concat()).ok();
+            backend
+                .run(
+                    home,
+                    &[&["pull", "s1", "--to", to.to_str().unwrap()], arguments].concat(),
+                )
+                .ok();
             to
         };
         assert_eq!(text(copy(&plain, &[]).join(PATH)), damaged());
         let view = copy(&plain, &["--repair"]);
-        assert_eq!((text(view.join(PATH)), aside(view)), (sound(6), vec![damaged()]));
+        assert_eq!(
+            (text(view.join(PATH)), aside(view)),
+            (sound(6), vec![damaged()])
+        );
 
         let other = TempHome::new();
-        let told = backend.run(&other, &["restore", "s1", "--repair", "--dry-run"]).ok().out();
-        assert!(told.contains("line 2, byte ") && !transcript(&other, "s1").exists(), "{told}");
-        let told = backend.run(&other, &["restore", "s1", "--repair"]).ok().out();
+        let told = backend
+            .run(&other, &["restore", "s1", "--repair", "--dry-run"])
+            .ok()
+            .out();
+        assert!(
+            told.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
+            "{told}"
+        );
+        let told = backend
+            .run(&other, &["restore", "s1", "--repair"])
+            .ok()
+            .out();
         for change in [
             "30 bytes of a torn line",
             "line 3, ",
@@ -79,11 +110,28 @@ fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
         backend.run(&other, &["run", "--", "true"]).ok();
         let third = TempHome::new();
         backend.run(&third, &["restore", "s1"]).ok();
-        assert_eq!(text(transcript(&third, "s1")), sound(7), "on {}", backend.name);
-        assert_eq!(text(copy(&third, &["--at", &format!("seq:{stored}")]).join(PATH)), damaged());
+        assert_eq!(
+            text(transcript(&third, "s1")),
+            sound(7),
+            "on {}",
+            backend.name
+        );
+        assert_eq!(
+            text(copy(&third, &["--at", &format!("seq:{stored}")]).join(PATH)),
+            damaged()
+        );
         backend.run(&third, &["verify", "s1"]).ok();
-        let messages = backend.run(&third, &["messages", "s1", "--json"]).ok().out();
-        assert_eq!((1..=7).map(|n| messages.matches(&format!("\"u{n}\"")).count()).collect::<Vec<_>>(), [1; 7], "{messages}");
+        let messages = backend
+            .run(&third, &["messages", "s1", "--json"])
+            .ok()
+            .out();
+        assert_eq!(
+            (1..=7)
+                .map(|n| messages.matches(&format!("\"u{n}\"")).count())
+                .collect::<Vec<_>>(),
+            [1; 7],
+            "{messages}"
+        );
     }
 }
 
@@ -91,18 +139,48 @@ fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
 fn what_is_here_is_repaired_in_its_place() {
     let backend = Backend::file();
     let home = TempHome::new();
-    append(&transcript(&home, "s1"), &format!("{}\n{}\n", record(1), record(2)));
+    append(
+        &transcript(&home, "s1"),
+        &format!("{}\n{}\n", record(1), record(2)),
+    );
     backend.run(&home, &["run", "--", "true"]).ok();
     // Nothing to repair: nothing is kept aside.
     backend.run(&home, &["restore", "s1", "--repair"]).ok();
-    assert_eq!((text(transcript(&home, "s1")), aside(home.home().join(".claude"))), (sound(2), vec![]));
+    assert_eq!(
+        (
+            text(transcript(&home, "s1")),
+            aside(home.home().join(".claude"))
+        ),
+        (sound(2), vec![])
+    );
     // Written since, and killed while writing.
-    append(&transcript(&home, "s1"), &format!("\0\0{}\n{}", record(3), &record(4)[..20]));
+    append(
+        &transcript(&home, "s1"),
+        &format!("\0\0{}\n{}", record(3), &record(4)[..20]),
+    );
     let was = text(transcript(&home, "s1"));
     backend
-        .run(&home, &["run", "--session", "s1", "--repair", "--", "sh", "-c", "wc -l < ~/.claude/projects/-work-app/s1.jsonl > ~/lines"])
+        .run(
+            &home,
+            &[
+                "run",
+                "--session",
+                "s1",
+                "--repair",
+                "--",
+                "sh",
+                "-c",
+                "wc -l < ~/.claude/projects/-work-app/s1.jsonl > ~/lines",
+            ],
+        )
         .ok();
-    assert_eq!((text(transcript(&home, "s1")), text(home.home().join("lines"))), (sound(3), "3\n".to_owned()));
+    assert_eq!(
+        (
+            text(transcript(&home, "s1")),
+            text(home.home().join("lines"))
+        ),
+        (sound(3), "3\n".to_owned())
+    );
     assert_eq!(aside(home.home().join(".claude")), [was]);
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();

@@ -12,7 +12,10 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub fn let_pass(backend: &Backend, time: Duration) {
     let mut open = vec![backend.path().join("bucket/v1")];
     while let Some(folder) = open.pop() {
-        for item in std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()) {
+        for item in std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|item| item.unwrap().path())
+        {
             if item.is_dir() {
                 open.push(item);
             } else {
@@ -47,7 +50,12 @@ fn stream(backend: &Backend, home: &TempHome, changes: usize) -> Vec<u8> {
 fn restored(backend: &Backend, arguments: &[&str]) -> Vec<u8> {
     let home = TempHome::new();
     let copy = home.path().join("copy");
-    backend.run(&home, &[&["pull", "s1", "--to", &copy.to_string_lossy()], arguments].concat()).ok();
+    backend
+        .run(
+            &home,
+            &[&["pull", "s1", "--to", &copy.to_string_lossy()], arguments].concat(),
+        )
+        .ok();
     std::fs::read(copy.join("projects/-work-app/s1.jsonl")).unwrap()
 }
 
@@ -58,27 +66,49 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
     let whole = stream(&backend, &home, 40);
     let folder = session(&backend);
     // A claim and 40 deltas: the daemon has made a snapshot of the first 31.
-    assert_eq!((count(&folder.join("log")), count(&folder.join("snap"))), (41, 1));
+    assert_eq!(
+        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (41, 1)
+    );
     let third = restored(&backend, &["--at", "seq:4"]);
     assert!(whole.starts_with(&third) && third.iter().filter(|byte| **byte == b'\n').count() == 3);
 
     let_pass(&backend, 6 * DAY);
-    let plan = backend.run(&home, &["gc", "--ttl", "never", "--json"]).json();
+    let plan = backend
+        .run(&home, &["gc", "--ttl", "never", "--json"])
+        .json();
     assert_eq!(plan["objects"], 0, "{plan}");
     assert_eq!(count(&folder.join("log")), 41);
 
     let_pass(&backend, 2 * DAY);
-    let plan = backend.run(&home, &["gc", "--ttl", "never", "--dry-run", "--json"]).json();
-    assert_eq!((&plan["objects"], &plan["outcomes"][0]["steps"]), (&31.into(), &serde_json::json!(["collect", "squeeze"])), "{plan}");
+    let plan = backend
+        .run(&home, &["gc", "--ttl", "never", "--dry-run", "--json"])
+        .json();
+    assert_eq!(
+        (&plan["objects"], &plan["outcomes"][0]["steps"]),
+        (&31.into(), &serde_json::json!(["collect", "squeeze"])),
+        "{plan}"
+    );
     assert_eq!(count(&folder.join("log")), 41, "a dry run deletes nothing");
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
-    assert_eq!((count(&folder.join("log")), count(&folder.join("snap"))), (10, 2));
+    assert_eq!(
+        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (10, 2)
+    );
     assert_eq!(restored(&backend, &[]), whole);
-    assert_eq!(backend.run(&home, &["pull", "s1", "--at", "seq:4", "--to", "nowhere"]).code(), 3);
+    assert_eq!(
+        backend
+            .run(&home, &["pull", "s1", "--at", "seq:4", "--to", "nowhere"])
+            .code(),
+        3
+    );
 
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
-    assert_eq!((count(&folder.join("log")), count(&folder.join("snap"))), (0, 1));
+    assert_eq!(
+        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (0, 1)
+    );
     assert_eq!(restored(&backend, &[]), whole);
     backend.run(&home, &["verify", "--all", "--deep"]).ok();
     let before = backend.run(&home, &["ls", "--json"]).json();
@@ -107,23 +137,58 @@ fn a_session_expires_can_be_brought_back_and_goes_for_good_after_the_grace_perio
     assert_eq!(restored(&backend, &[]), whole);
 
     backend.run(&home, &["ttl", "s1", "default"]).ok();
-    assert_eq!(backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0], "expire");
+    assert_eq!(
+        backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0],
+        "expire"
+    );
     let elsewhere = TempHome::new();
-    backend.run(&elsewhere, &["restore", "s1"]).fails(3, "was removed", "sessiond undelete s1");
-    assert_eq!(backend.run(&home, &["ls", "--json"]).json()["sessions"].as_array().unwrap().len(), 0);
-    assert_eq!(backend.run(&home, &["ls", "--status", "removed", "--json"]).json()["sessions"].as_array().unwrap().len(), 1);
+    backend
+        .run(&elsewhere, &["restore", "s1"])
+        .fails(3, "was removed", "sessiond undelete s1");
+    assert_eq!(
+        backend.run(&home, &["ls", "--json"]).json()["sessions"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
+    assert_eq!(
+        backend
+            .run(&home, &["ls", "--status", "removed", "--json"])
+            .json()["sessions"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
     backend.run(&home, &["undelete", "s1"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
-    assert_eq!(backend.run(&home, &["ls", "--json"]).json()["sessions"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        backend.run(&home, &["ls", "--json"]).json()["sessions"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
 
     let_pass(&backend, 8 * DAY);
     backend.run(&home, &["gc"]).ok();
     let_pass(&backend, DAY / 2);
-    assert_eq!(backend.run(&home, &["gc", "--json"]).json()["objects"], 0, "within the grace period nothing is deleted");
+    assert_eq!(
+        backend.run(&home, &["gc", "--json"]).json()["objects"],
+        0,
+        "within the grace period nothing is deleted"
+    );
     let_pass(&backend, DAY);
     backend.run(&home, &["gc"]).ok();
-    assert_eq!(count(&session(&backend).join("log")), 1, "only the mark is left");
-    backend.run(&home, &["undelete", "s1"]).fails(3, "deleted for good", "");
+    assert_eq!(
+        count(&session(&backend).join("log")),
+        1,
+        "only the mark is left"
+    );
+    backend
+        .run(&home, &["undelete", "s1"])
+        .fails(3, "deleted for good", "");
 
     // Whoever still has the files can go on: all of them are stored anew.
     let longer = stream(&backend, &home, 1);
@@ -146,9 +211,20 @@ fn what_is_left_of_a_deleted_session_goes_too() {
     // Somebody who found the session before says something of what is left.
     backend.run(&home, &["label", "s1", "a=c"]).ok();
     let_pass(&backend, 8 * DAY);
-    assert_eq!(backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0], "forget");
+    assert_eq!(
+        backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0],
+        "forget"
+    );
     assert!(!session(&backend).exists());
-    assert_eq!(backend.run(&home, &["ls", "--status", "removed", "--json"]).json()["sessions"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        backend
+            .run(&home, &["ls", "--status", "removed", "--json"])
+            .json()["sessions"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
     // A daemon that had slept through all of it.
     let longer = stream(&backend, &home, 1);
     assert_eq!(restored(&backend, &[]), longer);
@@ -162,16 +238,26 @@ fn rm_asks_and_a_writer_brings_the_session_back() {
     let path = transcript(&home, "s1");
     append(&path, "{\"n\":1}\n");
     backend.run(&home, &["flush", "--wait"]).ok();
-    backend.run(&home, &["rm", "s1"]).fails(2, "nobody is here to ask", "--yes");
+    backend
+        .run(&home, &["rm", "s1"])
+        .fails(2, "nobody is here to ask", "--yes");
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
-    backend.run(&TempHome::new(), &["restore", "s1"]).fails(3, "was removed", "undelete");
-    backend.run(&home, &["rm", "nobody", "--yes"]).fails(3, "there is no", "sessiond ls");
+    backend
+        .run(&TempHome::new(), &["restore", "s1"])
+        .fails(3, "was removed", "undelete");
+    backend
+        .run(&home, &["rm", "nobody", "--yes"])
+        .fails(3, "there is no", "sessiond ls");
     append(&path, "{\"n\":2}\n");
     backend.run(&home, &["flush", "--wait"]).ok();
     assert_eq!(restored(&backend, &[]), std::fs::read(&path).unwrap());
     let row = backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
-    assert_eq!((&row["status"], &row["branches"]), (&"active".into(), &serde_json::json!([])), "{row}");
+    assert_eq!(
+        (&row["status"], &row["branches"]),
+        (&"active".into(), &serde_json::json!([])),
+        "{row}"
+    );
     drop(daemon);
 }
 
@@ -191,7 +277,11 @@ fn a_removed_id_can_be_used_again_and_the_old_session_is_history() {
     backend.run(&home, &["verify", "--all", "--deep"]).ok();
     backend.run(&home, &["reindex"]).ok();
     let row = backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
-    assert_eq!((&row["status"], &row["branches"]), (&"active".into(), &serde_json::json!([])), "{row}");
+    assert_eq!(
+        (&row["status"], &row["branches"]),
+        (&"active".into(), &serde_json::json!([])),
+        "{row}"
+    );
 }
 
 #[test]
@@ -201,9 +291,17 @@ fn a_session_that_was_said_to_be_short_lived_expires_first() {
     stream(&backend, &home, 2);
     backend.run(&home, &["ttl", "s1", "1h"]).ok();
     let_pass(&backend, DAY / 48);
-    assert!(backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"].as_array().unwrap().is_empty());
+    assert!(
+        backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
     let_pass(&backend, DAY / 48);
-    assert_eq!(backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"][0]["steps"][0], "expire");
+    assert_eq!(
+        backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"][0]["steps"][0],
+        "expire"
+    );
 }
 
 #[test]
@@ -213,16 +311,25 @@ fn what_was_deleted_for_good_can_be_imported_again() {
     let whole = stream(&backend, &home, 3);
     backend.run(&home, &["label", "s1", "a=b"]).ok();
     backend.run(&home, &["close", "s1"]).ok();
-    backend.run(&home, &["export", "s1", "-o", "s1.tar.gz"]).ok();
+    backend
+        .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+        .ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
-    assert_eq!(count(&session(&backend).join("log")), 1, "only the mark is left");
+    assert_eq!(
+        count(&session(&backend).join("log")),
+        1,
+        "only the mark is left"
+    );
     backend.run(&home, &["import", "s1.tar.gz"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
     backend.run(&home, &["verify", "--all", "--deep"]).ok();
     let row = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-    assert_eq!((&row()["status"], &row()["labels"]["a"]), (&"active".into(), &"b".into()));
+    assert_eq!(
+        (&row()["status"], &row()["labels"]["a"]),
+        (&"active".into(), &"b".into())
+    );
     let before = row();
     backend.run(&home, &["reindex"]).ok();
     assert_eq!(row(), before);

@@ -39,8 +39,11 @@ fn conversation(turn: u32) -> String {
             "\"message\":{{\"id\":\"m{turn}-{id}\",\"role\":\"assistant\",\"model\":\"opus\",\"content\":[{content}],\"stop_reason\":\"{stop}\"}}"
         )
     };
-    let call =
-        |id: u32| format!("{{\"type\":\"tool_use\",\"id\":\"t{turn}-{id}\",\"name\":\"Bash\",\"input\":{{\"command\":\"echo {WORD}\"}}}}");
+    let call = |id: u32| {
+        format!(
+            "{{\"type\":\"tool_use\",\"id\":\"t{turn}-{id}\",\"name\":\"Bash\",\"input\":{{\"command\":\"echo {WORD}\"}}}}"
+        )
+    };
     [
         line(1, "user", format!("\"message\":{{\"role\":\"user\",\"content\":\"please {WORD} {turn}\"}}")),
         line(2, "assistant", said(1, call(1), "tool_use")),
@@ -59,10 +62,15 @@ struct Key {
 
 fn keygen(backend: &Backend, name: &str) -> Key {
     let (home, file) = (TempHome::new(), backend.path().join(name));
-    let ran = backend.run(&home, &["keygen", "-o", file.to_str().unwrap()]).ok();
+    let ran = backend
+        .run(&home, &["keygen", "-o", file.to_str().unwrap()])
+        .ok();
     let recipient = ran.out().trim().to_owned();
     assert!(recipient.starts_with("age1"), "{recipient}");
-    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     Key { file, recipient }
 }
 
@@ -74,7 +82,10 @@ impl Backend {
             self.set("SESSIOND_ENCRYPT_TO", key.recipient.clone());
         }
         if !identities.is_empty() {
-            let files: Vec<&str> = identities.iter().map(|key| key.file.to_str().unwrap()).collect();
+            let files: Vec<&str> = identities
+                .iter()
+                .map(|key| key.file.to_str().unwrap())
+                .collect();
             self.set("SESSIOND_IDENTITY", files.join(","));
         }
     }
@@ -93,7 +104,10 @@ fn stream(backend: &Backend, home: &TempHome, lines: &str) {
 fn assert_restored(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
-    assert_eq!(files_below(&other.home().join(".claude")), files_below(&home.home().join(".claude")));
+    assert_eq!(
+        files_below(&other.home().join(".claude")),
+        files_below(&home.home().join(".claude"))
+    );
 }
 
 /// The same for a copy, which takes nothing over.
@@ -101,7 +115,10 @@ fn assert_restored(backend: &Backend, home: &TempHome) {
 fn assert_pulled(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
     backend.run(&other, &["pull", "s1", "--to", "copy"]).ok();
-    assert_eq!(files_below(&other.home().join("copy")), files_below(&home.home().join(".claude")));
+    assert_eq!(
+        files_below(&other.home().join("copy")),
+        files_below(&home.home().join(".claude"))
+    );
 }
 
 fn bucket(backend: &Backend) -> PathBuf {
@@ -111,24 +128,38 @@ fn bucket(backend: &Backend) -> PathBuf {
 /// The entries of the one session in a bucket that is a folder.
 fn entries(backend: &Backend) -> Vec<PathBuf> {
     let folder = bucket(backend).join("v1/default/claude-code/s1/log");
-    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|item| item.unwrap().path()).collect();
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|item| item.unwrap().path())
+        .collect();
     entries.sort();
     entries
 }
 
 fn is_sealed(path: &Path) -> bool {
-    std::fs::read(path).unwrap().starts_with(b"age-encryption.org/v1")
+    std::fs::read(path)
+        .unwrap()
+        .starts_with(b"age-encryption.org/v1")
 }
 
 /// All rows of all tables.
 fn rows(database: &str) -> String {
     block_on(async {
         let mut connection = PgConnection::connect(database).await.unwrap();
-        let tables = sqlx::query("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'");
+        let tables = sqlx::query(
+            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'",
+        );
         let mut all = String::new();
         for table in tables.fetch_all(&mut connection).await.unwrap() {
-            let sql = format!("SELECT COALESCE(string_agg(t::text, E'\\n'), '') FROM {} AS t", table.get::<String, _>(0));
-            all += &sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap().get::<String, _>(0);
+            let sql = format!(
+                "SELECT COALESCE(string_agg(t::text, E'\\n'), '') FROM {} AS t",
+                table.get::<String, _>(0)
+            );
+            all += &sqlx::query(AssertSqlSafe(sql))
+                .fetch_one(&mut connection)
+                .await
+                .unwrap()
+                .get::<String, _>(0);
         }
         all
     })
@@ -142,16 +173,33 @@ enum Kept {
 
 impl Kept {
     fn objects(&self, backend: &Backend) -> Vec<Vec<u8>> {
-        let Kept::Servers { bucket: name, .. } = self else { return objects(&bucket(backend)) };
+        let Kept::Servers { bucket: name, .. } = self else {
+            return objects(&bucket(backend));
+        };
         let server = s3().unwrap();
         let client = server.client(&server.endpoint);
         block_on(async {
             let mut all = Vec::new();
-            for object in client.list_objects_v2().bucket(name).send().await.unwrap().contents() {
-                let got = client.get_object().bucket(name).key(object.key().unwrap()).send().await.unwrap();
+            for object in client
+                .list_objects_v2()
+                .bucket(name)
+                .send()
+                .await
+                .unwrap()
+                .contents()
+            {
+                let got = client
+                    .get_object()
+                    .bucket(name)
+                    .key(object.key().unwrap())
+                    .send()
+                    .await
+                    .unwrap();
                 let bytes = got.body.collect().await.unwrap().into_bytes().to_vec();
                 let mut inflated = Vec::new();
-                let is_gzip = flate2::read::MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut inflated).is_ok();
+                let is_gzip = flate2::read::MultiGzDecoder::new(bytes.as_slice())
+                    .read_to_end(&mut inflated)
+                    .is_ok();
                 all.push(if is_gzip { inflated } else { bytes });
             }
             all
@@ -162,9 +210,19 @@ impl Kept {
         match self {
             Kept::Servers { database, .. } => rows(database).into_bytes(),
             Kept::Folder => {
-                let files = std::fs::read_dir(backend.path()).unwrap().map(|item| item.unwrap().path());
-                let database = files.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("index.db"));
-                database.flat_map(|path| std::fs::read(path).unwrap()).collect()
+                let files = std::fs::read_dir(backend.path())
+                    .unwrap()
+                    .map(|item| item.unwrap().path());
+                let database = files.filter(|path| {
+                    path.file_name()
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .starts_with("index.db")
+                });
+                database
+                    .flat_map(|path| std::fs::read(path).unwrap())
+                    .collect()
             }
         }
     }
@@ -174,7 +232,10 @@ fn everywhere() -> Vec<(Backend, Kept)> {
     let mut all = vec![(Backend::file(), Kept::Folder)];
     if let (Some(server), Some(database)) = (s3(), postgres()) {
         let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
-        all.push((Backend::on(&server.endpoint, &bucket, &database), Kept::Servers { bucket, database }));
+        all.push((
+            Backend::on(&server.endpoint, &bucket, &database),
+            Kept::Servers { bucket, database },
+        ));
     }
     all
 }
@@ -184,7 +245,12 @@ fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
     for (mut backend, kept) in everywhere() {
         let key = keygen(&backend, "key.txt");
         let home = TempHome::new();
-        append(&home.home().join(".claude/projects/-work-app/s1/tool-results/r.txt"), WORD);
+        append(
+            &home
+                .home()
+                .join(".claude/projects/-work-app/s1/tool-results/r.txt"),
+            WORD,
+        );
         backend.with(Some(&key), &[]);
         stream(&backend, &home, &conversation(1));
 
@@ -194,10 +260,21 @@ fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
         backend.run(&other, &["restore", "s1"]).ok();
         stream(&backend, &other, &conversation(2));
         assert_restored(&backend, &other);
-        assert!(backend.run(&home, &["show", "s1"]).ok().out().contains(WORD), "who has the key can look");
-        backend.run(&home, &["checkpoint", "s1", "--name", "green"]).ok();
+        assert!(
+            backend
+                .run(&home, &["show", "s1"])
+                .ok()
+                .out()
+                .contains(WORD),
+            "who has the key can look"
+        );
+        backend
+            .run(&home, &["checkpoint", "s1", "--name", "green"])
+            .ok();
         backend.run(&home, &["checkpoints", "s1"]).ok();
-        backend.run(&home, &["fork", "s1", "--at", "ckpt:green"]).ok();
+        backend
+            .run(&home, &["fork", "s1", "--at", "ckpt:green"])
+            .ok();
         backend.run(&home, &["verify", "--all", "--deep"]).ok();
         backend.run(&home, &["label", "s1", "team=core"]).ok();
         for step in ["streamed", "indexed anew"] {
@@ -207,10 +284,24 @@ fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
             let listed = backend.run(&home, &["ls", "--json"]).ok().json();
             assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
             assert!(!kept.objects(&backend).is_empty());
-            assert!(!kept.objects(&backend).iter().any(|object| holds(object, WORD)), "{} {step}: a word is in the bucket", backend.name);
+            assert!(
+                !kept
+                    .objects(&backend)
+                    .iter()
+                    .any(|object| holds(object, WORD)),
+                "{} {step}: a word is in the bucket",
+                backend.name
+            );
             let index = kept.index(&backend);
-            assert!(holds(&index, "/work/app") && holds(&index, "team"), "the index is read");
-            assert!(!holds(&index, WORD), "{} {step}: a word is in the index", backend.name);
+            assert!(
+                holds(&index, "/work/app") && holds(&index, "team"),
+                "the index is read"
+            );
+            assert!(
+                !holds(&index, WORD),
+                "{} {step}: a word is in the index",
+                backend.name
+            );
         }
     }
 }
@@ -221,7 +312,13 @@ fn without_encryption_the_same_words_are_found_there() {
         let home = TempHome::new();
         stream(&backend, &home, &conversation(1));
         backend.run(&home, &["reindex"]).ok();
-        assert!(kept.objects(&backend).iter().any(|object| holds(object, WORD)), "{}", backend.name);
+        assert!(
+            kept.objects(&backend)
+                .iter()
+                .any(|object| holds(object, WORD)),
+            "{}",
+            backend.name
+        );
         assert!(holds(&kept.index(&backend), WORD), "{}", backend.name);
     }
 }
@@ -235,7 +332,10 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
     stream(&backend, &home, &conversation(1));
     stream(&backend, &home, &conversation(2));
     let before = files_below(&bucket(&backend));
-    for (identities, why) in [(vec![], "no identity is given"), (vec![&wrong], "not to the identity that is given")] {
+    for (identities, why) in [
+        (vec![], "no identity is given"),
+        (vec![&wrong], "not to the identity that is given"),
+    ] {
         backend.with(None, &identities);
         let other = TempHome::new();
         for command in [
@@ -248,8 +348,14 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
         ] {
             backend.run(&other, &command).fails(11, why, "--identity");
         }
-        assert!(!other.home().join(".claude/projects").exists(), "nothing was put in place");
-        let verdict = backend.run(&other, &["verify"]).fails(11, "1 of 1 logs are encrypted", "--identity");
+        assert!(
+            !other.home().join(".claude/projects").exists(),
+            "nothing was put in place"
+        );
+        let verdict =
+            backend
+                .run(&other, &["verify"])
+                .fails(11, "1 of 1 logs are encrypted", "--identity");
         let entries = entries(&backend).len();
         assert!(
             verdict.out().contains(&format!("{entries} of {entries} objects could not be opened; entries 1 to {entries} are all there")),
@@ -258,22 +364,37 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
         );
         let verdict = backend.run(&other, &["verify", "--deep", "--json"]).json();
         assert_eq!(
-            (verdict[0]["sealed"].as_u64(), verdict[0]["missing"].as_array().map(Vec::len)),
+            (
+                verdict[0]["sealed"].as_u64(),
+                verdict[0]["missing"].as_array().map(Vec::len)
+            ),
             (Some(entries as u64), Some(0)),
             "{verdict}"
         );
         // However old it is: what cannot be judged is not deleted.
-        backend.run(&other, &["gc", "--ttl", "0s", "--history", "0s"]).fails(11, "1 of 1 logs were left as they are", "--identity");
-        backend.run(&other, &["run", "--session", "s1", "--", "true"]).fails(8, why, "--identity");
+        backend
+            .run(&other, &["gc", "--ttl", "0s", "--history", "0s"])
+            .fails(11, "1 of 1 logs were left as they are", "--identity");
+        backend
+            .run(&other, &["run", "--session", "s1", "--", "true"])
+            .fails(8, why, "--identity");
     }
     assert_eq!(files_below(&bucket(&backend)), before);
     std::fs::remove_file(&entries(&backend)[1]).unwrap();
     backend.with(None, &[]);
-    let verdict = backend.run(&TempHome::new(), &["verify"]).fails(11, "encrypted", "");
-    assert!(verdict.out().contains("lost or were passed over: 2"), "{}", verdict.out());
+    let verdict = backend
+        .run(&TempHome::new(), &["verify"])
+        .fails(11, "encrypted", "");
+    assert!(
+        verdict.out().contains("lost or were passed over: 2"),
+        "{}",
+        verdict.out()
+    );
     // Both keys: the one that fits is found.
     backend.with(None, &[&wrong, &key]);
-    backend.run(&TempHome::new(), &["verify"]).fails(6, "damaged", "");
+    backend
+        .run(&TempHome::new(), &["verify"])
+        .fails(6, "damaged", "");
 }
 
 #[test]
@@ -287,8 +408,15 @@ fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
         stream(&backend, &home, &conversation(turn));
     }
     let own = home.home().join(".claude/.sessiond/seal.key");
-    assert_eq!(std::fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
+    assert_eq!(
+        std::fs::metadata(&own).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    assert!(
+        !bucket(&backend)
+            .join("v1/default/claude-code/s1/branch")
+            .exists()
+    );
     backend.with(None, &[&key]);
     assert_restored(&backend, &home);
 
@@ -297,20 +425,34 @@ fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(5));
-    backend.run(&home, &["flush", "--wait"]).fails(4, "it is durable on branch", "--branch");
+    backend
+        .run(&home, &["flush", "--wait"])
+        .fails(4, "it is durable on branch", "--branch");
     daemon.kill();
     backend.with(None, &[&key]);
     let row = backend.run(&home, &["inspect", "s1", "--json"]).ok().out();
-    let branch = std::fs::read_dir(bucket(&backend).join("v1/default/claude-code/s1/branch")).unwrap().next().unwrap().unwrap();
+    let branch = std::fs::read_dir(bucket(&backend).join("v1/default/claude-code/s1/branch"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap();
     let writer = branch.file_name().into_string().unwrap();
     let copy = TempHome::new();
-    backend.run(&copy, &["pull", "s1", "--branch", &writer, "--to", "copy"]).ok();
-    assert_eq!(files_below(&copy.home().join("copy")), files_below(&home.home().join(".claude")), "{row}");
+    backend
+        .run(&copy, &["pull", "s1", "--branch", &writer, "--to", "copy"])
+        .ok();
+    assert_eq!(
+        files_below(&copy.home().join("copy")),
+        files_below(&home.home().join(".claude")),
+        "{row}"
+    );
 }
 
 #[test]
 fn replies_are_lost_and_the_writer_knows_its_own_entry_without_an_identity() {
-    let (Some(server), Some(database)) = (s3(), postgres()) else { return };
+    let (Some(server), Some(database)) = (s3(), postgres()) else {
+        return;
+    };
     let proxy = TcpProxy::start(server.addr());
     let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
     for fencing in ["store", "database"] {
@@ -322,22 +464,31 @@ fn replies_are_lost_and_the_writer_knows_its_own_entry_without_an_identity() {
         backend.with(Some(&key), &[]);
         let home = TempHome::new();
         stream(&backend, &home, &conversation(1));
-        let status = |backend: &Backend| backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0].clone();
+        let status = |backend: &Backend| {
+            backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0].clone()
+        };
         for (round, crash) in [(2, false), (3, true), (4, false)] {
             let mut daemon = backend.daemon(&home, &[]);
             append(&transcript(&home, "s1"), &conversation(10 * round));
             backend.run(&home, &["flush", "--wait"]).ok();
             proxy.set(Mode::DropReplies);
             append(&transcript(&home, "s1"), &conversation(10 * round + 1));
-            eventually("an attempt has failed", || status(&backend)["failed_attempts"].as_u64() >= Some(1));
+            eventually("an attempt has failed", || {
+                status(&backend)["failed_attempts"].as_u64() >= Some(1)
+            });
             if crash {
                 daemon.kill();
                 daemon = backend.daemon(&home, &[]);
             }
             proxy.set(Mode::Pass);
-            backend.run(&home, &["flush", "--wait", "--timeout", "40s"]).ok();
+            backend
+                .run(&home, &["flush", "--wait", "--timeout", "40s"])
+                .ok();
             assert_eq!(
-                (status(&backend)["ground"].as_str(), status(&backend)["lag_bytes"].as_u64()),
+                (
+                    status(&backend)["ground"].as_str(),
+                    status(&backend)["lag_bytes"].as_u64()
+                ),
                 (Some("main"), Some(0)),
                 "{fencing} {round}"
             );
@@ -362,14 +513,27 @@ fn keys_rotate_as_old_entries_are_merged() {
     assert_restored(&backend, &home);
     for key in [&old, &new] {
         backend.with(None, &[key]);
-        backend.run(&TempHome::new(), &["restore", "s1"]).fails(11, "not to the identity", "--identity");
+        backend.run(&TempHome::new(), &["restore", "s1"]).fails(
+            11,
+            "not to the identity",
+            "--identity",
+        );
     }
     // What stands for the old entries is written to the new recipients alone, and then nobody needs the old key.
-    let settings =
-        Settings { encrypt_to: vec![new.recipient.clone()], identity: vec![old.file.clone(), new.file.clone()], ..Settings::default() };
-    let store: Arc<dyn Store> =
-        Arc::new(Sealed::new(Arc::new(FileStore::open(bucket(&backend)).unwrap()), Keyring::read(&settings).unwrap()));
-    let index = sessiond::index::sql::SqlIndex::open(&format!("sqlite://{}", backend.path().join("index.db").display())).unwrap();
+    let settings = Settings {
+        encrypt_to: vec![new.recipient.clone()],
+        identity: vec![old.file.clone(), new.file.clone()],
+        ..Settings::default()
+    };
+    let store: Arc<dyn Store> = Arc::new(Sealed::new(
+        Arc::new(FileStore::open(bucket(&backend)).unwrap()),
+        Keyring::read(&settings).unwrap(),
+    ));
+    let index = sessiond::index::sql::SqlIndex::open(&format!(
+        "sqlite://{}",
+        backend.path().join("index.db").display()
+    ))
+    .unwrap();
     let logs = Logs {
         store,
         fence: Arc::new(Fencing::new(Wanted::Store, Arc::new(index), false)),
@@ -381,18 +545,33 @@ fn keys_rotate_as_old_entries_are_merged() {
         progress: Arc::default(),
     };
     let made = block_on(async {
-        sessiond::upkeep::compact::merge(&logs, &logs.id("s1".parse().unwrap()), 1, entries(&backend).len() as u64).await.unwrap()
+        sessiond::upkeep::compact::merge(
+            &logs,
+            &logs.id("s1".parse().unwrap()),
+            1,
+            entries(&backend).len() as u64,
+        )
+        .await
+        .unwrap()
     });
     assert_eq!(made.pieces, 1);
     backend.with(None, &[&new]);
     assert_restored(&backend, &home);
     backend.with(None, &[&old]);
-    backend.run(&TempHome::new(), &["restore", "s1"]).fails(11, "not to the identity", "--identity");
+    backend.run(&TempHome::new(), &["restore", "s1"]).fails(
+        11,
+        "not to the identity",
+        "--identity",
+    );
     // The history is the old key's until it is collected.
     backend.with(None, &[&new]);
-    backend.run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"]).fails(11, "log/000000000001.gz", "--identity");
+    backend
+        .run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"])
+        .fails(11, "log/000000000001.gz", "--identity");
     backend.with(None, &[&old, &new]);
-    backend.run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"]).ok();
+    backend
+        .run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"])
+        .ok();
 }
 
 #[test]
@@ -411,25 +590,45 @@ fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
     }
     assert_pulled(&backend, &home);
     backend.with(None, &[]);
-    backend.run(&TempHome::new(), &["pull", "s1", "--to", "copy"]).fails(11, "no identity is given", "--identity");
+    backend
+        .run(&TempHome::new(), &["pull", "s1", "--to", "copy"])
+        .fails(11, "no identity is given", "--identity");
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(3));
-    backend.run(&home, &["flush", "--wait"]).fails(11, "the session is encrypted, and nobody is named to encrypt this to", "--encrypt-to");
-    assert!(backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["lag_bytes"].as_u64() > Some(0));
+    backend.run(&home, &["flush", "--wait"]).fails(
+        11,
+        "the session is encrypted, and nobody is named to encrypt this to",
+        "--encrypt-to",
+    );
+    assert!(
+        backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["lag_bytes"].as_u64()
+            > Some(0)
+    );
     daemon.kill();
-    assert_eq!(files_below(&bucket(&backend)), before, "nothing was written in plain");
+    assert_eq!(
+        files_below(&bucket(&backend)),
+        before,
+        "nothing was written in plain"
+    );
     // With the key it catches up.
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(4));
     assert_restored(&backend, &home);
-    assert!(!bucket(&backend).join("v1/default/claude-code/s1/branch").exists());
+    assert!(
+        !bucket(&backend)
+            .join("v1/default/claude-code/s1/branch")
+            .exists()
+    );
 }
 
 /// A session that two keys open, both of them as recipients, and where it was written.
 fn written_for_two(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
     let (user, ops) = (keygen(backend, "user.txt"), keygen(backend, "ops.txt"));
-    let both = Key { file: user.file.clone(), recipient: format!("{},{}", user.recipient, ops.recipient) };
+    let both = Key {
+        file: user.file.clone(),
+        recipient: format!("{},{}", user.recipient, ops.recipient),
+    };
     let home = TempHome::new();
     backend.with(Some(&both), &[]);
     (1..=8).for_each(|number| stream(backend, &home, &conversation(number)));
@@ -443,7 +642,11 @@ fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
     let before = entries(&backend);
     backend.with(None, &[&ops]);
     let elsewhere = TempHome::new();
-    backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(11, "encrypted to others too", "--encrypt-to");
+    backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(
+        11,
+        "encrypted to others too",
+        "--encrypt-to",
+    );
     assert_eq!(entries(&backend), before);
     // Who names everybody may.
     for all in [None, Some(&both)] {
@@ -451,7 +654,12 @@ fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
             backend.with(all, &[&ops]);
             backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
         }
-        assert_eq!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists(), all.is_some());
+        assert_eq!(
+            bucket(&backend)
+                .join("v1/default/claude-code/s1/snap")
+                .exists(),
+            all.is_some()
+        );
         for key in [&ops, &user] {
             backend.with(None, &[key]);
             assert_pulled(&backend, &home);
@@ -464,8 +672,14 @@ fn a_snapshot_that_is_sealed_to_somebody_else_is_read_around_while_its_entries_a
     let mut backend = Backend::file();
     let (user, ops, _, home) = written_for_two(&mut backend);
     backend.with(Some(&ops), &[&ops]);
-    backend.run(&TempHome::new(), &["gc", "--history", "0s"]).ok();
-    assert!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists());
+    backend
+        .run(&TempHome::new(), &["gc", "--history", "0s"])
+        .ok();
+    assert!(
+        bucket(&backend)
+            .join("v1/default/claude-code/s1/snap")
+            .exists()
+    );
     backend.with(None, &[&user]);
     assert_pulled(&backend, &home);
 }
@@ -479,8 +693,14 @@ fn a_collector_with_a_key_leaves_a_plain_session_plain() {
     backend.with(None, &[&ops]);
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
-    backend.run(&elsewhere, &["checkpoint", "s1", "--name", "here"]).ok();
-    assert!(bucket(&backend).join("v1/default/claude-code/s1/snap").exists());
+    backend
+        .run(&elsewhere, &["checkpoint", "s1", "--name", "here"])
+        .ok();
+    assert!(
+        bucket(&backend)
+            .join("v1/default/claude-code/s1/snap")
+            .exists()
+    );
     backend.with(None, &[]);
     backend.run(&elsewhere, &["checkpoints", "s1"]).ok();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
@@ -499,8 +719,14 @@ fn what_the_index_knows_of_a_sealed_session_stays_when_it_is_rebuilt_without_the
     backend.run(&home, &["reindex"]).ok();
     backend.with(None, &[]);
     let known = backend.run(&home, &["ls", "--json"]).ok().json();
-    assert_eq!(known["sessions"].as_array().map(Vec::len), Some(1), "{known}");
-    backend.run(&home, &["reindex"]).fails(11, "encrypted", "--identity");
+    assert_eq!(
+        known["sessions"].as_array().map(Vec::len),
+        Some(1),
+        "{known}"
+    );
+    backend
+        .run(&home, &["reindex"])
+        .fails(11, "encrypted", "--identity");
     assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), known);
 }
 
@@ -515,7 +741,10 @@ fn damage_is_damage_also_where_it_is_encrypted() {
     let whole = std::fs::read(&entry).unwrap();
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
-    let header = whole.windows(5).position(|window| window == b"\n--- ").unwrap();
+    let header = whole
+        .windows(5)
+        .position(|window| window == b"\n--- ")
+        .unwrap();
     let mut forged = whole.clone();
     forged[header + 7] ^= 3;
     for (what, bytes) in [
@@ -525,9 +754,19 @@ fn damage_is_damage_also_where_it_is_encrypted() {
         ("with another header", &forged[..]),
     ] {
         std::fs::write(&entry, bytes).unwrap();
-        let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(6, "its encryption is damaged", "--salvage");
-        assert!(ran.err().contains("000000000002.gz"), "{what}: {}", ran.err());
-        backend.run(&TempHome::new(), &["verify"]).fails(6, "1 of 1 logs are damaged", "");
+        let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(
+            6,
+            "its encryption is damaged",
+            "--salvage",
+        );
+        assert!(
+            ran.err().contains("000000000002.gz"),
+            "{what}: {}",
+            ran.err()
+        );
+        backend
+            .run(&TempHome::new(), &["verify"])
+            .fails(6, "1 of 1 logs are damaged", "");
     }
     std::fs::write(&entry, &whole).unwrap();
     assert_restored(&backend, &home);
@@ -540,16 +779,26 @@ fn without_us_it_takes_age_gzip_and_tail() {
     let home = TempHome::new();
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(1));
-    let identity: age::x25519::Identity =
-        std::fs::read_to_string(&key.file).unwrap().lines().find(|line| !line.starts_with('#')).unwrap().parse().unwrap();
+    let identity: age::x25519::Identity = std::fs::read_to_string(&key.file)
+        .unwrap()
+        .lines()
+        .find(|line| !line.starts_with('#'))
+        .unwrap()
+        .parse()
+        .unwrap();
     let mut text = String::new();
     for entry in entries(&backend) {
         let gzip = age::decrypt(&identity, &std::fs::read(entry).unwrap()).unwrap();
         let mut plain = String::new();
-        flate2::read::MultiGzDecoder::new(gzip.as_slice()).read_to_string(&mut plain).unwrap();
+        flate2::read::MultiGzDecoder::new(gzip.as_slice())
+            .read_to_string(&mut plain)
+            .unwrap();
         text += plain.split_once('\n').unwrap().1;
     }
-    assert_eq!(text, std::fs::read_to_string(transcript(&home, "s1")).unwrap());
+    assert_eq!(
+        text,
+        std::fs::read_to_string(transcript(&home, "s1")).unwrap()
+    );
 }
 
 #[test]
@@ -558,39 +807,93 @@ fn settings_that_make_no_sense_are_refused_and_the_doctor_says_how_it_stands() {
     let (key, other) = (keygen(&backend, "key.txt"), keygen(&backend, "other.txt"));
     let home = TempHome::new();
     std::fs::create_dir(home.home().join(".claude")).unwrap();
-    backend.run(&home, &["keygen", "-o", key.file.to_str().unwrap()]).fails(7, "it is there already", "another file");
-    backend.run(&home, &["ls", "--encrypt-to", "age1nobody"]).fails(2, "--encrypt-to age1nobody", "public key");
-    backend.run(&home, &["ls", "--identity", "/no/such/file"]).fails(2, "--identity /no/such/file", "");
-    backend.run(&home, &["ls", "--encrypt-to", &key.recipient, "--index-text"]).fails(2, "text in the index", "--index-text");
-    let secret = std::fs::read_to_string(&key.file).unwrap().lines().last().unwrap().to_owned();
-    let ran = backend.run(&home, &["ls", "--identity", &secret]).fails(2, "the secret key itself", "file");
+    backend
+        .run(&home, &["keygen", "-o", key.file.to_str().unwrap()])
+        .fails(7, "it is there already", "another file");
+    backend
+        .run(&home, &["ls", "--encrypt-to", "age1nobody"])
+        .fails(2, "--encrypt-to age1nobody", "public key");
+    backend
+        .run(&home, &["ls", "--identity", "/no/such/file"])
+        .fails(2, "--identity /no/such/file", "");
+    backend
+        .run(
+            &home,
+            &["ls", "--encrypt-to", &key.recipient, "--index-text"],
+        )
+        .fails(2, "text in the index", "--index-text");
+    let secret = std::fs::read_to_string(&key.file)
+        .unwrap()
+        .lines()
+        .last()
+        .unwrap()
+        .to_owned();
+    let ran = backend.run(&home, &["ls", "--identity", &secret]).fails(
+        2,
+        "the secret key itself",
+        "file",
+    );
     assert!(!ran.err().contains(&secret));
     backend.set("SESSIOND_ENCRYPT_TO", "");
-    backend.run(&home, &["ls"]).fails(2, "--encrypt-to: it names nothing", "unset");
+    backend
+        .run(&home, &["ls"])
+        .fails(2, "--encrypt-to: it names nothing", "unset");
     let doctor = |backend: &Backend| {
         let said = backend.run(&home, &["doctor"]).out();
-        said.lines().find(|line| line.contains(" sealing ")).unwrap_or(&said).to_owned()
+        said.lines()
+            .find(|line| line.contains(" sealing "))
+            .unwrap_or(&said)
+            .to_owned()
     };
     backend.with(None, &[]);
-    assert!(doctor(&backend).starts_with("ok    sealing  off"), "{}", doctor(&backend));
+    assert!(
+        doctor(&backend).starts_with("ok    sealing  off"),
+        "{}",
+        doctor(&backend)
+    );
     backend.with(Some(&key), &[]);
-    assert!(doctor(&backend).contains("encrypted to 1 recipient; no identity is given"), "{}", doctor(&backend));
+    assert!(
+        doctor(&backend).contains("encrypted to 1 recipient; no identity is given"),
+        "{}",
+        doctor(&backend)
+    );
     backend.with(Some(&key), &[&key]);
-    assert!(doctor(&backend).contains("the identity that is given opens it"), "{}", doctor(&backend));
+    assert!(
+        doctor(&backend).contains("the identity that is given opens it"),
+        "{}",
+        doctor(&backend)
+    );
     backend.with(Some(&key), &[&other]);
     assert!(
-        doctor(&backend).starts_with("warn  sealing") && doctor(&backend).contains("no identity that is given opens it"),
+        doctor(&backend).starts_with("warn  sealing")
+            && doctor(&backend).contains("no identity that is given opens it"),
         "{}",
         doctor(&backend)
     );
     // From the configuration file, with recipients in a file of their own.
     backend.with(None, &[]);
     let people = home.path().join("people.txt");
-    std::fs::write(&people, format!("# the team\n{}\n{}\n", key.recipient, other.recipient)).unwrap();
+    std::fs::write(
+        &people,
+        format!("# the team\n{}\n{}\n", key.recipient, other.recipient),
+    )
+    .unwrap();
     let config = home.path().join("config.toml");
-    std::fs::write(&config, format!("encrypt-to = [\"@{}\"]\nidentity = [{:?}]\n", people.display(), other.file)).unwrap();
+    std::fs::write(
+        &config,
+        format!(
+            "encrypt-to = [\"@{}\"]\nidentity = [{:?}]\n",
+            people.display(),
+            other.file
+        ),
+    )
+    .unwrap();
     backend.set("SESSIOND_CONFIG", config.to_str().unwrap());
-    assert!(doctor(&backend).contains("encrypted to 2 recipients, and the identity"), "{}", doctor(&backend));
+    assert!(
+        doctor(&backend).contains("encrypted to 2 recipients, and the identity"),
+        "{}",
+        doctor(&backend)
+    );
     stream(&backend, &home, &conversation(1));
     backend.unset("SESSIOND_CONFIG");
     backend.with(None, &[&key]);

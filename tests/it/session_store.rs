@@ -26,29 +26,54 @@ pub struct Server {
 impl Server {
     pub fn start(backend: &Backend, home: &TempHome) -> Server {
         let mut command = backend.command(home, &["serve-store", "--listen", "http://127.0.0.1:0"]);
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("server.log")).unwrap();
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(home.path().join("server.log"))
+            .unwrap();
         let mut process = Running(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap());
         let mut line = String::new();
-        BufReader::new(process.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(process.0.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let said = || std::fs::read_to_string(home.path().join("server.log")).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line:?}: {}", said())).to_owned();
+        let address = line
+            .trim()
+            .strip_prefix("listening on http://")
+            .unwrap_or_else(|| panic!("{line:?}: {}", said()))
+            .to_owned();
         Server { process, address }
     }
 
     /// None if the server died over it.
     fn ask(&self, call: &str, body: &Value) -> Option<(u16, String)> {
-        self.send(&format!("POST /v1/{call} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"), &body.to_string())
+        self.send(
+            &format!(
+                "POST /v1/{call} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            ),
+            &body.to_string(),
+        )
     }
 
     fn send(&self, head: &str, body: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len()).ok()?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        write!(
+            stream,
+            "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).ok()?;
         let answer = String::from_utf8(answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n")?;
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).and_then(|length| length.parse().ok());
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .and_then(|length| length.parse().ok());
         (length == Some(body.len())).then_some(())?;
         Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
     }
@@ -62,7 +87,9 @@ impl Server {
 
     fn load(&self, key: &Value) -> Vec<Value> {
         let text = self.expect(200, "load", &json!({ "key": key }));
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 }
 
@@ -89,18 +116,35 @@ fn append(key: &Value, batch: &str, entries: &[Value]) -> Value {
 /// Every contract of the SDK's suite, on both back ends, over a port and over a socket.
 #[test]
 fn the_python_sdks_conformance_suite_passes() {
-    let Some(sdk) = or_skip(fetch::python_agent_sdk()) else { return };
+    let Some(sdk) = or_skip(fetch::python_agent_sdk()) else {
+        return;
+    };
     let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
     for backend in Backend::all() {
         let home = TempHome::new();
         let environment = backend.command(&home, &[]);
         let mut suite = Command::new("python3");
-        suite.env_clear().envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        suite.env("PYTHONPATH", std::env::join_paths([sdk.clone(), tree.join("examples/session-store-py")]).unwrap());
-        suite.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(home.home());
-        suite.arg(tree.join("tests/agents/python/conformance.py")).arg(sessiond()).arg(home.path());
+        suite.env_clear().envs(
+            environment
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        suite.env(
+            "PYTHONPATH",
+            std::env::join_paths([sdk.clone(), tree.join("examples/session-store-py")]).unwrap(),
+        );
+        suite
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .current_dir(home.home());
+        suite
+            .arg(tree.join("tests/agents/python/conformance.py"))
+            .arg(sessiond())
+            .arg(home.path());
         let ran = suite.output().unwrap();
-        let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        let (out, err) = (
+            String::from_utf8_lossy(&ran.stdout),
+            String::from_utf8_lossy(&ran.stderr),
+        );
         assert!(ran.status.success(), "{}: {out}\n{err}", backend.name);
         // One to find out what the store can do, and one for each of the 14 contracts.
         assert_eq!(out.trim(), "15 stores", "{}", backend.name);
@@ -123,13 +167,22 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
             let victim = server.process.0.id().to_string();
             let last = life == LIVES;
             // Some answers, then any moment of the next calls.
-            let (answers, after) = (1 + dice.below(6) as usize, Duration::from_micros(dice.below(30_000)));
+            let (answers, after) = (
+                1 + dice.below(6) as usize,
+                Duration::from_micros(dice.below(30_000)),
+            );
             let (answered, heard) = std::sync::mpsc::channel();
             let killer = std::thread::spawn(move || {
                 if !last {
                     heard.iter().take(answers).for_each(drop);
                     std::thread::sleep(after);
-                    assert!(Command::new("kill").args(["-9", &victim]).status().unwrap().success());
+                    assert!(
+                        Command::new("kill")
+                            .args(["-9", &victim])
+                            .status()
+                            .unwrap()
+                            .success()
+                    );
                 }
             });
             for step in 0.. {
@@ -140,11 +193,19 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
                 // somebody answers.
                 let title = json!({ "type": "custom-title", "customTitle": format!("title {number}"), "sessionId": SESSION });
                 let (key, entries) = match number % 3 {
-                    0 => (main_key(), vec![said(number), title, said(number + 100_000)]),
+                    0 => (
+                        main_key(),
+                        vec![said(number), title, said(number + 100_000)],
+                    ),
                     1 => (main_key(), vec![title]),
                     _ => (sub_key(), vec![said(number), title]),
                 };
-                let Some((status, answer)) = server.ask("append", &append(&key, &format!("batch-{number}"), &entries)) else { break };
+                let Some((status, answer)) = server.ask(
+                    "append",
+                    &append(&key, &format!("batch-{number}"), &entries),
+                ) else {
+                    break;
+                };
                 assert_eq!(status, 200, "{context}: {answer}");
                 if number % 3 == 2 {
                     sent_below.extend(entries)
@@ -160,7 +221,10 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
             if last {
                 assert_eq!(server.load(&main_key()), sent, "{context}");
                 assert_eq!(server.load(&sub_key()), sent_below, "{context}");
-                assert_eq!(server.expect(200, "list-subkeys", &json!({ "key": main_key() })), r#"{"subkeys":["subagents/agent-1"]}"#);
+                assert_eq!(
+                    server.expect(200, "list-subkeys", &json!({ "key": main_key() })),
+                    r#"{"subkeys":["subagents/agent-1"]}"#
+                );
             } else if life % 2 == 0 {
                 home = TempHome::new();
             }
@@ -168,11 +232,23 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
         // The same log as any other: an agent goes on from it elsewhere.
         let elsewhere = TempHome::new();
         backend.run(&elsewhere, &["restore", SESSION]).ok();
-        let text = std::fs::read_to_string(elsewhere.home().join(format!(".claude/projects/{PROJECT}/{SESSION}.jsonl"))).unwrap();
-        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let text = std::fs::read_to_string(
+            elsewhere
+                .home()
+                .join(format!(".claude/projects/{PROJECT}/{SESSION}.jsonl")),
+        )
+        .unwrap();
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!(lines, sent, "{context}");
         let shown = backend.run(&elsewhere, &["show", SESSION]).ok().out();
-        assert!(shown.contains("question number 0") && shown.contains(&format!("question number {}", (number - 1) / 3 * 3)), "{shown}");
+        assert!(
+            shown.contains("question number 0")
+                && shown.contains(&format!("question number {}", (number - 1) / 3 * 3)),
+            "{shown}"
+        );
     }
 }
 
@@ -180,7 +256,10 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
 fn a_session_belongs_to_who_read_it_last() {
     for backend in Backend::all() {
         let (home_a, home_b) = (TempHome::new(), TempHome::new());
-        let (a, b) = (Server::start(&backend, &home_a), Server::start(&backend, &home_b));
+        let (a, b) = (
+            Server::start(&backend, &home_a),
+            Server::start(&backend, &home_b),
+        );
         let key = main_key();
         a.expect(200, "append", &append(&key, "1", &[said(1)]));
         // Reading takes nothing from anybody.
@@ -189,7 +268,10 @@ fn a_session_belongs_to_who_read_it_last() {
         assert_eq!(b.load(&key), [said(1), said(2)]);
         b.expect(200, "append", &append(&key, "3", &[said(3)]));
         let refused = a.expect(409, "append", &append(&key, "4", &[said(4)]));
-        assert!(refused.contains("was taken over") && refused.contains("branch"), "{refused}");
+        assert!(
+            refused.contains("was taken over") && refused.contains("branch"),
+            "{refused}"
+        );
         a.expect(409, "append", &append(&key, "4", &[said(4)]));
         assert_eq!(b.load(&key), [said(1), said(2), said(3)]);
         // Whoever reads it again goes on from there.
@@ -216,10 +298,18 @@ fn a_server_that_is_told_to_stop_answers_and_flushes_first() {
     server.process.signal("TERM");
     assert_eq!(server.process.code(), Some(0));
     // Somebody made room, and left what says how far it was shipped.
-    std::fs::remove_dir_all(home.home().join(".local/share/sessiond/session-store/projects")).unwrap();
+    std::fs::remove_dir_all(
+        home.home()
+            .join(".local/share/sessiond/session-store/projects"),
+    )
+    .unwrap();
     let server = Server::start(&backend, &home);
     assert_eq!(server.load(&main_key()), [said(1)]);
-    server.expect(200, "append", &append(&main_key(), "2", &[said(1), said(2)]));
+    server.expect(
+        200,
+        "append",
+        &append(&main_key(), "2", &[said(1), said(2)]),
+    );
     assert_eq!(server.load(&main_key()), [said(1), said(2)]);
 }
 
@@ -229,7 +319,11 @@ fn what_makes_no_sense_is_refused_and_said() {
     let refused = |arguments: &[&str]| backend.run(&home, &[&["serve-store"], arguments].concat());
     refused(&["--listen", "http://0.0.0.0:80"]).fails(2, "other machines", "127.0.0.1");
     refused(&["--agent", "codex"]).fails(2, "claude-code alone", "--agent");
-    refused(&["--root", home.home().join(".claude").to_str().unwrap()]).fails(2, "the agent's own folder", "--root");
+    refused(&["--root", home.home().join(".claude").to_str().unwrap()]).fails(
+        2,
+        "the agent's own folder",
+        "--root",
+    );
     let server = Server::start(&backend, &home);
     let bad = |status: u16, call: &str, body: Value, why: &str| {
         let text = server.expect(status, call, &body);
@@ -237,18 +331,65 @@ fn what_makes_no_sense_is_refused_and_said() {
     };
     bad(404, "no-such-call", json!({}), "there is no call");
     bad(400, "append", json!([]), "read the body");
-    bad(400, "append", json!({ "key": main_key(), "entries": [1] }), "entry 0 is not a JSON object");
-    bad(400, "append", json!({ "key": main_key(), "entries": [], "colour": 1 }), "colour");
-    bad(400, "load", json!({ "key": { "project_key": "p", "session_id": "../x" } }), "session id");
-    bad(400, "load", json!({ "key": { "project_key": "p", "session_id": "s", "subpath": "../../x" } }), "leaves its folder");
+    bad(
+        400,
+        "append",
+        json!({ "key": main_key(), "entries": [1] }),
+        "entry 0 is not a JSON object",
+    );
+    bad(
+        400,
+        "append",
+        json!({ "key": main_key(), "entries": [], "colour": 1 }),
+        "colour",
+    );
+    bad(
+        400,
+        "load",
+        json!({ "key": { "project_key": "p", "session_id": "../x" } }),
+        "session id",
+    );
+    bad(
+        400,
+        "load",
+        json!({ "key": { "project_key": "p", "session_id": "s", "subpath": "../../x" } }),
+        "leaves its folder",
+    );
     bad(404, "load", json!({ "key": main_key() }), "absent");
-    let head = |more: &str| format!("POST /v1/load HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}");
+    let head = |more: &str| {
+        format!(
+            "POST /v1/load HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}"
+        )
+    };
     let key = json!({ "key": main_key() }).to_string();
-    assert_eq!(server.send(&head("origin: http://evil.example\r\n"), &key).unwrap().0, 400);
-    assert_eq!(server.send(&head("").replace("localhost", "evil.example:80"), &key).unwrap().0, 400);
-    assert_eq!(server.send(&head("").replace("application/json", "text/plain"), &key).unwrap().0, 400);
+    assert_eq!(
+        server
+            .send(&head("origin: http://evil.example\r\n"), &key)
+            .unwrap()
+            .0,
+        400
+    );
+    assert_eq!(
+        server
+            .send(&head("").replace("localhost", "evil.example:80"), &key)
+            .unwrap()
+            .0,
+        400
+    );
+    assert_eq!(
+        server
+            .send(&head("").replace("application/json", "text/plain"), &key)
+            .unwrap()
+            .0,
+        400
+    );
     let mut stream = TcpStream::connect(&server.address).unwrap();
-    write!(stream, "{}content-length: 70000000\r\n\r\n", head("connection: close\r\n")).unwrap();
+    write!(
+        stream,
+        "{}content-length: 70000000\r\n\r\n",
+        head("connection: close\r\n")
+    )
+    .unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("413"), "{answer}");

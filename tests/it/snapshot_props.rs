@@ -15,7 +15,9 @@ type Files = Vec<(Part, Vec<u8>)>;
 /// The archive in a snapshot.
 fn inflate(stored: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    flate2::bufread::MultiGzDecoder::new(stored).read_to_end(&mut bytes).unwrap();
+    flate2::bufread::MultiGzDecoder::new(stored)
+        .read_to_end(&mut bytes)
+        .unwrap();
     bytes
 }
 
@@ -25,18 +27,50 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn part(path: &str, bytes: &[u8], mode: u32, mtime_ns: i64, seq: u64) -> Part {
-    let kind = if path.ends_with(".jsonl") { FileKind::Append } else { FileKind::Whole };
+    let kind = if path.ends_with(".jsonl") {
+        FileKind::Append
+    } else {
+        FileKind::Whole
+    };
     let (len, file_sha256) = (bytes.len() as u64, Digest::of(bytes));
-    Part { path: path.parse().unwrap(), kind, start: 0, len, file_sha256, mode, mtime_ns, seq: Some(seq) }
+    Part {
+        path: path.parse().unwrap(),
+        kind,
+        start: 0,
+        len,
+        file_sha256,
+        mode,
+        mtime_ns,
+        seq: Some(seq),
+    }
 }
 
 fn files() -> impl Strategy<Value = Files> {
     let bytes = prop_oneof![1 => Just(Vec::new()), 4 => proptest::collection::vec(any::<u8>(), 1..700), 1 => Just(vec![b'x'; 300_000])];
-    let file = (proptest::collection::vec(name(), 1..4), bytes, 0u32..0o1000, any::<i64>(), any::<u64>());
+    let file = (
+        proptest::collection::vec(name(), 1..4),
+        bytes,
+        0u32..0o1000,
+        any::<i64>(),
+        any::<u64>(),
+    );
     proptest::collection::vec(file, 0..6).prop_map(|files| {
-        let files = files.into_iter().enumerate().map(|(at, (names, bytes, mode, mtime_ns, seq))| {
-            (part(&format!("{at}/{}", names.join("/")), &bytes, mode, mtime_ns, seq), bytes)
-        });
+        let files =
+            files
+                .into_iter()
+                .enumerate()
+                .map(|(at, (names, bytes, mode, mtime_ns, seq))| {
+                    (
+                        part(
+                            &format!("{at}/{}", names.join("/")),
+                            &bytes,
+                            mode,
+                            mtime_ns,
+                            seq,
+                        ),
+                        bytes,
+                    )
+                });
         files.collect()
     })
 }
@@ -49,22 +83,40 @@ fn header(files: &Files) -> Header {
             "from": 1, "digest": Digest::of(b"entry 7"), "began": "2026-05-01T11:00:00Z", "entries": 7, "raw": 9, "stored": 9, "writers": {},
         },
     });
-    Header { parts: files.iter().map(|(part, _)| part.clone()).collect(), ..serde_json::from_value(text).unwrap() }
+    Header {
+        parts: files.iter().map(|(part, _)| part.clone()).collect(),
+        ..serde_json::from_value(text).unwrap()
+    }
 }
 
 fn stored(files: &Files) -> Bytes {
-    encode(header(files), &files.iter().map(|(_, bytes)| bytes).collect::<Vec<_>>()).unwrap().bytes
+    encode(
+        header(files),
+        &files.iter().map(|(_, bytes)| bytes).collect::<Vec<_>>(),
+    )
+    .unwrap()
+    .bytes
 }
 
 /// What a restore does with a snapshot: decode, compare each file with its digest.
 fn read(stored: &[u8]) -> Result<Entry> {
     let entry = decode("x", stored)?;
-    let right = entry.parts().all(|(part, bytes)| Digest::of(bytes) == part.file_sha256);
-    if right { Ok(entry) } else { Err(Error::corrupt("another digest")) }
+    let right = entry
+        .parts()
+        .all(|(part, bytes)| Digest::of(bytes) == part.file_sha256);
+    if right {
+        Ok(entry)
+    } else {
+        Err(Error::corrupt("another digest"))
+    }
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {

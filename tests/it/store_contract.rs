@@ -45,12 +45,27 @@ async fn behaviour(store: &Arc<dyn Store>) {
 
 async fn creates_once(store: &dyn Store) {
     assert_eq!(store.get("c/once").await.expect("get"), None);
-    assert_eq!(store.create("c/once", text("first")).await.expect("create"), Created::New);
-    assert_eq!(store.create("c/once", text("second")).await.expect("create"), Created::Exists);
+    assert_eq!(
+        store.create("c/once", text("first")).await.expect("create"),
+        Created::New
+    );
+    assert_eq!(
+        store
+            .create("c/once", text("second"))
+            .await
+            .expect("create"),
+        Created::Exists
+    );
     assert_eq!(store.get("c/once").await.expect("get"), Some(text("first")));
     store.put("c/once", text("third")).await.expect("put");
     assert_eq!(store.get("c/once").await.expect("get"), Some(text("third")));
-    assert_eq!(store.create("c/once", text("fourth")).await.expect("create"), Created::Exists);
+    assert_eq!(
+        store
+            .create("c/once", text("fourth"))
+            .await
+            .expect("create"),
+        Created::Exists
+    );
     // Neither a folder nor what would be below an object is an object.
     assert_eq!(store.get("c").await.expect("get"), None);
     assert_eq!(store.get("c/once/below").await.expect("get"), None);
@@ -77,70 +92,178 @@ async fn one_racer_wins(store: &Arc<dyn Store>) {
             }
         }
         assert_eq!(winners.len(), 1, "round {round}: {winners:?}");
-        let body = store.get(&format!("race/{round}/k")).await.expect("get").expect("there");
-        assert!(body.len() == 20_000 && body.iter().all(|byte| u32::from(*byte) == winners[0]), "round {round}");
+        let body = store
+            .get(&format!("race/{round}/k"))
+            .await
+            .expect("get")
+            .expect("there");
+        assert!(
+            body.len() == 20_000 && body.iter().all(|byte| u32::from(*byte) == winners[0]),
+            "round {round}"
+        );
     }
 }
 
 async fn keeps_bodies(store: &dyn Store) {
     store.put("b/empty", Bytes::new()).await.expect("put");
-    assert_eq!(store.create("b/empty2", Bytes::new()).await.expect("create"), Created::New);
+    assert_eq!(
+        store
+            .create("b/empty2", Bytes::new())
+            .await
+            .expect("create"),
+        Created::New
+    );
     assert_eq!(store.get("b/empty").await.expect("get"), Some(Bytes::new()));
-    assert_eq!(store.get("b/empty2").await.expect("get"), Some(Bytes::new()));
-    assert_eq!(store.create("b/empty", text("x")).await.expect("create"), Created::Exists);
-    let large: Bytes = (0..5_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    assert_eq!(store.create("b/large", large.clone()).await.expect("create"), Created::New);
+    assert_eq!(
+        store.get("b/empty2").await.expect("get"),
+        Some(Bytes::new())
+    );
+    assert_eq!(
+        store.create("b/empty", text("x")).await.expect("create"),
+        Created::Exists
+    );
+    let large: Bytes = (0..5_000_000_u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    assert_eq!(
+        store
+            .create("b/large", large.clone())
+            .await
+            .expect("create"),
+        Created::New
+    );
     assert!(store.get("b/large").await.expect("get").expect("there") == large);
 }
 
 async fn says_sizes(store: &dyn Store) {
-    let sizes: Vec<u64> = list_objects(store, "b/", None).await.expect("list").iter().map(|object| object.size).collect();
+    let sizes: Vec<u64> = list_objects(store, "b/", None)
+        .await
+        .expect("list")
+        .iter()
+        .map(|object| object.size)
+        .collect();
     assert_eq!(sizes, [0, 0, 5_000_000]);
-    assert!(store.list("l/", None).await.expect("list").objects.iter().all(|object| object.size == 5));
+    assert!(
+        store
+            .list("l/", None)
+            .await
+            .expect("list")
+            .objects
+            .iter()
+            .all(|object| object.size == 5)
+    );
 }
 
 async fn takes_odd_keys(store: &dyn Store) {
-    let keys = ["odd/%41", "odd/-x", "odd/.dot.json", "odd/a+b", "odd/a=b", "odd/a@b.c", "odd/a_b", "odd/c d", "odd/\u{e9}"];
+    let keys = [
+        "odd/%41",
+        "odd/-x",
+        "odd/.dot.json",
+        "odd/a+b",
+        "odd/a=b",
+        "odd/a@b.c",
+        "odd/a_b",
+        "odd/c d",
+        "odd/\u{e9}",
+    ];
     for key in keys {
-        assert_eq!(store.create(key, Bytes::from(key)).await.expect(key), Created::New, "{key}");
+        assert_eq!(
+            store.create(key, Bytes::from(key)).await.expect(key),
+            Created::New,
+            "{key}"
+        );
     }
     for key in keys {
-        assert_eq!(store.get(key).await.expect(key), Some(Bytes::from(key)), "{key}");
-        assert_eq!(store.create(key, text("again")).await.expect(key), Created::Exists, "{key}");
+        assert_eq!(
+            store.get(key).await.expect(key),
+            Some(Bytes::from(key)),
+            "{key}"
+        );
+        assert_eq!(
+            store.create(key, text("again")).await.expect(key),
+            Created::Exists,
+            "{key}"
+        );
     }
     assert_eq!(store.get("odd/A").await.expect("get"), None, "%41 is not A");
-    let listed: Vec<String> = list_objects(store, "odd/", None).await.expect("list").into_iter().map(|object| object.key).collect();
+    let listed: Vec<String> = list_objects(store, "odd/", None)
+        .await
+        .expect("list")
+        .into_iter()
+        .map(|object| object.key)
+        .collect();
     assert_eq!(listed, keys);
     store.put("v1/.store.json", text("{}")).await.expect("put");
-    assert_eq!(store.get("v1/.store.json").await.expect("get"), Some(text("{}")));
+    assert_eq!(
+        store.get("v1/.store.json").await.expect("get"),
+        Some(text("{}"))
+    );
 }
 
 async fn lists_what_is_directly_below(store: &dyn Store) {
-    for key in ["l/a", "l/b/1", "l/b/2", "l/b-1/x", "l/b.x", "l/bc", "l/c/d/e", "l2/z"] {
+    for key in [
+        "l/a", "l/b/1", "l/b/2", "l/b-1/x", "l/b.x", "l/bc", "l/c/d/e", "l2/z",
+    ] {
         store.put(key, text("12345")).await.expect("put");
     }
     let page = store.list("l/", None).await.expect("list");
-    let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_str()).collect();
+    let keys: Vec<&str> = page
+        .objects
+        .iter()
+        .map(|object| object.key.as_str())
+        .collect();
     assert_eq!((keys, page.next), (vec!["l/a", "l/b.x", "l/bc"], None));
     assert_eq!(page.folders, ["l/b-1/", "l/b/", "l/c/"]);
 
     let page = store.list("l/b", None).await.expect("list");
-    let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_str()).collect();
+    let keys: Vec<&str> = page
+        .objects
+        .iter()
+        .map(|object| object.key.as_str())
+        .collect();
     assert_eq!(keys, ["l/b.x", "l/bc"], "a prefix that is not a folder");
     assert_eq!(page.folders, ["l/b-1/", "l/b/"]);
 
-    let behind: Vec<String> = list_objects(store, "l/b/", Some("l/b/1".into())).await.expect("list").into_iter().map(|o| o.key).collect();
+    let behind: Vec<String> = list_objects(store, "l/b/", Some("l/b/1".into()))
+        .await
+        .expect("list")
+        .into_iter()
+        .map(|o| o.key)
+        .collect();
     assert_eq!(behind, ["l/b/2"]);
-    assert_eq!(list_objects(store, "l/b/", Some("l/b/11".into())).await.expect("list").len(), 1, "after needs not exist");
-    assert!(list_objects(store, "l/b/", Some("l/b/2".into())).await.expect("list").is_empty());
+    assert_eq!(
+        list_objects(store, "l/b/", Some("l/b/11".into()))
+            .await
+            .expect("list")
+            .len(),
+        1,
+        "after needs not exist"
+    );
+    assert!(
+        list_objects(store, "l/b/", Some("l/b/2".into()))
+            .await
+            .expect("list")
+            .is_empty()
+    );
     let page = store.list("l/", Some("l/b/")).await.expect("list");
-    assert_eq!(page.folders, ["l/c/"], "from behind a folder on, without the folder");
+    assert_eq!(
+        page.folders,
+        ["l/c/"],
+        "from behind a folder on, without the folder"
+    );
 
     let top = list_folders(store, "").await.expect("list");
-    assert!(top.contains(&"l/".to_owned()) && top.contains(&"l2/".to_owned()), "{top:?}");
+    assert!(
+        top.contains(&"l/".to_owned()) && top.contains(&"l2/".to_owned()),
+        "{top:?}"
+    );
     assert!(!top.iter().any(|folder| folder.starts_with('.')), "{top:?}");
     for nothing in ["nothing/", "nothing", "l/a/", "l/x/y/z/"] {
-        assert_eq!(store.list(nothing, None).await.expect("list"), Default::default(), "{nothing}");
+        assert_eq!(
+            store.list(nothing, None).await.expect("list"),
+            Default::default(),
+            "{nothing}"
+        );
     }
 }
 
@@ -148,8 +271,15 @@ async fn lists_in_pages(store: &dyn Store) {
     let objects: Vec<String> = (0..MANY).map(|n| format!("many/o/{n:012}.gz")).collect();
     let folders: Vec<String> = (0..MANY).map(|n| format!("many/f/{n:04}-x/")).collect();
     // Names that only differ behind a letter lower than a slash sort differently as folders: none may be lost at a page's end.
-    let stems: Vec<String> = (0..MANY / 2).flat_map(|n| [format!("many/s/{n:04}/"), format!("many/s/{n:04}-y/")]).collect();
-    let keys = objects.iter().cloned().chain(folders.iter().chain(&stems).map(|folder| format!("{folder}k")));
+    let stems: Vec<String> = (0..MANY / 2)
+        .flat_map(|n| [format!("many/s/{n:04}/"), format!("many/s/{n:04}-y/")])
+        .collect();
+    let keys = objects.iter().cloned().chain(
+        folders
+            .iter()
+            .chain(&stems)
+            .map(|folder| format!("{folder}k")),
+    );
     let keys: Vec<String> = keys.collect();
     for some in keys.chunks(32) {
         for done in join_all(some.iter().map(|key| store.create(key, text("x")))).await {
@@ -160,20 +290,38 @@ async fn lists_in_pages(store: &dyn Store) {
     let first = store.list("many/o/", None).await.expect("list");
     assert!(first.objects.len() <= 1000 && first.next.is_some());
     let last = first.objects.last().expect("some").key.clone();
-    let all: Vec<String> = list_objects(store, "many/o/", None).await.expect("list").into_iter().map(|object| object.key).collect();
+    let all: Vec<String> = list_objects(store, "many/o/", None)
+        .await
+        .expect("list")
+        .into_iter()
+        .map(|object| object.key)
+        .collect();
     assert!(all == objects, "{} of {MANY}", all.len());
     // A reader that stopped goes on behind the last key it saw, or behind the mark it was given, or asks once more.
-    let rest: Vec<String> = list_objects(store, "many/o/", Some(last.clone())).await.expect("list").into_iter().map(|o| o.key).collect();
-    assert!(rest.iter().eq(objects.iter().filter(|key| **key > last)), "{rest:?}");
+    let rest: Vec<String> = list_objects(store, "many/o/", Some(last.clone()))
+        .await
+        .expect("list")
+        .into_iter()
+        .map(|o| o.key)
+        .collect();
+    assert!(
+        rest.iter().eq(objects.iter().filter(|key| **key > last)),
+        "{rest:?}"
+    );
     for _ in 0..2 {
-        let rest = list_objects(store, "many/o/", first.next.clone()).await.expect("list");
+        let rest = list_objects(store, "many/o/", first.next.clone())
+            .await
+            .expect("list");
         assert_eq!(rest.len(), MANY - first.objects.len());
     }
 
     assert!(list_folders(store, "many/f/").await.expect("list") == folders);
     let all = list_folders(store, "many/s/").await.expect("list");
     assert_eq!(all.len(), stems.len(), "each once");
-    assert_eq!(all.into_iter().collect::<BTreeSet<_>>(), stems.into_iter().collect::<BTreeSet<_>>());
+    assert_eq!(
+        all.into_iter().collect::<BTreeSet<_>>(),
+        stems.into_iter().collect::<BTreeSet<_>>()
+    );
 }
 
 async fn deletes(store: &dyn Store) {
@@ -183,8 +331,16 @@ async fn deletes(store: &dyn Store) {
     }
     store.delete("never/was").await.expect("delete");
     assert_eq!(store.get("d/e/f").await.expect("get"), None);
-    assert!(list_objects(store, "d/e/", None).await.expect("list").is_empty());
-    assert_eq!(store.create("d/e/f", text("anew")).await.expect("create"), Created::New);
+    assert!(
+        list_objects(store, "d/e/", None)
+            .await
+            .expect("list")
+            .is_empty()
+    );
+    assert_eq!(
+        store.create("d/e/f", text("anew")).await.expect("create"),
+        Created::New
+    );
 }
 
 fn settings(server: &S3, bucket: &str, prefix: &str) -> S3Settings {
@@ -192,14 +348,25 @@ fn settings(server: &S3, bucket: &str, prefix: &str) -> S3Settings {
         prefix: prefix.to_owned(),
         endpoint: Some(server.endpoint.clone()),
         region: Some("us-east-1".to_owned()),
-        credentials: Some(Credentials { access_key: server.access_key.clone(), secret_key: server.secret_key.clone() }),
+        credentials: Some(Credentials {
+            access_key: server.access_key.clone(),
+            secret_key: server.secret_key.clone(),
+        }),
         ..S3Settings::new(bucket)
     }
 }
 
 fn nowhere(endpoint: String) -> S3Settings {
-    let credentials = Some(Credentials { access_key: "key".into(), secret_key: "hunter2".into() });
-    S3Settings { endpoint: Some(endpoint), region: Some("us-east-1".into()), credentials, ..S3Settings::new("bucket") }
+    let credentials = Some(Credentials {
+        access_key: "key".into(),
+        secret_key: "hunter2".into(),
+    });
+    S3Settings {
+        endpoint: Some(endpoint),
+        region: Some("us-east-1".into()),
+        credentials,
+        ..S3Settings::new("bucket")
+    }
 }
 
 /// A server to test with; says so where there is none.
@@ -219,7 +386,13 @@ fn open(folder: &Path) -> FileStore {
 async fn file_store_keeps_the_contract() {
     let folder = tempfile::tempdir().expect("folder");
     contract(Arc::new(open(folder.path()))).await;
-    assert_eq!(std::fs::read_dir(folder.path().join("store/.tmp")).expect("temp").count(), 0, "no temp file stays");
+    assert_eq!(
+        std::fs::read_dir(folder.path().join("store/.tmp"))
+            .expect("temp")
+            .count(),
+        0,
+        "no temp file stays"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,11 +425,25 @@ impl Store for Below {
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         // Where a page ends is the store's own to say, and may be no key.
-        let after = after.map(|after| after.strip_prefix(PAGE_MARK).map_or_else(|| format!("{LOG}{after}"), str::to_owned));
-        let page = self.0.list(&format!("{LOG}{prefix}"), after.as_deref()).await?;
+        let after = after.map(|after| {
+            after
+                .strip_prefix(PAGE_MARK)
+                .map_or_else(|| format!("{LOG}{after}"), str::to_owned)
+        });
+        let page = self
+            .0
+            .list(&format!("{LOG}{prefix}"), after.as_deref())
+            .await?;
         let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
         Ok(Page {
-            objects: page.objects.into_iter().map(|object| Object { key: short(object.key), ..object }).collect(),
+            objects: page
+                .objects
+                .into_iter()
+                .map(|object| Object {
+                    key: short(object.key),
+                    ..object
+                })
+                .collect(),
             folders: page.folders.into_iter().map(short).collect(),
             next: page.next.map(|next| format!("{PAGE_MARK}{next}")),
         })
@@ -279,7 +466,11 @@ impl Store for Below {
 fn sealed(inner: impl Store, folder: &Path) -> Sealed {
     let path = folder.join("key.txt");
     std::fs::write(&path, keyring::generate().0).expect("write");
-    let keyring = Keyring::read(&Settings { identity: vec![path], ..Settings::default() }).expect("a key");
+    let keyring = Keyring::read(&Settings {
+        identity: vec![path],
+        ..Settings::default()
+    })
+    .expect("a key");
     Sealed::new(Arc::new(inner), keyring)
 }
 
@@ -292,57 +483,98 @@ async fn sealed_file_store_keeps_the_contract() {
     assert_eq!(bare.get("c/once").await.expect("get"), Some(text("third")));
     let below: Arc<dyn Store> = Arc::new(Below(sealed(open(folder.path()), folder.path())));
     behaviour(&below).await;
-    let stored = bare.get(&format!("{LOG}c/once")).await.expect("get").expect("there");
+    let stored = bare
+        .get(&format!("{LOG}c/once"))
+        .await
+        .expect("get")
+        .expect("there");
     assert!(stored.starts_with(b"age-encryption.org/v1"), "it is sealed");
-    assert!(!stored.windows(5).any(|window| window == b"third"), "it is sealed");
+    assert!(
+        !stored.windows(5).any(|window| window == b"third"),
+        "it is sealed"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_s3_store_keeps_the_contract() {
-    let Some(server) = server("sealed_s3_store_keeps_the_contract") else { return };
+    let Some(server) = server("sealed_s3_store_keeps_the_contract") else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("folder");
-    let store = S3Store::connect(settings(server, &server.fresh_bucket(), "p")).await.expect("connect");
+    let store = S3Store::connect(settings(server, &server.fresh_bucket(), "p"))
+        .await
+        .expect("connect");
     let below: Arc<dyn Store> = Arc::new(Below(sealed(store, folder.path())));
     behaviour(&below).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_store_keeps_the_contract() {
-    let Some(server) = server("s3_store_keeps_the_contract") else { return };
-    let store = S3Store::connect(settings(server, &server.fresh_bucket(), "")).await.expect("connect");
+    let Some(server) = server("s3_store_keeps_the_contract") else {
+        return;
+    };
+    let store = S3Store::connect(settings(server, &server.fresh_bucket(), ""))
+        .await
+        .expect("connect");
     assert_eq!(store.fences_by_itself(), None);
     contract(Arc::new(store)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
-    let Some(server) = server("limited_s3_store_below_a_prefix_keeps_the_contract") else { return };
-    let settings = S3Settings { checksums: Some(Checksums::Required), ..settings(server, &server.fresh_bucket(), "some/where") };
+    let Some(server) = server("limited_s3_store_below_a_prefix_keeps_the_contract") else {
+        return;
+    };
+    let settings = S3Settings {
+        checksums: Some(Checksums::Required),
+        ..settings(server, &server.fresh_bucket(), "some/where")
+    };
     let store = S3Store::connect(settings).await.expect("connect");
     contract(Arc::new(Limited::new(Arc::new(store), 4))).await;
 }
 
 #[tokio::test]
 async fn s3_prefixes_are_apart() {
-    let Some(server) = server("s3_prefixes_are_apart") else { return };
+    let Some(server) = server("s3_prefixes_are_apart") else {
+        return;
+    };
     let bucket = server.fresh_bucket();
-    let [one, two, whole] = ["team", "team-2", ""].map(|prefix| S3Store::connect(settings(server, &bucket, prefix)));
-    let (one, two, whole) = (one.await.expect("connect"), two.await.expect("connect"), whole.await.expect("connect"));
-    assert_eq!(one.create("k", text("one")).await.expect("create"), Created::New);
-    assert_eq!(two.create("k", text("two")).await.expect("create"), Created::New);
+    let [one, two, whole] =
+        ["team", "team-2", ""].map(|prefix| S3Store::connect(settings(server, &bucket, prefix)));
+    let (one, two, whole) = (
+        one.await.expect("connect"),
+        two.await.expect("connect"),
+        whole.await.expect("connect"),
+    );
+    assert_eq!(
+        one.create("k", text("one")).await.expect("create"),
+        Created::New
+    );
+    assert_eq!(
+        two.create("k", text("two")).await.expect("create"),
+        Created::New
+    );
     assert_eq!(one.get("k").await.expect("get"), Some(text("one")));
     assert_eq!(list_objects(&one, "", None).await.expect("list").len(), 1);
-    assert_eq!(list_folders(&whole, "").await.expect("list"), ["team-2/", "team/"]);
+    assert_eq!(
+        list_folders(&whole, "").await.expect("list"),
+        ["team-2/", "team/"]
+    );
     two.delete("k").await.expect("delete");
     assert_eq!(one.get("k").await.expect("get"), Some(text("one")));
-    assert_eq!(one.address(), format!("s3://{bucket}/team at {}", server.endpoint));
+    assert_eq!(
+        one.address(),
+        format!("s3://{bucket}/team at {}", server.endpoint)
+    );
 }
 
 /// What a server would be asked, seen on the wire: SeaweedFS takes no encryption without keys of its own.
 #[tokio::test]
 async fn s3_creates_ask_for_condition_checksum_and_encryption() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bind");
     let endpoint = format!("http://{}", listener.local_addr().expect("address"));
     let serve = tokio::spawn(async move {
         let mut seen = Vec::new();
@@ -353,15 +585,33 @@ async fn s3_creates_ask_for_condition_checksum_and_encryption() {
                 assert_ne!(peer.read_buf(&mut asked).await.expect("read"), 0);
             }
             seen.push(String::from_utf8_lossy(&asked).to_lowercase());
-            peer.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await.expect("write");
+            peer.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                .await
+                .expect("write");
         }
         seen
     });
-    let kms = S3Settings { sse: Some(Sse::Kms(Some("key-1".into()))), prefix: "p".into(), ..nowhere(endpoint.clone()) };
+    let kms = S3Settings {
+        sse: Some(Sse::Kms(Some("key-1".into()))),
+        prefix: "p".into(),
+        ..nowhere(endpoint.clone())
+    };
     let store = S3Store::connect(kms).await.expect("connect");
-    assert_eq!(store.create("k", text("x")).await.expect("create"), Created::New);
-    let plain = S3Settings { sse: Some(Sse::Aes256), checksums: Some(Checksums::Required), ..nowhere(endpoint) };
-    S3Store::connect(plain).await.expect("connect").put("k", text("x")).await.expect("put");
+    assert_eq!(
+        store.create("k", text("x")).await.expect("create"),
+        Created::New
+    );
+    let plain = S3Settings {
+        sse: Some(Sse::Aes256),
+        checksums: Some(Checksums::Required),
+        ..nowhere(endpoint)
+    };
+    S3Store::connect(plain)
+        .await
+        .expect("connect")
+        .put("k", text("x"))
+        .await
+        .expect("put");
     let seen = serve.await.expect("server");
     let lines = [
         "put /bucket/p/k?",
@@ -373,8 +623,16 @@ async fn s3_creates_ask_for_condition_checksum_and_encryption() {
     for line in lines {
         assert!(seen[0].contains(line), "{line} in {}", seen[0]);
     }
-    assert!(seen[1].contains("x-amz-server-side-encryption: aes256"), "{}", seen[1]);
-    assert!(!seen[1].contains("if-none-match") && !seen[1].contains("x-amz-checksum"), "{}", seen[1]);
+    assert!(
+        seen[1].contains("x-amz-server-side-encryption: aes256"),
+        "{}",
+        seen[1]
+    );
+    assert!(
+        !seen[1].contains("if-none-match") && !seen[1].contains("x-amz-checksum"),
+        "{}",
+        seen[1]
+    );
 }
 
 /// All five calls, each of which must fail.
@@ -391,27 +649,52 @@ async fn all_errors(store: &dyn Store) -> Vec<Error> {
 fn assert_all(errors: &[Error], kind: Kind, hint: &str) {
     for error in errors {
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.hint_text().is_some_and(|text| text.contains(hint)), "{error}: {:?}", error.hint_text());
+        assert!(
+            error.hint_text().is_some_and(|text| text.contains(hint)),
+            "{error}: {:?}",
+            error.hint_text()
+        );
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_missing_bucket_is_a_usage_error() {
-    let Some(server) = server("a_missing_bucket_is_a_usage_error") else { return };
-    let store = S3Store::connect(settings(server, "no-such-bucket-here", "")).await.expect("connect");
-    let errors = [store.get("v1/k").await.expect_err("get"), store.list("v1/", None).await.expect_err("list")];
+    let Some(server) = server("a_missing_bucket_is_a_usage_error") else {
+        return;
+    };
+    let store = S3Store::connect(settings(server, "no-such-bucket-here", ""))
+        .await
+        .expect("connect");
+    let errors = [
+        store.get("v1/k").await.expect_err("get"),
+        store.list("v1/", None).await.expect_err("list"),
+    ];
     assert_all(&errors, Kind::Usage, "no-such-bucket-here");
 }
 
 #[tokio::test]
 async fn wrong_credentials_are_refused() {
-    let Some(server) = server("wrong_credentials_are_refused") else { return };
+    let Some(server) = server("wrong_credentials_are_refused") else {
+        return;
+    };
     let bucket = server.fresh_bucket();
     for access_key in [server.access_key.clone(), "nobody".to_owned()] {
-        let credentials = Some(Credentials { access_key, secret_key: "hunter2".into() });
-        let store = S3Store::connect(S3Settings { credentials, ..settings(server, &bucket, "") }).await.expect("connect");
-        assert_all(&all_errors(&store).await, Kind::Usage, "AWS_SECRET_ACCESS_KEY");
+        let credentials = Some(Credentials {
+            access_key,
+            secret_key: "hunter2".into(),
+        });
+        let store = S3Store::connect(S3Settings {
+            credentials,
+            ..settings(server, &bucket, "")
+        })
+        .await
+        .expect("connect");
+        assert_all(
+            &all_errors(&store).await,
+            Kind::Usage,
+            "AWS_SECRET_ACCESS_KEY",
+        );
     }
 }
 
@@ -420,42 +703,69 @@ async fn a_refused_connection_is_unavailable() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let port = listener.local_addr().expect("address").port();
     drop(listener);
-    let store = S3Store::connect(nowhere(format!("http://127.0.0.1:{port}"))).await.expect("connect");
+    let store = S3Store::connect(nowhere(format!("http://127.0.0.1:{port}")))
+        .await
+        .expect("connect");
     let errors = all_errors(&store).await;
     assert_all(&errors, Kind::Unavailable, "server runs");
     let said = errors[1].to_string();
-    assert!(said.starts_with("put v1/k in s3://bucket: ") && said.to_lowercase().contains("connection refused"), "{said}");
+    assert!(
+        said.starts_with("put v1/k in s3://bucket: ")
+            && said.to_lowercase().contains("connection refused"),
+        "{said}"
+    );
 }
 
 #[tokio::test]
 async fn a_silent_server_is_unavailable_in_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let endpoint = format!("http://{}", listener.local_addr().expect("address"));
-    let store = S3Store::connect(S3Settings { timeout: Duration::from_millis(300), ..nowhere(endpoint) }).await.expect("connect");
+    let store = S3Store::connect(S3Settings {
+        timeout: Duration::from_millis(300),
+        ..nowhere(endpoint)
+    })
+    .await
+    .expect("connect");
     let began = Instant::now();
     assert_all(&all_errors(&store).await, Kind::Unavailable, "server runs");
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[tokio::test]
 async fn a_body_that_stops_half_way_is_unavailable_in_time() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bind");
     let endpoint = format!("http://{}", listener.local_addr().expect("address"));
     let serve = tokio::spawn(async move {
         let mut open = Vec::new();
         while let Ok((mut peer, _)) = listener.accept().await {
             let _ = peer.read(&mut [0; 4096]).await;
-            let _ = peer.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf").await;
+            let _ = peer
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+                .await;
             // The first peer waits for ever; the second is cut off.
             if open.is_empty() {
                 open.push(peer);
             }
         }
     });
-    let store = S3Store::connect(S3Settings { timeout: Duration::from_millis(500), ..nowhere(endpoint) }).await.expect("connect");
+    let store = S3Store::connect(S3Settings {
+        timeout: Duration::from_millis(500),
+        ..nowhere(endpoint)
+    })
+    .await
+    .expect("connect");
     for _ in 0..2 {
-        let error = tokio::time::timeout(Duration::from_secs(5), store.get("v1/k")).await.expect("in time").expect_err("half");
+        let error = tokio::time::timeout(Duration::from_secs(5), store.get("v1/k"))
+            .await
+            .expect("in time")
+            .expect_err("half");
         assert_eq!(error.kind(), Kind::Unavailable, "{error}");
     }
     serve.abort();
@@ -465,17 +775,27 @@ async fn a_body_that_stops_half_way_is_unavailable_in_time() {
 async fn a_bad_ca_file_is_a_usage_error() {
     let folder = tempfile::tempdir().expect("folder");
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    for (name, content) in
-        [("missing", None), ("empty", Some("")), ("text", Some("hello")), ("broken", Some(broken)), ("cut", Some(&broken[..35]))]
-    {
+    for (name, content) in [
+        ("missing", None),
+        ("empty", Some("")),
+        ("text", Some("hello")),
+        ("broken", Some(broken)),
+        ("cut", Some(&broken[..35])),
+    ] {
         let path = folder.path().join(name);
         if let Some(content) = content {
             std::fs::write(&path, content).expect("write");
         }
-        let settings = S3Settings { ca_file: Some(path.clone()), ..nowhere("https://127.0.0.1:1".into()) };
+        let settings = S3Settings {
+            ca_file: Some(path.clone()),
+            ..nowhere("https://127.0.0.1:1".into())
+        };
         let error = S3Store::connect(settings).await.expect_err(name);
         assert_eq!(error.kind(), Kind::Usage, "{name}: {error}");
-        assert!(error.to_string().contains(path.to_str().expect("plain")), "{error}");
+        assert!(
+            error.to_string().contains(path.to_str().expect("plain")),
+            "{error}"
+        );
     }
 }
 
@@ -492,9 +812,30 @@ async fn bad_keys_are_refused_by_the_file_store() {
     // A folder cannot hold both `a` and `a/b`; it says so instead of trying for ever, and never calls a folder an object.
     store.put("a", text("x")).await.expect("put");
     store.put("f/g", text("x")).await.expect("put");
-    assert_eq!(store.create("a/b", text("x")).await.expect_err("below a file").kind(), Kind::Usage);
-    assert_eq!(store.create("f", text("x")).await.expect_err("on a folder").kind(), Kind::Usage);
-    assert_eq!(store.put("f", text("x")).await.expect_err("on a folder").kind(), Kind::Usage);
+    assert_eq!(
+        store
+            .create("a/b", text("x"))
+            .await
+            .expect_err("below a file")
+            .kind(),
+        Kind::Usage
+    );
+    assert_eq!(
+        store
+            .create("f", text("x"))
+            .await
+            .expect_err("on a folder")
+            .kind(),
+        Kind::Usage
+    );
+    assert_eq!(
+        store
+            .put("f", text("x"))
+            .await
+            .expect_err("on a folder")
+            .kind(),
+        Kind::Usage
+    );
 }
 
 #[tokio::test]
@@ -503,14 +844,29 @@ async fn a_file_store_is_private_and_leaves_no_empty_folders() {
     let folder = tempfile::tempdir().expect("folder");
     let store = open(folder.path());
     store.create("a/b/c", text("x")).await.expect("create");
-    let mode = |path: &str| std::fs::metadata(folder.path().join(path)).expect("there").permissions().mode() & 0o777;
+    let mode = |path: &str| {
+        std::fs::metadata(folder.path().join(path))
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o777
+    };
     assert_eq!(
-        [mode("store"), mode("store/.tmp"), mode("store/a"), mode("store/a/b"), mode("store/a/b/c")],
+        [
+            mode("store"),
+            mode("store/.tmp"),
+            mode("store/a"),
+            mode("store/a/b"),
+            mode("store/a/b/c")
+        ],
         [0o700, 0o700, 0o700, 0o700, 0o600]
     );
     store.delete("a/b/c").await.expect("delete");
     assert!(!folder.path().join("store/a").exists() && folder.path().join("store").exists());
-    assert_eq!(store.address(), format!("file://{}/store", folder.path().display()));
+    assert_eq!(
+        store.address(),
+        format!("file://{}/store", folder.path().display())
+    );
 }
 
 /// Deletes remove empty folders below the feet of racing creates.
@@ -523,7 +879,10 @@ async fn creates_and_deletes_in_one_folder_race_well() {
         tokio::spawn(async move {
             for n in 0..50 {
                 let key = format!("x/y/{worker}-{n}");
-                assert_eq!(store.create(&key, text("x")).await.expect("create"), Created::New);
+                assert_eq!(
+                    store.create(&key, text("x")).await.expect("create"),
+                    Created::New
+                );
                 assert_eq!(store.get(&key).await.expect("get"), Some(text("x")));
                 store.delete(&key).await.expect("delete");
             }
@@ -541,7 +900,11 @@ async fn a_store_that_is_no_folder_or_goes_away_is_an_error() {
     std::fs::write(&file, "x").expect("write");
     for path in [file.clone(), file.join("below")] {
         let error = FileStore::open(path).expect_err("a file");
-        assert!(error.kind() == Kind::Usage && error.to_string().contains(file.to_str().expect("plain")), "{error}");
+        assert!(
+            error.kind() == Kind::Usage
+                && error.to_string().contains(file.to_str().expect("plain")),
+            "{error}"
+        );
     }
     // An unmounted disk must not look like an empty store.
     let store = open(folder.path());

@@ -26,16 +26,23 @@ fn transcript(session: &str) -> String {
 }
 
 fn lines(name: &str, from: usize, to: usize) -> String {
-    (from..to).map(|at| format!("{{\"of\":\"{name}\",\"n\":{at}}}\n")).collect()
+    (from..to)
+        .map(|at| format!("{{\"of\":\"{name}\",\"n\":{at}}}\n"))
+        .collect()
 }
 
 async fn flush(handle: &Handle) {
-    timeout(PATIENCE, handle.flush(None)).await.expect("the flush ends").expect("the flush succeeds");
+    timeout(PATIENCE, handle.flush(None))
+        .await
+        .expect("the flush ends")
+        .expect("the flush succeeds");
 }
 
 async fn status(handle: &Handle, session: &str) -> LogStatus {
     let all = handle.status().await.unwrap();
-    all.into_iter().find(|status| status.session == session).unwrap_or_else(|| panic!("{session} is known"))
+    all.into_iter()
+        .find(|status| status.session == session)
+        .unwrap_or_else(|| panic!("{session} is known"))
 }
 
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
@@ -52,10 +59,31 @@ async fn what_no_event_told_is_found_by_the_scan() {
     world.write(&transcript("before"), lines("before", 0, 3));
     let handle = world.stream_unwatched();
     world.write(&transcript("after"), lines("after", 0, 3));
-    world.wait_for("before", &transcript("before"), lines("before", 0, 3).as_bytes(), PATIENCE).await;
-    world.wait_for("after", &transcript("after"), lines("after", 0, 3).as_bytes(), PATIENCE).await;
+    world
+        .wait_for(
+            "before",
+            &transcript("before"),
+            lines("before", 0, 3).as_bytes(),
+            PATIENCE,
+        )
+        .await;
+    world
+        .wait_for(
+            "after",
+            &transcript("after"),
+            lines("after", 0, 3).as_bytes(),
+            PATIENCE,
+        )
+        .await;
     world.append(&transcript("after"), lines("after", 3, 5));
-    world.wait_for("after", &transcript("after"), lines("after", 0, 5).as_bytes(), PATIENCE).await;
+    world
+        .wait_for(
+            "after",
+            &transcript("after"),
+            lines("after", 0, 5).as_bytes(),
+            PATIENCE,
+        )
+        .await;
     drop(handle);
 }
 
@@ -64,9 +92,13 @@ async fn an_append_is_stored_without_anyone_asking() {
     let world = World::new();
     let handle = world.stream();
     world.write(&transcript("s"), lines("s", 0, 1));
-    world.wait_for("s", &transcript("s"), lines("s", 0, 1).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for("s", &transcript("s"), lines("s", 0, 1).as_bytes(), BY_EVENT)
+        .await;
     world.append(&transcript("s"), lines("s", 1, 2));
-    world.wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), BY_EVENT)
+        .await;
     drop(handle);
 }
 
@@ -76,7 +108,10 @@ async fn folder_trees_that_grow_faster_than_their_watch_are_stored_whole() {
     let handle = world.stream();
     world.write(&transcript("s"), lines("s", 0, 1));
     for at in 0..500 {
-        world.write(&format!("projects/-w/s/tool-results/{at}/deep/t.txt"), format!("result {at}"));
+        world.write(
+            &format!("projects/-w/s/tool-results/{at}/deep/t.txt"),
+            format!("result {at}"),
+        );
     }
     flush(&handle).await;
     let stored = world.stored("s").await.unwrap();
@@ -96,7 +131,9 @@ async fn what_is_made_in_a_new_folder_before_its_watch_is_found_soon() {
     sleep(Duration::from_millis(300)).await;
     let text = lines("s1", 0, 3);
     world.write(&transcript("s1"), &text);
-    world.wait_for("s1", &transcript("s1"), text.as_bytes(), BY_EVENT).await;
+    world
+        .wait_for("s1", &transcript("s1"), text.as_bytes(), BY_EVENT)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,14 +146,36 @@ async fn a_file_replaced_shrunk_or_grown_anew_between_two_looks_is_stored_as_it_
     flush(&handle).await;
     let new = lines("renamed", 500, 700);
     world.write("projects/-w/renamed.tmp", &new);
-    std::fs::rename(world.root().join("projects/-w/renamed.tmp"), world.root().join(transcript("renamed"))).unwrap();
+    std::fs::rename(
+        world.root().join("projects/-w/renamed.tmp"),
+        world.root().join(transcript("renamed")),
+    )
+    .unwrap();
     world.write(&transcript("shrunk"), lines("shrunk", 0, 7));
     world.write(&transcript("regrown"), "");
     world.append(&transcript("regrown"), lines("regrown", 1000, 1200));
     flush(&handle).await;
-    assert_eq!(world.stored_file("renamed", &transcript("renamed")).await.unwrap(), new.as_bytes());
-    assert_eq!(world.stored_file("shrunk", &transcript("shrunk")).await.unwrap(), lines("shrunk", 0, 7).as_bytes());
-    assert_eq!(world.stored_file("regrown", &transcript("regrown")).await.unwrap(), lines("regrown", 1000, 1200).as_bytes());
+    assert_eq!(
+        world
+            .stored_file("renamed", &transcript("renamed"))
+            .await
+            .unwrap(),
+        new.as_bytes()
+    );
+    assert_eq!(
+        world
+            .stored_file("shrunk", &transcript("shrunk"))
+            .await
+            .unwrap(),
+        lines("shrunk", 0, 7).as_bytes()
+    );
+    assert_eq!(
+        world
+            .stored_file("regrown", &transcript("regrown"))
+            .await
+            .unwrap(),
+        lines("regrown", 1000, 1200).as_bytes()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,12 +188,22 @@ async fn a_session_that_moves_to_another_project_is_not_uploaded_again() {
     let before = world.uploaded("s").await;
     std::fs::create_dir_all(world.root().join("projects/-v")).unwrap();
     for name in ["s.jsonl", "s"] {
-        std::fs::rename(world.root().join("projects/-w").join(name), world.root().join("projects/-v").join(name)).unwrap();
+        std::fs::rename(
+            world.root().join("projects/-w").join(name),
+            world.root().join("projects/-v").join(name),
+        )
+        .unwrap();
     }
     world.append("projects/-v/s.jsonl", lines("s", 200, 201));
     flush(&handle).await;
-    assert_eq!(world.stored("s").await.unwrap(), world::files_below(&world.root()));
-    assert_eq!(world.uploaded("s").await - before, lines("s", 200, 201).len() as u64);
+    assert_eq!(
+        world.stored("s").await.unwrap(),
+        world::files_below(&world.root())
+    );
+    assert_eq!(
+        world.uploaded("s").await - before,
+        lines("s", 200, 201).len() as u64
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,7 +218,10 @@ async fn a_new_file_with_the_bytes_of_a_deleted_one_does_not_take_its_place() {
     world.write("tasks/s/2.json", "{}");
     flush(&handle).await;
     let stored = world.stored("s").await.unwrap();
-    assert_eq!(stored.keys().collect::<Vec<_>>(), ["projects/-w/s.jsonl", "tasks/s/1.json", "tasks/s/2.json"]);
+    assert_eq!(
+        stored.keys().collect::<Vec<_>>(),
+        ["projects/-w/s.jsonl", "tasks/s/1.json", "tasks/s/2.json"]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -161,10 +233,17 @@ async fn a_flush_that_is_asked_for_during_another_one_covers_files_that_came_in_
     world.store.hold();
     let writes = world.store.writes();
     world.append(&transcript("s"), lines("s", 10, 11));
-    until("the flush is under way", async || world.store.writes() > writes).await;
+    until("the flush is under way", async || {
+        world.store.writes() > writes
+    })
+    .await;
     // Neither of these is where the files of the session are looked for by themselves.
     std::fs::create_dir_all(world.root().join("projects/-v")).unwrap();
-    std::fs::rename(world.root().join(transcript("s")), world.root().join("projects/-v/s.jsonl")).unwrap();
+    std::fs::rename(
+        world.root().join(transcript("s")),
+        world.root().join("projects/-v/s.jsonl"),
+    )
+    .unwrap();
     world.write("projects/-v/agent-77.jsonl", "{\"sessionId\":\"s\"}\n");
     let asked = tokio::spawn({
         let handle = handle.clone();
@@ -187,17 +266,44 @@ async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
     flush(&handle).await;
     world.write(&transcript("new"), lines("new", 0, 10));
     flush(&handle).await;
-    assert_eq!(world.stored_file("new", &transcript("new")).await.unwrap(), lines("new", 0, 10).as_bytes());
+    assert_eq!(
+        world.stored_file("new", &transcript("new")).await.unwrap(),
+        lines("new", 0, 10).as_bytes()
+    );
     // What an agent's clean-up deletes stays in the log.
-    assert_eq!(world.stored_file("old", &transcript("old")).await.unwrap(), lines("old", 0, 10).as_bytes());
+    assert_eq!(
+        world.stored_file("old", &transcript("old")).await.unwrap(),
+        lines("old", 0, 10).as_bytes()
+    );
     world.append(&transcript("new"), lines("new", 10, 12));
-    world.wait_for("new", &transcript("new"), lines("new", 0, 12).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for(
+            "new",
+            &transcript("new"),
+            lines("new", 0, 12).as_bytes(),
+            BY_EVENT,
+        )
+        .await;
     // At once, so that the new one gets the number of the old one, and with the name of a file that is known.
     std::fs::remove_dir_all(world.root()).unwrap();
     world.write(&transcript("new"), lines("new", 50, 80));
-    world.wait_for("new", &transcript("new"), lines("new", 50, 80).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for(
+            "new",
+            &transcript("new"),
+            lines("new", 50, 80).as_bytes(),
+            BY_EVENT,
+        )
+        .await;
     world.append(&transcript("new"), lines("new", 80, 81));
-    world.wait_for("new", &transcript("new"), lines("new", 50, 81).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for(
+            "new",
+            &transcript("new"),
+            lines("new", 50, 81).as_bytes(),
+            BY_EVENT,
+        )
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -208,9 +314,23 @@ async fn a_folder_that_is_deleted_and_made_again_is_watched_again() {
     flush(&handle).await;
     std::fs::remove_dir_all(world.root().join("projects")).unwrap();
     world.write(&transcript("new"), lines("new", 0, 10));
-    world.wait_for("new", &transcript("new"), lines("new", 0, 10).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for(
+            "new",
+            &transcript("new"),
+            lines("new", 0, 10).as_bytes(),
+            BY_EVENT,
+        )
+        .await;
     world.append(&transcript("new"), lines("new", 10, 12));
-    world.wait_for("new", &transcript("new"), lines("new", 0, 12).as_bytes(), BY_EVENT).await;
+    world
+        .wait_for(
+            "new",
+            &transcript("new"),
+            lines("new", 0, 12).as_bytes(),
+            BY_EVENT,
+        )
+        .await;
     drop(handle);
 }
 
@@ -222,22 +342,42 @@ async fn links_pipes_and_folders_in_place_of_files_are_passed_over() {
     std::fs::write(&secret, "secret\n").unwrap();
     std::os::unix::fs::symlink(&secret, world.root().join(transcript("link"))).unwrap();
     world.write("projects/-w/s/tool-results/t.txt", "t");
-    std::os::unix::fs::symlink(&secret, world.root().join("projects/-w/s/tool-results/link.txt")).unwrap();
+    std::os::unix::fs::symlink(
+        &secret,
+        world.root().join("projects/-w/s/tool-results/link.txt"),
+    )
+    .unwrap();
     let pipe = world.root().join("projects/-w/s/tool-results/pipe.txt");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     let pipe = world.root().join(transcript("pipe"));
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     std::fs::create_dir_all(world.root().join(transcript("folder"))).unwrap();
     let handle = world.stream();
     flush(&handle).await;
     let stored = world.stored("s").await.unwrap();
     let names: Vec<&String> = stored.keys().collect();
-    assert_eq!(names, ["projects/-w/s.jsonl", "projects/-w/s/tool-results/t.txt"]);
+    assert_eq!(
+        names,
+        ["projects/-w/s.jsonl", "projects/-w/s/tool-results/t.txt"]
+    );
     assert_eq!(world.logs().names("").await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_goes_out_when_it_can() {
+async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_goes_out_when_it_can()
+ {
     let world = World::new();
     let folder = Arc::new(CountingFolder::new(world.root()));
     folder.close(Some("closed"));
@@ -245,9 +385,21 @@ async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_
     world.write("projects/-w/s/tool-results/closed.txt", "closed");
     world.write(&transcript("other"), lines("other", 0, 2));
     let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
-    world.wait_for("other", &transcript("other"), lines("other", 0, 2).as_bytes(), PATIENCE).await;
-    world.wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), PATIENCE).await;
-    until("the failure is told", async || status(&handle, "s").await.last_error.is_some()).await;
+    world
+        .wait_for(
+            "other",
+            &transcript("other"),
+            lines("other", 0, 2).as_bytes(),
+            PATIENCE,
+        )
+        .await;
+    world
+        .wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), PATIENCE)
+        .await;
+    until("the failure is told", async || {
+        status(&handle, "s").await.last_error.is_some()
+    })
+    .await;
     let told = status(&handle, "s").await;
     assert!(told.last_error.unwrap().contains("closed.txt"));
     assert!(told.lag_bytes > 0, "what is not durable is lag");
@@ -267,7 +419,13 @@ async fn three_hundred_sessions_at_once_are_all_stored() {
     flush(&handle).await;
     for at in 0..300 {
         let session = format!("s{at}");
-        assert_eq!(world.stored_file(&session, &transcript(&session)).await.unwrap(), lines("many", 0, at % 7 + 1).as_bytes());
+        assert_eq!(
+            world
+                .stored_file(&session, &transcript(&session))
+                .await
+                .unwrap(),
+            lines("many", 0, at % 7 + 1).as_bytes()
+        );
         assert_eq!(world.numbers(&session).await, 2, "a claim and a delta");
     }
 }
@@ -282,9 +440,19 @@ async fn an_old_style_sub_agent_goes_with_its_session() {
     world.write("projects/-w/agent-9c.jsonl", "{\"type\":\"user\",\"sess");
     flush(&handle).await;
     world.append("projects/-w/agent-9c.jsonl", "ionId\":\"s\"}\n");
-    world.wait_for("s", "projects/-w/agent-9c.jsonl", b"{\"type\":\"user\",\"sessionId\":\"s\"}\n", BY_EVENT).await;
+    world
+        .wait_for(
+            "s",
+            "projects/-w/agent-9c.jsonl",
+            b"{\"type\":\"user\",\"sessionId\":\"s\"}\n",
+            BY_EVENT,
+        )
+        .await;
     flush(&handle).await;
-    assert_eq!(world.stored("s").await.unwrap(), world::files_below(&world.root()));
+    assert_eq!(
+        world.stored("s").await.unwrap(),
+        world::files_below(&world.root())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -299,20 +467,41 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
     flush(&first).await;
     world::write(&b.join(memory("shared.md")), "by b, longer");
     flush(&second).await;
-    assert_eq!(world.stored_file("@-w", &memory("shared.md")).await.unwrap(), b"by b, longer");
+    assert_eq!(
+        world
+            .stored_file("@-w", &memory("shared.md"))
+            .await
+            .unwrap(),
+        b"by b, longer"
+    );
     // An unrelated file of a's: its old copy of the shared one must not come back.
     world::write(&a.join(memory("only-a.md")), "a");
     flush(&first).await;
     let stored = world.stored("@-w").await.unwrap();
     assert_eq!(stored[&memory("only-a.md")], b"a");
-    assert_eq!(String::from_utf8_lossy(&stored[&memory("shared.md")]), "by b, longer");
+    assert_eq!(
+        String::from_utf8_lossy(&stored[&memory("shared.md")]),
+        "by b, longer"
+    );
     // Changed on a again, by appending to a's own copy: a is the last now.
     world::append(&a.join(memory("shared.md")), ", 2");
     flush(&first).await;
-    assert_eq!(world.stored_file("@-w", &memory("shared.md")).await.unwrap(), b"by a, 1, 2");
+    assert_eq!(
+        world
+            .stored_file("@-w", &memory("shared.md"))
+            .await
+            .unwrap(),
+        b"by a, 1, 2"
+    );
     world::append(&b.join(memory("shared.md")), ", 3");
     flush(&second).await;
-    assert_eq!(world.stored_file("@-w", &memory("shared.md")).await.unwrap(), b"by b, longer, 3");
+    assert_eq!(
+        world
+            .stored_file("@-w", &memory("shared.md"))
+            .await
+            .unwrap(),
+        b"by b, longer, 3"
+    );
     world.numbers("@-w").await;
     assert!(world.branches("@-w").await.is_empty());
 }
@@ -349,7 +538,11 @@ async fn a_flush_is_one_write_and_an_idle_daemon_asks_for_nothing() {
     assert_eq!(world.store.requests(), requests, "nothing changed");
     world.append(&transcript("s7"), lines("idle", 3, 4));
     flush(&handle).await;
-    assert_eq!(world.store.requests(), requests + 1, "one append, one request");
+    assert_eq!(
+        world.store.requests(),
+        requests + 1,
+        "one append, one request"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -361,10 +554,23 @@ async fn a_session_that_fails_does_not_hold_up_the_others_and_its_attempts_are_n
     }
     let handle = world.stream();
     for session in ["good1", "good2"] {
-        world.wait_for(session, &transcript(session), lines(session, 0, 3).as_bytes(), PATIENCE).await;
-        timeout(PATIENCE, handle.flush(Some(session.parse().unwrap()))).await.unwrap().unwrap();
+        world
+            .wait_for(
+                session,
+                &transcript(session),
+                lines(session, 0, 3).as_bytes(),
+                PATIENCE,
+            )
+            .await;
+        timeout(PATIENCE, handle.flush(Some(session.parse().unwrap())))
+            .await
+            .unwrap()
+            .unwrap();
     }
-    until("it failed three times", async || status(&handle, "bad").await.failed_attempts >= 3).await;
+    until("it failed three times", async || {
+        status(&handle, "bad").await.failed_attempts >= 3
+    })
+    .await;
     let told = status(&handle, "bad").await;
     assert!(told.last_error.unwrap().contains("the test says no"));
     assert!(told.lag_bytes > 0);
@@ -379,8 +585,17 @@ async fn a_session_that_fails_does_not_hold_up_the_others_and_its_attempts_are_n
     assert_eq!(attempts, (1..=attempts.len() as u32).collect::<Vec<_>>());
     world.store.recover();
     flush(&handle).await;
-    assert_eq!(world.stored_file("bad", &transcript("bad")).await.unwrap(), lines("bad", 0, 3).as_bytes());
-    assert_eq!((status(&handle, "bad").await.failed_attempts, status(&handle, "bad").await.lag_bytes), (0, 0));
+    assert_eq!(
+        world.stored_file("bad", &transcript("bad")).await.unwrap(),
+        lines("bad", 0, 3).as_bytes()
+    );
+    assert_eq!(
+        (
+            status(&handle, "bad").await.failed_attempts,
+            status(&handle, "bad").await.lag_bytes
+        ),
+        (0, 0)
+    );
 }
 
 /// The agent writes for two seconds; answers how many lines there are then.
@@ -396,7 +611,10 @@ async fn write_on(world: &World, mut written: usize) -> usize {
 
 async fn nothing_lost_nothing_doubled(world: &World, written: usize) {
     let whole = lines("s", 0, written);
-    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), whole.as_bytes());
+    assert_eq!(
+        world.stored_file("s", &transcript("s")).await.unwrap(),
+        whole.as_bytes()
+    );
     assert_eq!(world.uploaded("s").await, whole.len() as u64);
     world.numbers("s").await;
 }
@@ -442,19 +660,29 @@ async fn the_final_flush_takes_what_was_written_while_the_store_was_down() {
     flush(&handle).await;
     world.store.refuse("/s/");
     world.append(&transcript("s"), lines("s", 3, 4));
-    until("a flush failed", async || status(&handle, "s").await.failed_attempts > 0).await;
+    until("a flush failed", async || {
+        status(&handle, "s").await.failed_attempts > 0
+    })
+    .await;
     world.append(&transcript("s"), lines("s", 4, 9));
     world.append(&transcript("s"), "{\"torn");
     let finish = tokio::spawn({
         let handle = handle.clone();
-        async move { handle.finish(Instant::now() + Duration::from_secs(20)).await }
+        async move {
+            handle
+                .finish(Instant::now() + Duration::from_secs(20))
+                .await
+        }
     });
     sleep(Duration::from_millis(400)).await;
     world.store.recover();
     let report = finish.await.unwrap().unwrap();
     assert!(report.left.is_empty(), "{report:?}");
     let whole = lines("s", 0, 9) + "{\"torn";
-    assert_eq!(String::from_utf8(world.stored_file("s", &transcript("s")).await.unwrap()).unwrap(), whole);
+    assert_eq!(
+        String::from_utf8(world.stored_file("s", &transcript("s")).await.unwrap()).unwrap(),
+        whole
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -463,7 +691,10 @@ async fn a_final_flush_that_runs_out_of_time_says_what_it_left() {
     world.store.refuse("/s/");
     world.write(&transcript("s"), lines("s", 0, 3));
     let handle = world.stream();
-    let report = handle.finish(Instant::now() + Duration::from_millis(700)).await.unwrap();
+    let report = handle
+        .finish(Instant::now() + Duration::from_millis(700))
+        .await
+        .unwrap();
     assert_eq!(report.left.len(), 1);
     assert_eq!(report.left[0].session, "s");
     assert!(report.left[0].lag_bytes > 0);
@@ -474,7 +705,10 @@ async fn after_a_crash_nothing_is_uploaded_again_with_and_without_a_ledger() {
     let world = World::new();
     for session in ["s", "t"] {
         world.write(&transcript(session), lines(session, 0, 50));
-        world.write(&format!("projects/-w/{session}/tool-results/r.txt"), "result");
+        world.write(
+            &format!("projects/-w/{session}/tool-results/r.txt"),
+            "result",
+        );
     }
     world.append(&transcript("t"), "{\"torn");
     let handle = world.stream();
@@ -483,7 +717,11 @@ async fn after_a_crash_nothing_is_uploaded_again_with_and_without_a_ledger() {
     let requests = world.store.requests();
     let handle = world.stream();
     flush(&handle).await;
-    assert_eq!(world.store.requests(), requests, "the ledger knows that nothing changed");
+    assert_eq!(
+        world.store.requests(),
+        requests,
+        "the ledger knows that nothing changed"
+    );
     drop(handle);
 
     world.append(&transcript("s"), lines("s", 50, 51));
@@ -491,7 +729,10 @@ async fn after_a_crash_nothing_is_uploaded_again_with_and_without_a_ledger() {
     let writes = world.store.writes();
     let handle = world.stream();
     flush(&handle).await;
-    assert_eq!(world.uploaded("s").await - s, lines("s", 50, 51).len() as u64);
+    assert_eq!(
+        world.uploaded("s").await - s,
+        lines("s", 50, 51).len() as u64
+    );
     assert_eq!(world.store.writes(), writes + 1);
     drop(handle);
 
@@ -500,13 +741,23 @@ async fn after_a_crash_nothing_is_uploaded_again_with_and_without_a_ledger() {
     let (s, writes) = (world.uploaded("s").await, world.store.writes());
     let handle = world.stream();
     flush(&handle).await;
-    assert_eq!(world.uploaded("s").await - s, lines("s", 51, 52).len() as u64);
+    assert_eq!(
+        world.uploaded("s").await - s,
+        lines("s", 51, 52).len() as u64
+    );
     assert_eq!(world.uploaded("t").await, t);
-    assert_eq!(world.store.writes(), writes + 2, "a claim and a delta for s, nothing for t");
+    assert_eq!(
+        world.store.writes(),
+        writes + 2,
+        "a claim and a delta for s, nothing for t"
+    );
     for session in ["s", "t"] {
         assert!(world.branches(session).await.is_empty());
     }
-    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), lines("s", 0, 52).as_bytes());
+    assert_eq!(
+        world.stored_file("s", &transcript("s")).await.unwrap(),
+        lines("s", 0, 52).as_bytes()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -518,7 +769,9 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     let mut shipment = Shipment::new(world.id("s"));
     shipment.hints.insert(path.clone());
     shipment.flush(&context, false).await.unwrap();
-    let ledger = world.root().join(".sessiond/ledger/test/claude-code/s.json");
+    let ledger = world
+        .root()
+        .join(".sessiond/ledger/test/claude-code/s.json");
     let older = std::fs::read(&ledger).unwrap();
     world.append(&transcript("s"), lines("s", 50, 60));
     shipment.flush(&context, false).await.unwrap();
@@ -528,7 +781,10 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     shipment.hints.insert(path);
     shipment.flush(&context, false).await.unwrap();
     let whole = lines("s", 0, 61);
-    assert_eq!(world.stored_file("s", &transcript("s")).await.unwrap(), whole.as_bytes());
+    assert_eq!(
+        world.stored_file("s", &transcript("s")).await.unwrap(),
+        whole.as_bytes()
+    );
     assert_eq!(world.uploaded("s").await, whole.len() as u64);
     assert_eq!(world.numbers("s").await, 4, "a claim and three deltas");
     assert!(world.branches("s").await.is_empty());
@@ -541,12 +797,18 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     world.write("projects/-w/s/tool-results/a.txt", "small");
     // Sparse, so that only its length costs something.
     let large = world.root().join("projects/-w/s/tool-results/b.bin");
-    std::fs::File::create(&large).unwrap().set_len(MOST_RAW).unwrap();
+    std::fs::File::create(&large)
+        .unwrap()
+        .set_len(MOST_RAW)
+        .unwrap();
     let mut shipment = Shipment::new(world.id("s"));
     shipment.hints.insert(transcript("s").parse().unwrap());
     shipment.flush(&world.context(), false).await.unwrap();
     let stored = world.stored("s").await.unwrap();
-    assert_eq!(stored["projects/-w/s/tool-results/b.bin"].len() as u64, MOST_RAW);
+    assert_eq!(
+        stored["projects/-w/s/tool-results/b.bin"].len() as u64,
+        MOST_RAW
+    );
     assert_eq!(stored["projects/-w/s/tool-results/a.txt"], b"small");
     assert_eq!(stored[&transcript("s")], lines("s", 0, 2).as_bytes());
 }
@@ -563,7 +825,14 @@ async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
     shipment.flush(&world.context(), false).await.unwrap();
     let (logs, id) = (world.logs(), world.id("s"));
     for entry in logs.entries(&id, 0).await.unwrap() {
-        let parts = logs.read(&id, entry.seq).await.unwrap().unwrap().header.parts.len();
+        let parts = logs
+            .read(&id, entry.seq)
+            .await
+            .unwrap()
+            .unwrap()
+            .header
+            .parts
+            .len();
         assert!(parts <= 4096, "{parts} parts in one entry");
     }
     let state = logs.read_state(&id).await.unwrap();

@@ -14,36 +14,68 @@ use std::time::{Duration, Instant};
 
 async fn select_one(url: &str) -> Result<i32, sqlx::Error> {
     let mut connection = PgConnection::connect(url).await?;
-    sqlx::query_scalar("SELECT 1").fetch_one(&mut connection).await
+    sqlx::query_scalar("SELECT 1")
+        .fetch_one(&mut connection)
+        .await
 }
 
 /// The status of a PUT that must create.
 async fn create(client: &Client, bucket: &str, key: &str, body: &str) -> u16 {
-    let put = client.put_object().bucket(bucket).key(key).if_none_match("*").body(body.as_bytes().to_vec().into());
+    let put = client
+        .put_object()
+        .bucket(bucket)
+        .key(key)
+        .if_none_match("*")
+        .body(body.as_bytes().to_vec().into());
     match put.send().await {
         Ok(_) => 200,
-        Err(error) => error.raw_response().map(|response| response.status().as_u16()).unwrap_or_else(|| panic!("{error:?}")),
+        Err(error) => error
+            .raw_response()
+            .map(|response| response.status().as_u16())
+            .unwrap_or_else(|| panic!("{error:?}")),
     }
 }
 
 async fn get(client: &Client, bucket: &str, key: &str) -> Vec<u8> {
-    let object = client.get_object().bucket(bucket).key(key).send().await.unwrap();
+    let object = client
+        .get_object()
+        .bucket(bucket)
+        .key(key)
+        .send()
+        .await
+        .unwrap();
     object.body.collect().await.unwrap().to_vec()
 }
 
 #[tokio::test]
 async fn postgres_gives_each_test_a_database_and_checks_the_password() {
-    let Some(postgres) = servers::postgres() else { return };
+    let Some(postgres) = servers::postgres() else {
+        return;
+    };
     assert_ne!(postgres.fresh_database(), postgres.fresh_database());
     assert_eq!(select_one(&postgres.fresh_database()).await.unwrap(), 1);
-    assert_eq!(select_one(&postgres.url_with_password(Postgres::PASSWORD)).await.unwrap(), 1);
-    let refused = select_one(&postgres.url_with_password("wrong: p@ss/word")).await.unwrap_err();
-    assert!(refused.to_string().contains("password authentication failed"), "{refused}");
+    assert_eq!(
+        select_one(&postgres.url_with_password(Postgres::PASSWORD))
+            .await
+            .unwrap(),
+        1
+    );
+    let refused = select_one(&postgres.url_with_password("wrong: p@ss/word"))
+        .await
+        .unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("password authentication failed"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
 async fn private_postgres_comes_back_with_its_data() {
-    let Some(postgres) = Postgres::start_private() else { return };
+    let Some(postgres) = Postgres::start_private() else {
+        return;
+    };
     let url = postgres.fresh_database();
     postgres.stop();
     select_one(&url).await.unwrap_err();
@@ -64,14 +96,30 @@ async fn s3_lets_one_create_win_unless_conditions_are_dropped() {
     assert_eq!(create(&s3.denied_client(), &bucket, "a/c", "").await, 403);
 
     let counting = CountingProxy::start(s3.addr(), false);
-    assert_eq!(create(&s3.client(&counting.endpoint()), &bucket, "a/b", "third").await, 412);
-    assert_eq!(get(&s3.client(&counting.endpoint()), &bucket, "a/b").await, b"first");
+    assert_eq!(
+        create(&s3.client(&counting.endpoint()), &bucket, "a/b", "third").await,
+        412
+    );
+    assert_eq!(
+        get(&s3.client(&counting.endpoint()), &bucket, "a/b").await,
+        b"first"
+    );
     assert_eq!(counting.count(), 2);
-    assert!(counting.lines()[0].starts_with(&format!("PUT /{bucket}/a/b")), "{:?}", counting.lines());
+    assert!(
+        counting.lines()[0].starts_with(&format!("PUT /{bucket}/a/b")),
+        "{:?}",
+        counting.lines()
+    );
 
     let dropping = CountingProxy::start(s3.addr(), true);
-    assert_eq!(create(&s3.client(&dropping.endpoint()), &bucket, "a/b", "fourth").await, 200);
-    assert_eq!(create(&s3.client(&dropping.endpoint()), &bucket, "a/b", "fifth").await, 200);
+    assert_eq!(
+        create(&s3.client(&dropping.endpoint()), &bucket, "a/b", "fourth").await,
+        200
+    );
+    assert_eq!(
+        create(&s3.client(&dropping.endpoint()), &bucket, "a/b", "fifth").await,
+        200
+    );
     assert_eq!(get(&direct, &bucket, "a/b").await, b"fifth");
 }
 
@@ -86,12 +134,20 @@ async fn s3_has_room_for_the_buckets_of_many_tests() {
 
 #[tokio::test]
 async fn private_s3_comes_back_with_its_data_beside_the_shared_one() {
-    let (Some(_shared), Some(s3)) = (servers::s3(), S3::start_private()) else { return };
+    let (Some(_shared), Some(s3)) = (servers::s3(), S3::start_private()) else {
+        return;
+    };
     let bucket = s3.fresh_bucket();
     let client = s3.client(&s3.endpoint);
     assert_eq!(create(&client, &bucket, "a/b", "kept").await, 200);
     s3.stop();
-    client.get_object().bucket(&bucket).key("a/b").send().await.unwrap_err();
+    client
+        .get_object()
+        .bucket(&bucket)
+        .key("a/b")
+        .send()
+        .await
+        .unwrap_err();
     s3.start();
     assert_eq!(get(&client, &bucket, "a/b").await, b"kept");
     let dir = s3.dir().to_owned();
@@ -121,14 +177,18 @@ fn ask(proxy: &TcpProxy, line: &str) -> String {
 }
 
 fn ask_on(mut stream: &TcpStream, line: &str) -> String {
-    stream.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_millis(1500)))
+        .unwrap();
     stream.write_all(format!("{line}\n").as_bytes()).ok();
     let mut answer = String::new();
     let mut byte = [0];
     loop {
         match stream.read(&mut byte) {
             Ok(1) if byte[0] != b'\n' => answer.push(byte[0].into()),
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return format!("{answer}(silence)"),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                return format!("{answer}(silence)");
+            }
             Ok(1) => return answer,
             _ => return format!("{answer}(closed)"),
         }
@@ -139,7 +199,10 @@ fn ask_on(mut stream: &TcpStream, line: &str) -> String {
 fn tcp_proxy_modes_do_what_they_say() {
     let proxy = TcpProxy::start(echo_server());
     assert_eq!(ask(&proxy, "pass"), "pass");
-    assert_eq!((proxy.connections(), proxy.bytes_up(), proxy.bytes_down()), (1, 5, 5));
+    assert_eq!(
+        (proxy.connections(), proxy.bytes_up(), proxy.bytes_down()),
+        (1, 5, 5)
+    );
 
     let open = TcpStream::connect(proxy.addr()).unwrap();
     assert_eq!(ask_on(&open, "open"), "open");
@@ -165,7 +228,11 @@ fn tcp_proxy_modes_do_what_they_say() {
     proxy.set(Mode::Throttle(1000));
     let start = Instant::now();
     assert_eq!(ask(&proxy, &"x".repeat(499)).len(), 499);
-    assert!(start.elapsed() >= Duration::from_millis(450), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_millis(450),
+        "{:?}",
+        start.elapsed()
+    );
 
     proxy.set(Mode::Pass);
     let open = TcpStream::connect(proxy.addr()).unwrap();
@@ -185,7 +252,10 @@ fn tcp_proxy_cuts_requests_and_closes_one_direction() {
     proxy.set(Mode::CutRequestAfter(7));
     let before = (proxy.bytes_up(), proxy.bytes_down());
     assert_eq!(ask(&proxy, "half a request"), "(closed)");
-    assert_eq!((proxy.bytes_up(), proxy.bytes_down()), (before.0 + 7, before.1));
+    assert_eq!(
+        (proxy.bytes_up(), proxy.bytes_down()),
+        (before.0 + 7, before.1)
+    );
     for (mode, seen) in [(Mode::Swallow, "(silence)"), (Mode::HalfClose, "(closed)")] {
         proxy.set(mode);
         let deaf = TcpStream::connect(proxy.addr()).unwrap();
@@ -205,18 +275,37 @@ fn holds_servers_until_killed() {
     if std::env::var_os("SESSIOND_TEST_VICTIM").is_none() {
         return;
     }
-    let (Some(postgres), Some(s3)) = (servers::postgres(), servers::s3()) else { return };
-    writeln!(std::io::stdout(), "\n{}\n{}\nready", postgres.dir().display(), s3.dir().display()).unwrap();
+    let (Some(postgres), Some(s3)) = (servers::postgres(), servers::s3()) else {
+        return;
+    };
+    writeln!(
+        std::io::stdout(),
+        "\n{}\n{}\nready",
+        postgres.dir().display(),
+        s3.dir().display()
+    )
+    .unwrap();
     std::thread::sleep(Duration::from_secs(600));
 }
 
 #[test]
 fn servers_and_their_folders_go_when_the_tests_are_killed() {
     let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim.args(["--nocapture", "--exact", "support_test::holds_servers_until_killed"]).env("SESSIOND_TEST_VICTIM", "1");
+    victim
+        .args([
+            "--nocapture",
+            "--exact",
+            "support_test::holds_servers_until_killed",
+        ])
+        .env("SESSIOND_TEST_VICTIM", "1");
     let mut victim = victim.stdout(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(victim.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let dirs: Vec<String> = lines.take_while(|line| line != "ready").filter(|line| line.starts_with('/')).collect();
+    let lines = BufReader::new(victim.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
+    let dirs: Vec<String> = lines
+        .take_while(|line| line != "ready")
+        .filter(|line| line.starts_with('/'))
+        .collect();
     let running = |dir: &String| Path::new(dir).exists() || mentioned_by_a_process(dir);
     let all_running = dirs.iter().all(running);
     victim.kill().unwrap();
@@ -231,7 +320,8 @@ fn servers_and_their_folders_go_when_the_tests_are_killed() {
 
 fn mentioned_by_a_process(dir: &str) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let mut lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+    let mut lines =
+        processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
     lines.any(|line| String::from_utf8_lossy(&line).contains(dir))
 }
 
@@ -241,7 +331,10 @@ fn a_command_at_home_sees_nothing_of_ours() {
     assert!(sessiond().exists());
     let output = home.command(Path::new("env")).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+    let mut names: Vec<&str> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once('=')?.0))
+        .collect();
     names.sort_unstable();
     assert_eq!(names, ["HOME", "PATH", "TMPDIR"]);
     assert!(text.contains(&format!("HOME={}/home", home.path().display())));

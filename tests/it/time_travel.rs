@@ -24,11 +24,17 @@ fn turn(session: &str, number: u64) -> Vec<String> {
         line("assistant", second, message)
     };
     vec![
-        line("user", 0, format!("{{\"role\":\"user\",\"content\":\"prompt {number}\"}}")),
+        line(
+            "user",
+            0,
+            format!("{{\"role\":\"user\",\"content\":\"prompt {number}\"}}"),
+        ),
         answer(
             1,
             "tool_use",
-            format!("{{\"type\":\"tool_use\",\"id\":\"t{number}\",\"name\":\"Bash\",\"input\":{{\"command\":\"make {number}\"}}}}"),
+            format!(
+                "{{\"type\":\"tool_use\",\"id\":\"t{number}\",\"name\":\"Bash\",\"input\":{{\"command\":\"make {number}\"}}}}"
+            ),
         ),
         line(
             "user",
@@ -37,7 +43,11 @@ fn turn(session: &str, number: u64) -> Vec<String> {
                 "{{\"role\":\"user\",\"content\":[{{\"type\":\"tool_result\",\"tool_use_id\":\"t{number}\",\"content\":\"made {number}\"}}]}}"
             ),
         ),
-        answer(3, "end_turn", format!("{{\"type\":\"text\",\"text\":\"done {number}\"}}")),
+        answer(
+            3,
+            "end_turn",
+            format!("{{\"type\":\"text\",\"text\":\"done {number}\"}}"),
+        ),
     ]
 }
 
@@ -62,29 +72,60 @@ fn text(home: &TempHome, session: &str) -> String {
 
 fn pulled(backend: &Backend, session: &str, at: &str) -> String {
     let home = TempHome::new();
-    backend.run(&home, &["pull", session, "--at", at, "--to", "copy"]).ok();
-    std::fs::read_to_string(home.home().join(format!("copy/projects/-work-app/{session}.jsonl"))).unwrap()
+    backend
+        .run(&home, &["pull", session, "--at", at, "--to", "copy"])
+        .ok();
+    std::fs::read_to_string(
+        home.home()
+            .join(format!("copy/projects/-work-app/{session}.jsonl")),
+    )
+    .unwrap()
 }
 
 fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
-    points["checkpoints"].as_array().unwrap().iter().map(|point| point[field].as_u64()).collect()
+    points["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| point[field].as_u64())
+        .collect()
 }
 
 #[test]
 fn going_back_and_writing_nothing_leaves_every_turn_where_it_is() {
     for backend in Backend::all() {
         let home = TempHome::new();
-        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=4)]);
-        backend.run(&TempHome::new(), &["restore", "s1", "--at", "turn:2"]).ok();
+        stream(
+            &backend,
+            &home,
+            "s1",
+            &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=4)],
+        );
+        backend
+            .run(&TempHome::new(), &["restore", "s1", "--at", "turn:2"])
+            .ok();
         for point in ["latest", "turn", "turn:4"] {
-            assert_eq!(pulled(&backend, "s1", point), whole_turns("s1", 1..=4), "{point}");
+            assert_eq!(
+                pulled(&backend, "s1", point),
+                whole_turns("s1", 1..=4),
+                "{point}"
+            );
         }
         let third = TempHome::new();
         backend.run(&third, &["restore", "s1"]).ok();
         stream(&backend, &third, "s1", &[whole_turns("s1", 5..=5)]);
-        let points = backend.run(&third, &["checkpoints", "s1", "--json"]).ok().json();
-        assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4), Some(5)]);
-        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2), Some(3), Some(4)]);
+        let points = backend
+            .run(&third, &["checkpoints", "s1", "--json"])
+            .ok()
+            .json();
+        assert_eq!(
+            numbers(&points, "turn"),
+            [Some(1), Some(2), Some(3), Some(4), Some(5)]
+        );
+        assert_eq!(
+            numbers(&points, "parent"),
+            [None, Some(1), Some(2), Some(3), Some(4)]
+        );
     }
 }
 
@@ -93,44 +134,90 @@ fn going_back_to_a_turn_keeps_what_came_after() {
     for backend in Backend::all() {
         let home = TempHome::new();
         let mut cut_short = whole_turns("s1", 1..=3);
-        turn("s1", 4)[..2].iter().for_each(|line| cut_short.push_str(line));
+        turn("s1", 4)[..2]
+            .iter()
+            .for_each(|line| cut_short.push_str(line));
         stream(&backend, &home, "s1", &[cut_short.clone()]);
-        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+        let points = backend
+            .run(&home, &["checkpoints", "s1", "--json"])
+            .ok()
+            .json();
         assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
         assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
 
         // The last complete turn; what is cut off is told, and kept.
         let other = TempHome::new();
-        let report = backend.run(&other, &["restore", "s1", "--at", "turn", "--json"]).ok().json();
+        let report = backend
+            .run(&other, &["restore", "s1", "--at", "turn", "--json"])
+            .ok()
+            .json();
         assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
         let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
-        assert_eq!(report[0]["cut_off"]["projects/-work-app/s1.jsonl"], cut_off, "{report}");
-        assert_eq!(report[0]["dropped"][0]["input"], "{\"command\":\"make 4\"}", "{report}");
+        assert_eq!(
+            report[0]["cut_off"]["projects/-work-app/s1.jsonl"], cut_off,
+            "{report}"
+        );
+        assert_eq!(
+            report[0]["dropped"][0]["input"], "{\"command\":\"make 4\"}",
+            "{report}"
+        );
         assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
 
         // Going on from turn 2 leaves the others where they are.
         let third = TempHome::new();
-        backend.run(&third, &["restore", "s1", "--at", "turn:2"]).ok();
+        backend
+            .run(&third, &["restore", "s1", "--at", "turn:2"])
+            .ok();
         assert_eq!(text(&third, "s1"), whole_turns("s1", 1..=2));
         stream(&backend, &third, "s1", &[whole_turns("s1", 7..=7)]);
         let went_on = whole_turns("s1", 1..=2) + &whole_turns("s1", 7..=7);
         assert_eq!(pulled(&backend, "s1", "latest"), went_on);
         assert_eq!(pulled(&backend, "s1", "3"), whole_turns("s1", 1..=3));
         assert_eq!(pulled(&backend, "s1", "seq:2"), cut_short);
-        assert_eq!(pulled(&backend, "s1", "turn:3"), went_on, "a turn is one of the conversation as it went on");
-        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
-        assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3), Some(4)]);
-        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2), Some(2)]);
-        assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(3)]);
-        backend.run(&home, &["pull", "s1", "--raw", "--to", "raw"]).ok();
-        let claims = std::fs::read_dir(home.home().join("raw/log")).unwrap().map(|item| gunzipped(&item.unwrap().path()));
-        assert_eq!(claims.filter(|entry| entry.contains("\"back_to\":2")).count(), 2, "the log records that somebody went back, twice");
+        assert_eq!(
+            pulled(&backend, "s1", "turn:3"),
+            went_on,
+            "a turn is one of the conversation as it went on"
+        );
+        let points = backend
+            .run(&home, &["checkpoints", "s1", "--json"])
+            .ok()
+            .json();
+        assert_eq!(
+            numbers(&points, "number"),
+            [Some(1), Some(2), Some(3), Some(4)]
+        );
+        assert_eq!(
+            numbers(&points, "parent"),
+            [None, Some(1), Some(2), Some(2)]
+        );
+        assert_eq!(
+            numbers(&points, "turn"),
+            [Some(1), Some(2), Some(3), Some(3)]
+        );
+        backend
+            .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
+            .ok();
+        let claims = std::fs::read_dir(home.home().join("raw/log"))
+            .unwrap()
+            .map(|item| gunzipped(&item.unwrap().path()));
+        assert_eq!(
+            claims
+                .filter(|entry| entry.contains("\"back_to\":2"))
+                .count(),
+            2,
+            "the log records that somebody went back, twice"
+        );
     }
 }
 
 fn gunzipped(path: &std::path::Path) -> String {
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()), &mut text).unwrap();
+    std::io::Read::read_to_string(
+        &mut flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap()),
+        &mut text,
+    )
+    .unwrap();
     text
 }
 
@@ -139,24 +226,74 @@ fn after_a_crash_inspect_tells_what_was_running() {
     for backend in Backend::all() {
         let home = TempHome::new();
         let begun = turn("s1", 2)[..2].concat();
-        let agent = turn("s1", 3)[0].replace("\"type\":\"user\"", "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"");
-        append(&home.home().join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"), &agent);
-        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=1), begun.clone()]);
+        let agent = turn("s1", 3)[0].replace(
+            "\"type\":\"user\"",
+            "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"",
+        );
+        append(
+            &home
+                .home()
+                .join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"),
+            &agent,
+        );
+        stream(
+            &backend,
+            &home,
+            "s1",
+            &[whole_turns("s1", 1..=1), begun.clone()],
+        );
         let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
-        assert_eq!((&seen["turn"], &seen["turn_is_open"]), (&1.into(), &true.into()), "{seen}");
-        assert_eq!((&seen["pending"][0]["name"], &seen["pending"][0]["input"]), (&"Bash".into(), &"{\"command\":\"make 2\"}".into()));
+        assert_eq!(
+            (&seen["turn"], &seen["turn_is_open"]),
+            (&1.into(), &true.into()),
+            "{seen}"
+        );
+        assert_eq!(
+            (&seen["pending"][0]["name"], &seen["pending"][0]["input"]),
+            (&"Bash".into(), &"{\"command\":\"make 2\"}".into())
+        );
         assert_eq!(seen["pending"][0]["started"], "2026-05-01T12:02:01Z");
-        assert_eq!((&seen["sub_agents"][0]["id"], &seen["sub_agents"][0]["active"]), (&"a1".into(), &true.into()));
-        let seen = backend.run(&home, &["inspect", "s1@turn:1", "--json"]).ok().json();
-        assert_eq!((&seen["pending"], &seen["turn_is_open"]), (&serde_json::json!([]), &false.into()), "{seen}");
+        assert_eq!(
+            (
+                &seen["sub_agents"][0]["id"],
+                &seen["sub_agents"][0]["active"]
+            ),
+            (&"a1".into(), &true.into())
+        );
+        let seen = backend
+            .run(&home, &["inspect", "s1@turn:1", "--json"])
+            .ok()
+            .json();
+        assert_eq!(
+            (&seen["pending"], &seen["turn_is_open"]),
+            (&serde_json::json!([]), &false.into()),
+            "{seen}"
+        );
         assert_eq!(seen["checkpoint"]["stop"], "end_turn");
         let said = backend.run(&home, &["inspect", "s1"]).ok().out();
-        assert!(said.contains("running       Bash since 2026-05-01T12:02:01Z"), "{said}");
+        assert!(
+            said.contains("running       Bash since 2026-05-01T12:02:01Z"),
+            "{said}"
+        );
         // Going back says what stays behind, in however many entries it is.
-        let said = backend.run(&TempHome::new(), &["restore", "s1", "--at", "turn", "--dry-run"]).ok().out();
-        let stays = format!("  {} B behind that point stay in the log: projects/-work-app/s1.jsonl", begun.len());
+        let said = backend
+            .run(
+                &TempHome::new(),
+                &["restore", "s1", "--at", "turn", "--dry-run"],
+            )
+            .ok()
+            .out();
+        let stays = format!(
+            "  {} B behind that point stay in the log: projects/-work-app/s1.jsonl",
+            begun.len()
+        );
         assert!(said.contains(&stays), "{said}");
-        assert!(said.contains("  was running since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"), "{said}");
+        assert!(
+            said.contains(
+                "  was running since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
+            ),
+            "{said}"
+        );
     }
 }
 
@@ -164,53 +301,129 @@ fn after_a_crash_inspect_tells_what_was_running() {
 fn a_point_with_a_name_stays_although_its_history_is_collected() {
     let backend = Backend::file();
     let home = TempHome::new();
-    let pieces: Vec<String> = (1..=40).map(|number| whole_turns("s1", number..=number)).collect();
+    let pieces: Vec<String> = (1..=40)
+        .map(|number| whole_turns("s1", number..=number))
+        .collect();
     stream(&backend, &home, "s1", &pieces);
-    backend.run(&home, &["checkpoint", "s1", "--name", "here", "--at", "turn:3"]).ok();
-    backend.run(&home, &["checkpoint", "s1", "--name", "here"]).fails(7, "has a checkpoint named here already", "--delete");
-    backend.run(&home, &["checkpoint", "s1", "--name", "7"]).fails(2, "read name", "letters");
+    backend
+        .run(
+            &home,
+            &["checkpoint", "s1", "--name", "here", "--at", "turn:3"],
+        )
+        .ok();
+    backend
+        .run(&home, &["checkpoint", "s1", "--name", "here"])
+        .fails(7, "has a checkpoint named here already", "--delete");
+    backend
+        .run(&home, &["checkpoint", "s1", "--name", "7"])
+        .fails(2, "read name", "letters");
     let three = whole_turns("s1", 1..=3);
     assert_eq!(pulled(&backend, "s1", "here"), three);
     let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
-    let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log")).unwrap().count();
+    let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log"))
+        .unwrap()
+        .count();
     assert!(left < 20, "{left} entries are left");
     assert_eq!(pulled(&backend, "s1", "here"), three);
     // What has no name can be cut out of what is left: transcripts only grow.
     assert_eq!(pulled(&backend, "s1", "turn:5"), whole_turns("s1", 1..=5));
     assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", 1..=40));
     let listed = backend.run(&home, &["checkpoints", "s1"]).ok().out();
-    assert!(listed.lines().any(|line| line.trim_end().ends_with("here")), "{listed}");
-    backend.run(&home, &["checkpoint", "s1", "--name", "here", "--delete"]).ok();
-    backend.run(&home, &["pull", "s1", "--at", "here", "--to", "x"]).fails(3, "has no point ckpt:here", "checkpoints up to 40");
-    backend.run(&home, &["pull", "s1", "--at", "turn:99", "--to", "x"]).fails(3, "has no point turn:99", "turns up to 40");
-    backend.run(&home, &["pull", "s1", "--at", "a/b", "--to", "x"]).fails(2, "read point", "turn:N");
+    assert!(
+        listed.lines().any(|line| line.trim_end().ends_with("here")),
+        "{listed}"
+    );
+    backend
+        .run(&home, &["checkpoint", "s1", "--name", "here", "--delete"])
+        .ok();
+    backend
+        .run(&home, &["pull", "s1", "--at", "here", "--to", "x"])
+        .fails(3, "has no point ckpt:here", "checkpoints up to 40");
+    backend
+        .run(&home, &["pull", "s1", "--at", "turn:99", "--to", "x"])
+        .fails(3, "has no point turn:99", "turns up to 40");
+    backend
+        .run(&home, &["pull", "s1", "--at", "a/b", "--to", "x"])
+        .fails(2, "read point", "turn:N");
 }
 
 #[test]
 fn a_fork_shares_the_entries_and_both_go_on() {
     for backend in Backend::all() {
         let home = TempHome::new();
-        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=3)]);
-        let forked = backend.run(&home, &["fork", "s1", "--at", "turn:2", "--id", "s2-longer", "--json"]).ok().json();
-        assert_eq!((&forked["turn"], &forked["from"]), (&2.into(), &"s1".into()));
+        stream(
+            &backend,
+            &home,
+            "s1",
+            &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=3)],
+        );
+        let forked = backend
+            .run(
+                &home,
+                &[
+                    "fork",
+                    "s1",
+                    "--at",
+                    "turn:2",
+                    "--id",
+                    "s2-longer",
+                    "--json",
+                ],
+            )
+            .ok()
+            .json();
+        assert_eq!(
+            (&forked["turn"], &forked["from"]),
+            (&2.into(), &"s1".into())
+        );
         let other = TempHome::new();
         backend.run(&other, &["restore", "s2-longer"]).ok();
-        assert_eq!(text(&other, "s2-longer"), whole_turns("s2-longer", 1..=2), "the new id is in its lines");
-        stream(&backend, &other, "s2-longer", &(4..=40).map(|number| whole_turns("s2-longer", number..=number)).collect::<Vec<_>>());
+        assert_eq!(
+            text(&other, "s2-longer"),
+            whole_turns("s2-longer", 1..=2),
+            "the new id is in its lines"
+        );
+        stream(
+            &backend,
+            &other,
+            "s2-longer",
+            &(4..=40)
+                .map(|number| whole_turns("s2-longer", number..=number))
+                .collect::<Vec<_>>(),
+        );
         stream(&backend, &home, "s1", &[whole_turns("s1", 5..=5)]);
         let theirs = whole_turns("s2-longer", 1..=2) + &whole_turns("s2-longer", 4..=40);
         assert_eq!(pulled(&backend, "s2-longer", "latest"), theirs);
-        assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", [1, 2, 3, 5].into_iter()));
-        assert_eq!(pulled(&backend, "s2-longer", "turn:3"), whole_turns("s2-longer", [1, 2, 4].into_iter()));
+        assert_eq!(
+            pulled(&backend, "s1", "latest"),
+            whole_turns("s1", [1, 2, 3, 5].into_iter())
+        );
+        assert_eq!(
+            pulled(&backend, "s2-longer", "turn:3"),
+            whole_turns("s2-longer", [1, 2, 4].into_iter())
+        );
         // A fork of a fork.
-        backend.run(&home, &["fork", "s2-longer", "--at", "turn:3", "--id", "s3"]).ok();
-        assert_eq!(pulled(&backend, "s3", "latest"), whole_turns("s3", [1, 2, 4].into_iter()));
+        backend
+            .run(
+                &home,
+                &["fork", "s2-longer", "--at", "turn:3", "--id", "s3"],
+            )
+            .ok();
+        assert_eq!(
+            pulled(&backend, "s3", "latest"),
+            whole_turns("s3", [1, 2, 4].into_iter())
+        );
         backend.run(&home, &["verify", "--deep"]).ok();
-        backend.run(&home, &["fork", "s1", "--id", "s3"]).fails(7, "s3 exists", "--id");
+        backend
+            .run(&home, &["fork", "s1", "--id", "s3"])
+            .fails(7, "s3 exists", "--id");
         // The source may be removed; the fork holds what it needs.
         backend.run(&home, &["rm", "s1", "--yes"]).ok();
-        assert_eq!(pulled(&backend, "s3", "latest"), whole_turns("s3", [1, 2, 4].into_iter()));
+        assert_eq!(
+            pulled(&backend, "s3", "latest"),
+            whole_turns("s3", [1, 2, 4].into_iter())
+        );
         let before = backend.run(&home, &["ls", "--json"]).ok().json();
         backend.run(&home, &["reindex"]).ok();
         assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
@@ -245,39 +458,125 @@ fn what_a_fork_needs_is_not_purged() {
 fn two_points_are_compared() {
     for backend in Backend::all() {
         let home = TempHome::new();
-        stream(&backend, &home, "s1", &[whole_turns("s1", 1..=1), whole_turns("s1", 2..=2)]);
-        append(&home.home().join(".claude/projects/-work-app/s1/tool-results/t.txt"), "big");
+        stream(
+            &backend,
+            &home,
+            "s1",
+            &[whole_turns("s1", 1..=1), whole_turns("s1", 2..=2)],
+        );
+        append(
+            &home
+                .home()
+                .join(".claude/projects/-work-app/s1/tool-results/t.txt"),
+            "big",
+        );
         stream(&backend, &home, "s1", &[turn("s1", 3)[0].clone()]);
-        let difference = backend.run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"]).ok().json();
-        let new: Vec<&str> = difference["new"].as_array().unwrap().iter().map(|line| line["text"].as_str().unwrap()).collect();
-        assert_eq!(new, ["prompt 2", "Bash {\"command\":\"make 2\"}", "made 2", "done 2"]);
+        let difference = backend
+            .run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"])
+            .ok()
+            .json();
+        let new: Vec<&str> = difference["new"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|line| line["text"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            new,
+            [
+                "prompt 2",
+                "Bash {\"command\":\"make 2\"}",
+                "made 2",
+                "done 2"
+            ]
+        );
         assert_eq!(difference["gone"], serde_json::json!([]));
         let mut said = String::new();
-        write!(said, "{}", backend.run(&home, &["diff", "s1", "latest", "turn:2"]).ok().out()).unwrap();
+        write!(
+            said,
+            "{}",
+            backend
+                .run(&home, &["diff", "s1", "latest", "turn:2"])
+                .ok()
+                .out()
+        )
+        .unwrap();
         assert!(said.starts_with("- user      prompt 3\n"), "{said}");
-        assert!(said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"), "{said}");
-        assert!(backend.run(&home, &["diff", "s1", "latest", "latest"]).ok().out().contains("are the same"));
+        assert!(
+            said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
+            "{said}"
+        );
+        assert!(
+            backend
+                .run(&home, &["diff", "s1", "latest", "latest"])
+                .ok()
+                .out()
+                .contains("are the same")
+        );
         // By name, too; and what is known of points comes from the bucket.
-        backend.run(&home, &["checkpoint", "s1", "--name", "first", "--at", "turn:1"]).ok();
-        let named = backend.run(&home, &["diff", "s1", "first", "turn:2", "--json"]).ok().json();
+        backend
+            .run(
+                &home,
+                &["checkpoint", "s1", "--name", "first", "--at", "turn:1"],
+            )
+            .ok();
+        let named = backend
+            .run(&home, &["diff", "s1", "first", "turn:2", "--json"])
+            .ok()
+            .json();
         assert_eq!(named["new"], difference["new"]);
-        let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
+        let points = backend
+            .run(&home, &["checkpoints", "s1", "--json"])
+            .ok()
+            .json();
         assert!(points.to_string().contains("\"first\""), "{points}");
         backend.run(&home, &["reindex"]).ok();
-        assert_eq!(backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json(), points);
+        assert_eq!(
+            backend
+                .run(&home, &["checkpoints", "s1", "--json"])
+                .ok()
+                .json(),
+            points
+        );
     }
 }
 
 #[test]
 fn a_fork_in_the_middle_of_a_turn_knows_the_turns_before() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2) + &turn("s1", 3)[..2].concat()]);
-    backend.run(&home, &["fork", "s1", "--id", "s2-longer"]).ok();
-    let points = backend.run(&home, &["checkpoints", "s2-longer", "--json"]).ok().json();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=2) + &turn("s1", 3)[..2].concat()],
+    );
+    backend
+        .run(&home, &["fork", "s1", "--id", "s2-longer"])
+        .ok();
+    let points = backend
+        .run(&home, &["checkpoints", "s2-longer", "--json"])
+        .ok()
+        .json();
     assert_eq!(numbers(&points, "turn"), [Some(2)]);
-    assert_eq!(pulled(&backend, "s2-longer", "turn"), whole_turns("s2-longer", 1..=2));
+    assert_eq!(
+        pulled(&backend, "s2-longer", "turn"),
+        whole_turns("s2-longer", 1..=2)
+    );
     let other = TempHome::new();
-    backend.run(&other, &["run", "--session", "s2-longer", "--at", "turn", "--", "true"]).ok();
+    backend
+        .run(
+            &other,
+            &[
+                "run",
+                "--session",
+                "s2-longer",
+                "--at",
+                "turn",
+                "--",
+                "true",
+            ],
+        )
+        .ok();
     assert_eq!(text(&other, "s2-longer"), whole_turns("s2-longer", 1..=2));
     backend.run(&home, &["verify", "--deep"]).ok();
 }
@@ -286,34 +585,67 @@ fn a_fork_in_the_middle_of_a_turn_knows_the_turns_before() {
 #[test]
 fn turns_count_whatever_their_clock_says() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    stream(&backend, &home, "s1", &[whole_turns("s1", [5, 4].into_iter()), whole_turns("s1", [3, 1].into_iter())]);
-    let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
-    assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4)]);
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[
+            whole_turns("s1", [5, 4].into_iter()),
+            whole_turns("s1", [3, 1].into_iter()),
+        ],
+    );
+    let points = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        numbers(&points, "turn"),
+        [Some(1), Some(2), Some(3), Some(4)]
+    );
     // Written anew, nothing of it counts twice.
     let text = text(&home, "s1");
     std::fs::remove_file(transcript(&home, "s1")).unwrap();
-    stream(&backend, &home, "s1", &[text.replacen("prompt 5", "PROMPT 5", 1)]);
-    let points = backend.run(&home, &["checkpoints", "s1", "--json"]).ok().json();
-    assert_eq!(numbers(&points, "turn"), [Some(1), Some(2), Some(3), Some(4)]);
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[text.replacen("prompt 5", "PROMPT 5", 1)],
+    );
+    let points = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        numbers(&points, "turn"),
+        [Some(1), Some(2), Some(3), Some(4)]
+    );
 }
 
 #[test]
 fn the_last_turn_of_a_damaged_log_is_not_guessed() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    let pieces: Vec<String> = (1..=3).map(|number| whole_turns("s1", number..=number)).collect();
+    let pieces: Vec<String> = (1..=3)
+        .map(|number| whole_turns("s1", number..=number))
+        .collect();
     stream(&backend, &home, "s1", &pieces);
-    let entry = backend.path().join("bucket/v1/default/claude-code/s1/log/000000000003.gz");
+    let entry = backend
+        .path()
+        .join("bucket/v1/default/claude-code/s1/log/000000000003.gz");
     let mut bytes = std::fs::read(&entry).unwrap();
     bytes[60] ^= 0x55;
     std::fs::write(&entry, bytes).unwrap();
     let other = TempHome::new();
     for point in ["turn", "turn:3", "3"] {
-        backend.run(&other, &["restore", "s1", "--at", point]).fails(6, "000000000003", "--salvage");
+        backend
+            .run(&other, &["restore", "s1", "--at", point])
+            .fails(6, "000000000003", "--salvage");
     }
     assert!(!transcript(&other, "s1").exists());
     assert_eq!(backend.run(&home, &["checkpoints", "s1"]).code(), 6);
     assert_eq!(backend.run(&home, &["tail", "s1"]).code(), 6);
-    backend.run(&other, &["restore", "s1", "--at", "turn", "--salvage"]).ok();
+    backend
+        .run(&other, &["restore", "s1", "--at", "turn", "--salvage"])
+        .ok();
     assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=1));
 }
 
@@ -321,15 +653,25 @@ fn the_last_turn_of_a_damaged_log_is_not_guessed() {
 #[test]
 fn what_goes_on_from_the_last_turn_is_kept_on_its_volume() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2), turn("s1", 3)[..2].concat()]);
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=2), turn("s1", 3)[..2].concat()],
+    );
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
     append(&transcript(&other, "s1"), &whole_turns("s1", 4..=4));
     backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
     assert_eq!(text(&other, "s1"), whole_turns("s1", [1, 2, 4].into_iter()));
     stream(&backend, &other, "s1", &[]);
-    assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", [1, 2, 4].into_iter()));
+    assert_eq!(
+        pulled(&backend, "s1", "latest"),
+        whole_turns("s1", [1, 2, 4].into_iter())
+    );
     // Another volume holds something else.
     append(&transcript(&home, "s1"), &whole_turns("s1", 5..=5));
-    backend.run(&home, &["restore", "s1", "--at", "turn:1"]).fails(7, "local files differ", "--force");
+    backend
+        .run(&home, &["restore", "s1", "--at", "turn:1"])
+        .fails(7, "local files differ", "--force");
 }

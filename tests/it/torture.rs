@@ -17,32 +17,52 @@ const AGENTS: u64 = 5;
 const LIVES: u32 = 20;
 
 pub fn seed() -> u64 {
-    let given = std::env::var("SESSIOND_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let given = std::env::var("SESSIOND_TEST_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
     given.unwrap_or_else(|| u64::from(std::process::id()) << 20)
 }
 
 /// The agent: a process of its own that appends until it is killed. On its own there is nothing to do.
 #[test]
 fn an_agent_writes_until_killed() {
-    let Some(transcripts) = std::env::var_os("SESSIOND_TEST_AGENT") else { return };
+    let Some(transcripts) = std::env::var_os("SESSIOND_TEST_AGENT") else {
+        return;
+    };
     let transcripts: Vec<PathBuf> = std::env::split_paths(&transcripts).collect();
     let parent = rustix::process::getppid();
     let mut dice = Dice::new(seed());
     for number in 0..100_000 {
         // Each of them first, then any of them.
-        let at = if number < transcripts.len() { number } else { usize::try_from(dice.below(transcripts.len() as u64)).unwrap() };
+        let at = if number < transcripts.len() {
+            number
+        } else {
+            usize::try_from(dice.below(transcripts.len() as u64)).unwrap()
+        };
         let path = &transcripts[at];
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let text = "x".repeat(usize::try_from(dice.below(3000)).unwrap());
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-        file.write_all(format!("{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{text}\"}}\n").as_bytes()).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
+        file.write_all(
+            format!(
+                "{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{text}\"}}\n"
+            )
+            .as_bytes(),
+        )
+        .unwrap();
         if dice.below(8) == 0 {
             let side = path.with_extension("").join("tool-results");
             std::fs::create_dir_all(&side).unwrap();
             let name = format!("{}-{number}.txt", std::process::id());
             std::fs::write(side.join(name), &text).unwrap();
         }
-        std::thread::sleep(Duration::from_micros((1000 + dice.below(20_000)) / transcripts.len().min(4) as u64));
+        std::thread::sleep(Duration::from_micros(
+            (1000 + dice.below(20_000)) / transcripts.len().min(4) as u64,
+        ));
         if rustix::process::getppid() != parent {
             // Nobody is left to kill us.
             return;
@@ -54,9 +74,18 @@ fn an_agent_writes_until_killed() {
 pub fn start_agent(transcripts: &[PathBuf], seed: u64) -> Running {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", "torture::an_agent_writes_until_killed"]);
-    agent.env_clear().env("SESSIOND_TEST_AGENT", std::env::join_paths(transcripts).unwrap());
+    agent.env_clear().env(
+        "SESSIOND_TEST_AGENT",
+        std::env::join_paths(transcripts).unwrap(),
+    );
     agent.env("SESSIOND_TEST_SEED", seed.to_string());
-    Running(agent.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    Running(
+        agent
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 /// Lives one agent's lives; answers how many bytes were acknowledged in all.
@@ -74,7 +103,10 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
         if dice.below(3) > 0 {
             let on_disk = std::fs::read(&path).unwrap_or_default();
             backend.run(&home, &["flush", "--wait"]).ok();
-            let lines = on_disk.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1);
+            let lines = on_disk
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |at| at as u64 + 1);
             in_all += lines.saturating_sub(acknowledged);
             acknowledged = acknowledged.max(lines);
         }
@@ -91,16 +123,44 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
 
         let elsewhere = TempHome::new();
         let context = format!("seed {seed}, life {life} of {session} on {}", backend.name);
-        let restored = if acknowledged > 0 || backend.run(&home, &["ls", "--json"]).json()["sessions"].to_string().contains(&session) {
-            backend.run(&elsewhere, &["restore", &session, "--dry-run"]).ok();
-            backend.run(&elsewhere, &["pull", &session, "--to", &elsewhere.path().join("copy").to_string_lossy()]).ok();
-            std::fs::read(elsewhere.path().join(format!("copy/projects/-work-app/{session}.jsonl"))).unwrap()
+        let restored = if acknowledged > 0
+            || backend.run(&home, &["ls", "--json"]).json()["sessions"]
+                .to_string()
+                .contains(&session)
+        {
+            backend
+                .run(&elsewhere, &["restore", &session, "--dry-run"])
+                .ok();
+            backend
+                .run(
+                    &elsewhere,
+                    &[
+                        "pull",
+                        &session,
+                        "--to",
+                        &elsewhere.path().join("copy").to_string_lossy(),
+                    ],
+                )
+                .ok();
+            std::fs::read(
+                elsewhere
+                    .path()
+                    .join(format!("copy/projects/-work-app/{session}.jsonl")),
+            )
+            .unwrap()
         } else {
             Vec::new()
         };
-        assert!(restored.len() as u64 >= acknowledged, "{context}: {} restored of {acknowledged} acknowledged", restored.len());
+        assert!(
+            restored.len() as u64 >= acknowledged,
+            "{context}: {} restored of {acknowledged} acknowledged",
+            restored.len()
+        );
         assert!(history.starts_with(&restored), "{context}: not a prefix");
-        assert!(restored.last().is_none_or(|last| *last == b'\n'), "{context}: a torn line");
+        assert!(
+            restored.last().is_none_or(|last| *last == b'\n'),
+            "{context}: a torn line"
+        );
 
         match dice.below(3) {
             // The volume survives, and with it the ledger.
@@ -110,9 +170,14 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
             // Everything is gone; another container takes over.
             _ => {
                 home = TempHome::new();
-                backend.run(&home, &["restore", &session, "--if-exists"]).ok();
+                backend
+                    .run(&home, &["restore", &session, "--if-exists"])
+                    .ok();
                 let back = std::fs::read(transcript(&home, &session)).unwrap_or_default();
-                assert!(back.len() as u64 >= acknowledged && history.starts_with(&back), "{context}: restore");
+                assert!(
+                    back.len() as u64 >= acknowledged && history.starts_with(&back),
+                    "{context}: restore"
+                );
             }
         }
     }
@@ -122,15 +187,35 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
 fn torture(backend: &Backend) {
     let seed = seed();
     let acknowledged: u64 = std::thread::scope(|scope| {
-        let agents: Vec<_> = (0..AGENTS).map(|agent| scope.spawn(move || live(backend, agent, seed + agent))).collect();
-        agents.into_iter().map(|agent| agent.join().unwrap_or_else(|_| panic!("replay with SESSIOND_TEST_SEED={seed}"))).sum()
+        let agents: Vec<_> = (0..AGENTS)
+            .map(|agent| scope.spawn(move || live(backend, agent, seed + agent)))
+            .collect();
+        agents
+            .into_iter()
+            .map(|agent| {
+                agent
+                    .join()
+                    .unwrap_or_else(|_| panic!("replay with SESSIOND_TEST_SEED={seed}"))
+            })
+            .sum()
     });
-    assert!(acknowledged > 10_000, "hardly anything was acknowledged ({acknowledged} bytes): the test proves nothing");
+    assert!(
+        acknowledged > 10_000,
+        "hardly anything was acknowledged ({acknowledged} bytes): the test proves nothing"
+    );
     let home = TempHome::new();
     backend.run(&home, &["verify", "--all"]).ok();
     let rows = backend.run(&home, &["ls", "--json"]).json();
-    let branches: usize = rows["sessions"].as_array().unwrap().iter().map(|row| row["branches"].as_array().unwrap().len()).sum();
-    assert_eq!(branches, 0, "nobody lost a session, yet there are branches: {rows}");
+    let branches: usize = rows["sessions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["branches"].as_array().unwrap().len())
+        .sum();
+    assert_eq!(
+        branches, 0,
+        "nobody lost a session, yet there are branches: {rows}"
+    );
 }
 
 #[test]
@@ -140,7 +225,9 @@ fn a_hundred_kills_lose_nothing_on_a_folder_and_sqlite() {
 
 #[test]
 fn a_hundred_kills_lose_nothing_on_s3_and_postgres() {
-    let Some(backend) = Backend::servers() else { return };
+    let Some(backend) = Backend::servers() else {
+        return;
+    };
     torture(&backend);
 }
 
@@ -156,8 +243,13 @@ fn hundreds(backend: &Backend, test: &'static str) {
     let _replay = Replay { seed, test };
     let mut dice = Dice::new(seed);
     let mut load = Load::new(TempHome::new());
-    let names: Vec<String> = (0..SESSIONS).map(|number| format!("session-{number}")).collect();
-    let transcripts: Vec<PathBuf> = names.iter().map(|name| transcript(&load.home, name)).collect();
+    let names: Vec<String> = (0..SESSIONS)
+        .map(|number| format!("session-{number}"))
+        .collect();
+    let transcripts: Vec<PathBuf> = names
+        .iter()
+        .map(|name| transcript(&load.home, name))
+        .collect();
     let mut daemon = backend.daemon(&load.home, &UNHURRIED);
     let mut agent = start_agent(&transcripts, dice.below(u64::MAX));
     for _ in 0..2 {
@@ -186,11 +278,19 @@ fn hundreds(backend: &Backend, test: &'static str) {
 
 #[test]
 fn hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite() {
-    hundreds(&Backend::file(), "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite");
+    hundreds(
+        &Backend::file(),
+        "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite",
+    );
 }
 
 #[test]
 fn hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres() {
-    let Some(backend) = Backend::servers() else { return };
-    hundreds(&backend, "torture::hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres");
+    let Some(backend) = Backend::servers() else {
+        return;
+    };
+    hundreds(
+        &backend,
+        "torture::hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres",
+    );
 }

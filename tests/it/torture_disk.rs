@@ -18,15 +18,24 @@ fn session(number: u64) -> String {
 
 /// Text that does not become much smaller when it is compressed.
 fn noise(dice: &mut Dice, most: u64) -> String {
-    (0..dice.below(most / 16)).map(|_| format!("{:016x}", dice.below(u64::MAX))).collect()
+    (0..dice.below(most / 16))
+        .map(|_| format!("{:016x}", dice.below(u64::MAX)))
+        .collect()
 }
 
 /// An agent's step: a line, and perhaps a side file. What does not fit is torn, as it would be for a real one.
 fn append(home: &TempHome, dice: &mut Dice, number: u64) -> std::io::Result<()> {
     let path = transcript(home, &session(dice.below(SESSIONS)));
     std::fs::create_dir_all(path.parent().unwrap())?;
-    let mut file = std::fs::File::options().append(true).create(true).open(&path)?;
-    writeln!(file, "{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{}\"}}", noise(dice, 3000))?;
+    let mut file = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .open(&path)?;
+    writeln!(
+        file,
+        "{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{}\"}}",
+        noise(dice, 3000)
+    )?;
     if dice.below(8) == 0 {
         let side = path.with_extension("").join("tool-results");
         std::fs::create_dir_all(&side)?;
@@ -51,7 +60,11 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     let (mut number, mut refused) = (0, 0);
     for round in 0..12 {
         // Now and then there is a page or two that agent and daemon may both take.
-        disk.leave(if round == 0 { 200_000 } else { dice.below(4) * 4096 });
+        disk.leave(if round == 0 {
+            200_000
+        } else {
+            dice.below(4) * 4096
+        });
         while number < 10_000 {
             number += 1;
             if let Err(error) = append(&load.home, &mut dice, number) {
@@ -70,7 +83,10 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
         assert!(load.check_copy(&backend, &session(dice.below(SESSIONS))));
     }
     let log = std::fs::read_to_string(load.home.path().join("daemon.log")).unwrap();
-    assert!(refused >= 10 && log.contains("the ledger was not written"), "the disk was never full: {refused}");
+    assert!(
+        refused >= 10 && log.contains("the ledger was not written"),
+        "the disk was never full: {refused}"
+    );
     disk.resize(16 << 10);
     for _ in 0..100 {
         number += 1;
@@ -79,7 +95,9 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     // What fitted in no more was never written; the agent's own ballast is not of its folder.
     load.check_all(&backend);
     load.check_reindex(&backend);
-    load.sum_up(&format!("a full disk under the agent, {refused} writes refused"));
+    load.sum_up(&format!(
+        "a full disk under the agent, {refused} writes refused"
+    ));
     drop(daemon);
 }
 
@@ -97,8 +115,14 @@ fn a_full_disk_under_the_store_only_delays() {
     std::fs::create_dir(&place).unwrap();
     let disk = SmallDisk::on(&place, 1024);
     // With the index beside it, as it is by default.
-    backend.set("SESSIOND_STORE", format!("file://{}", place.join("bucket").display()));
-    backend.set("SESSIOND_INDEX", format!("sqlite://{}", place.join("index.db").display()));
+    backend.set(
+        "SESSIOND_STORE",
+        format!("file://{}", place.join("bucket").display()),
+    );
+    backend.set(
+        "SESSIOND_INDEX",
+        format!("sqlite://{}", place.join("index.db").display()),
+    );
     let mut load = Load::new(TempHome::new());
     let mut daemon = backend.daemon(&load.home, &[]);
     let (mut number, mut late) = (0, 0);
@@ -160,24 +184,54 @@ fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
     (100..400).for_each(|number| append(&home, &mut dice, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();
 
-    let stored: Files = files_in(&root(&home)).into_iter().filter(|(path, _)| path.contains("session-0")).collect();
-    let (before, needed) = (files_in(&root(&other)), stored.values().map(Vec::len).sum::<usize>() as u64);
+    let stored: Files = files_in(&root(&home))
+        .into_iter()
+        .filter(|(path, _)| path.contains("session-0"))
+        .collect();
+    let (before, needed) = (
+        files_in(&root(&other)),
+        stored.values().map(Vec::len).sum::<usize>() as u64,
+    );
     assert!(needed > 100_000, "{needed}");
     let copy = other.home().join("copy");
-    let verbs = [vec!["restore", "session-0"], vec!["pull", "session-0", "--to", copy.to_str().unwrap()]];
+    let verbs = [
+        vec!["restore", "session-0"],
+        vec!["pull", "session-0", "--to", copy.to_str().unwrap()],
+    ];
     for share in [0, 1, 5, 10, 20, 30, 40] {
         disk.leave(needed * share / 100);
         let free = disk.free();
         for verb in &verbs {
-            backend.run(&other, verb).fails(5, "No space left", "free some space");
-            assert_eq!(files_in(&root(&other)), before, "{verb:?} with {share} % of the room");
-            assert!(files_in(&copy).is_empty(), "{verb:?} with {share} % of the room");
-            assert!(disk.free() + 16_384 >= free, "{verb:?} left {} bytes behind", free - disk.free());
+            backend
+                .run(&other, verb)
+                .fails(5, "No space left", "free some space");
+            assert_eq!(
+                files_in(&root(&other)),
+                before,
+                "{verb:?} with {share} % of the room"
+            );
+            assert!(
+                files_in(&copy).is_empty(),
+                "{verb:?} with {share} % of the room"
+            );
+            assert!(
+                disk.free() + 16_384 >= free,
+                "{verb:?} left {} bytes behind",
+                free - disk.free()
+            );
         }
     }
     disk.leave(needed * 3);
-    verbs.iter().for_each(|verb| drop(backend.run(&other, verb).ok()));
+    verbs
+        .iter()
+        .for_each(|verb| drop(backend.run(&other, verb).ok()));
     assert_eq!(files_in(&copy), stored);
-    let of_others: Files = before.into_iter().filter(|(path, _)| !path.contains("session-0")).collect();
-    assert_eq!(files_in(&root(&other)), stored.into_iter().chain(of_others).collect());
+    let of_others: Files = before
+        .into_iter()
+        .filter(|(path, _)| !path.contains("session-0"))
+        .collect();
+    assert_eq!(
+        files_in(&root(&other)),
+        stored.into_iter().chain(of_others).collect()
+    );
 }

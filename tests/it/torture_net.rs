@@ -45,12 +45,25 @@ type Breaker<'a> = Box<dyn FnOnce(&AtomicBool) + Send + 'a>;
 
 /// Agents append and the daemon streams to `broken` for so long while `breakers` break it; copies are fetched on another way
 /// if there is a `direct` one, and then always succeed.
-fn endure(broken: &Backend, direct: Option<&Backend>, seed: u64, long: Duration, breakers: Vec<Breaker<'_>>) -> (Load, Running) {
+fn endure(
+    broken: &Backend,
+    direct: Option<&Backend>,
+    seed: u64,
+    long: Duration,
+    breakers: Vec<Breaker<'_>>,
+) -> (Load, Running) {
     let mut dice = Dice::new(seed);
     let mut load = Load::new(TempHome::new());
     let mut daemon = broken.daemon(&load.home, &TIMEOUT);
-    let transcripts: Vec<PathBuf> = (0..AGENTS).map(|agent| transcript(&load.home, &session(agent))).collect();
-    let start = |agent: u64, dice: &mut Dice| start_agent(&transcripts[usize::try_from(agent).unwrap()..][..1], dice.below(u64::MAX));
+    let transcripts: Vec<PathBuf> = (0..AGENTS)
+        .map(|agent| transcript(&load.home, &session(agent)))
+        .collect();
+    let start = |agent: u64, dice: &mut Dice| {
+        start_agent(
+            &transcripts[usize::try_from(agent).unwrap()..][..1],
+            dice.below(u64::MAX),
+        )
+    };
     let mut agents: Vec<Running> = (0..AGENTS).map(|agent| start(agent, &mut dice)).collect();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -98,59 +111,94 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn a_network_that_fails_in_every_way_loses_nothing() {
-    let (Some(s3), Some(postgres)) = (s3(), postgres()) else { return };
+    let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
+        return;
+    };
     let seed = seed();
-    let _replay = Replay { seed, test: "torture_net::a_network_that_fails_in_every_way_loses_nothing" };
+    let _replay = Replay {
+        seed,
+        test: "torture_net::a_network_that_fails_in_every_way_loses_nothing",
+    };
     let proxies = [s3.addr(), postgres.addr()].map(TcpProxy::start);
     let (bucket, database) = (s3.fresh_bucket(), postgres.fresh_database());
     let direct = Backend::on(&s3.endpoint, &bucket, &database);
     let behind = database.replace(&postgres.addr().to_string(), &proxies[1].addr().to_string());
     let broken = Backend::on(&format!("http://{}", proxies[0].addr()), &bucket, &behind);
     let changes = AtomicU32::new(0);
-    let breakers = proxies.iter().zip(1..).map(|(proxy, number)| -> Breaker<'_> {
-        let changes = &changes;
-        Box::new(move |over| {
-            let mut dice = Dice::new(seed + number);
-            while !over.load(SeqCst) {
-                proxy.set(fault(&mut dice));
-                changes.fetch_add(1, SeqCst);
-                std::thread::sleep(Duration::from_millis(100 + dice.below(500)));
-            }
-            proxy.set(Mode::Pass);
-        })
-    });
-    let (mut load, _daemon) = endure(&broken, Some(&direct), seed, Duration::from_secs(20), breakers.collect());
+    let breakers = proxies
+        .iter()
+        .zip(1..)
+        .map(|(proxy, number)| -> Breaker<'_> {
+            let changes = &changes;
+            Box::new(move |over| {
+                let mut dice = Dice::new(seed + number);
+                while !over.load(SeqCst) {
+                    proxy.set(fault(&mut dice));
+                    changes.fetch_add(1, SeqCst);
+                    std::thread::sleep(Duration::from_millis(100 + dice.below(500)));
+                }
+                proxy.set(Mode::Pass);
+            })
+        });
+    let (mut load, _daemon) = endure(
+        &broken,
+        Some(&direct),
+        seed,
+        Duration::from_secs(20),
+        breakers.collect(),
+    );
     load.check_all(&direct);
     load.check_reindex(&direct);
     let connections = proxies.each_ref().map(TcpProxy::connections);
-    load.sum_up(&format!("a network that changed {} times, {connections:?} connections", changes.load(SeqCst)));
-    assert!(connections.iter().all(|connections| *connections > 5), "{connections:?}: the proxies were hardly used");
+    load.sum_up(&format!(
+        "a network that changed {} times, {connections:?} connections",
+        changes.load(SeqCst)
+    ));
+    assert!(
+        connections.iter().all(|connections| *connections > 5),
+        "{connections:?}: the proxies were hardly used"
+    );
 }
 
 #[test]
 fn servers_killed_under_load_lose_nothing() {
-    let (Some(s3), Some(postgres)) = (S3::start_private(), Postgres::start_private()) else { return };
-    let seed = seed();
-    let _replay = Replay { seed, test: "torture_net::servers_killed_under_load_lose_nothing" };
-    let backend = Backend::of(&s3, &s3.endpoint, &s3.fresh_bucket(), &postgres.fresh_database());
-    let kills = [AtomicU32::new(0), AtomicU32::new(0)];
-    let breaker = |number: usize, kill: Box<dyn Fn() + Send>, start: Box<dyn Fn() + Send>| -> Breaker<'_> {
-        let kills = &kills[number];
-        Box::new(move |over| {
-            let mut dice = Dice::new(seed + 1 + number as u64);
-            // Three at least, however slow the machine; the agents go on writing until then.
-            while !over.load(SeqCst) || kills.load(SeqCst) < 3 {
-                std::thread::sleep(Duration::from_millis(dice.below(2500)));
-                kill();
-                kills.fetch_add(1, SeqCst);
-                std::thread::sleep(Duration::from_millis(dice.below(500)));
-                start();
-            }
-        })
+    let (Some(s3), Some(postgres)) = (S3::start_private(), Postgres::start_private()) else {
+        return;
     };
+    let seed = seed();
+    let _replay = Replay {
+        seed,
+        test: "torture_net::servers_killed_under_load_lose_nothing",
+    };
+    let backend = Backend::of(
+        &s3,
+        &s3.endpoint,
+        &s3.fresh_bucket(),
+        &postgres.fresh_database(),
+    );
+    let kills = [AtomicU32::new(0), AtomicU32::new(0)];
+    let breaker =
+        |number: usize, kill: Box<dyn Fn() + Send>, start: Box<dyn Fn() + Send>| -> Breaker<'_> {
+            let kills = &kills[number];
+            Box::new(move |over| {
+                let mut dice = Dice::new(seed + 1 + number as u64);
+                // Three at least, however slow the machine; the agents go on writing until then.
+                while !over.load(SeqCst) || kills.load(SeqCst) < 3 {
+                    std::thread::sleep(Duration::from_millis(dice.below(2500)));
+                    kill();
+                    kills.fetch_add(1, SeqCst);
+                    std::thread::sleep(Duration::from_millis(dice.below(500)));
+                    start();
+                }
+            })
+        };
     let breakers = vec![
         breaker(0, Box::new(|| s3.stop()), Box::new(|| s3.start())),
-        breaker(1, Box::new(|| postgres.kill()), Box::new(|| postgres.start())),
+        breaker(
+            1,
+            Box::new(|| postgres.kill()),
+            Box::new(|| postgres.start()),
+        ),
     ];
     let (mut load, _daemon) = endure(&backend, None, seed, Duration::from_secs(20), breakers);
     load.check_all(&backend);

@@ -17,7 +17,10 @@ const NAMESPACES: [&str; 2] = ["team", "team-2"];
 
 /// The policy as it is handed out: with a bucket, the prefix that the tests use, and a namespace.
 fn policy(bucket: &str, namespace: &str) -> String {
-    let policy = POLICY.replace("EXAMPLE-BUCKET", bucket).replace("EXAMPLE-PREFIX", "some/prefix").replace("EXAMPLE-NAMESPACE", namespace);
+    let policy = POLICY
+        .replace("EXAMPLE-BUCKET", bucket)
+        .replace("EXAMPLE-PREFIX", "some/prefix")
+        .replace("EXAMPLE-NAMESPACE", namespace);
     assert!(!policy.contains("EXAMPLE"), "{policy}");
     policy
 }
@@ -25,7 +28,10 @@ fn policy(bucket: &str, namespace: &str) -> String {
 fn execute(url: &str, sql: &str) {
     block_on(async {
         let mut connection = PgConnection::connect(url).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut connection)
+            .await
+            .unwrap();
         connection.close().await.unwrap();
     });
 }
@@ -46,7 +52,10 @@ fn walled_database(server: &Postgres) -> String {
     ls.ok();
     execute(&url, ROLES);
     for namespace in NAMESPACES {
-        execute(&url, &format!("SELECT sessiond_add_namespace('{namespace}')"));
+        execute(
+            &url,
+            &format!("SELECT sessiond_add_namespace('{namespace}')"),
+        );
     }
     url
 }
@@ -60,41 +69,91 @@ struct Tenant {
 /// Each namespace with its own rights on one bucket and one database; and the operator.
 fn tenants(server: &S3, database: &str, bucket: &str) -> [Tenant; 2] {
     NAMESPACES.map(|namespace| {
-        let mut backend = Backend::of(server, &server.endpoint, bucket, &as_role(database, &format!("sessiond_ns_{namespace}")));
+        let mut backend = Backend::of(
+            server,
+            &server.endpoint,
+            bucket,
+            &as_role(database, &format!("sessiond_ns_{namespace}")),
+        );
         backend.set("AWS_ACCESS_KEY_ID", namespace);
         backend.set("AWS_SECRET_ACCESS_KEY", format!("secret-of-{namespace}"));
         backend.set("SESSIOND_NAMESPACE", namespace);
-        Tenant { backend, home: TempHome::new(), lines: format!("{{\"type\":\"user\",\"cwd\":\"/w\",\"text\":\"of {namespace}\"}}\n") }
+        Tenant {
+            backend,
+            home: TempHome::new(),
+            lines: format!("{{\"type\":\"user\",\"cwd\":\"/w\",\"text\":\"of {namespace}\"}}\n"),
+        }
     })
 }
 
 fn accounts(bucket: &str) -> Vec<(String, String, String)> {
-    NAMESPACES.map(|namespace| (namespace.to_owned(), format!("secret-of-{namespace}"), policy(bucket, namespace))).into()
+    NAMESPACES
+        .map(|namespace| {
+            (
+                namespace.to_owned(),
+                format!("secret-of-{namespace}"),
+                policy(bucket, namespace),
+            )
+        })
+        .into()
 }
 
 #[test]
 fn with_the_rights_of_one_namespace_everything_works_in_it_and_nothing_in_another() {
     let Some(database) = postgres() else { return };
     let bucket = "walled";
-    let Some(server) = S3::start_with(&accounts(bucket)) else { return };
-    block_on(async { server.client(&server.endpoint).create_bucket().bucket(bucket).send().await }).unwrap();
+    let Some(server) = S3::start_with(&accounts(bucket)) else {
+        return;
+    };
+    block_on(async {
+        server
+            .client(&server.endpoint)
+            .create_bucket()
+            .bucket(bucket)
+            .send()
+            .await
+    })
+    .unwrap();
     let database = walled_database(database);
     // The operator looks at the store once: what it can do is remembered, and the namespaces only read it.
-    let mut operator = Backend::of(&server, &server.endpoint, bucket, &as_role(&database, "sessiond_operator"));
+    let mut operator = Backend::of(
+        &server,
+        &server.endpoint,
+        bucket,
+        &as_role(&database, "sessiond_operator"),
+    );
     operator.run(&TempHome::new(), &["ls"]).ok();
     let doctor = operator.run(&TempHome::new(), &["doctor"]);
-    assert!(doctor.out().contains("fencing  by the store"), "{}{}", doctor.out(), doctor.err());
+    assert!(
+        doctor.out().contains("fencing  by the store"),
+        "{}{}",
+        doctor.out(),
+        doctor.err()
+    );
 
     let tenants = tenants(&server, &database, bucket);
-    for Tenant { backend, home, lines } in &tenants {
+    for Tenant {
+        backend,
+        home,
+        lines,
+    } in &tenants
+    {
         let mut daemon = backend.daemon(home, &[]);
         append(&transcript(home, "s1"), lines);
         backend.run(home, &["flush", "--wait"]).ok();
         daemon.signal("TERM");
-        assert_eq!(daemon.code(), Some(0), "{}", std::fs::read_to_string(home.path().join("daemon.log")).unwrap());
+        assert_eq!(
+            daemon.code(),
+            Some(0),
+            "{}",
+            std::fs::read_to_string(home.path().join("daemon.log")).unwrap()
+        );
         let other = TempHome::new();
         backend.run(&other, &["restore", "s1"]).ok();
-        assert_eq!(files_below(&other.home().join(".claude")), files_below(&home.home().join(".claude")));
+        assert_eq!(
+            files_below(&other.home().join(".claude")),
+            files_below(&home.home().join(".claude"))
+        );
         for command in [
             vec!["label", "s1", "a=b"],
             vec!["checkpoint", "s1", "--name", "here"],
@@ -114,7 +173,11 @@ fn with_the_rights_of_one_namespace_everything_works_in_it_and_nothing_in_anothe
     for at in 0..tenants.len() {
         // The rights of one, and the name of the other.
         let theirs = NAMESPACES[1 - at];
-        let mut thief = self::tenants(&server, &database, bucket).into_iter().nth(at).unwrap().backend;
+        let mut thief = self::tenants(&server, &database, bucket)
+            .into_iter()
+            .nth(at)
+            .unwrap()
+            .backend;
         thief.set("SESSIOND_NAMESPACE", theirs);
         let elsewhere = TempHome::new();
         for command in [
@@ -127,26 +190,52 @@ fn with_the_rights_of_one_namespace_everything_works_in_it_and_nothing_in_anothe
             vec!["gc"],
             vec!["ls"],
         ] {
-            thief.run(&elsewhere, &command).fails(2, "AccessDenied", "s3:GetObject");
+            thief
+                .run(&elsewhere, &command)
+                .fails(2, "AccessDenied", "s3:GetObject");
         }
-        assert_eq!(files_below(&elsewhere.home()).len(), 0, "nothing was brought");
+        assert_eq!(
+            files_below(&elsewhere.home()).len(),
+            0,
+            "nothing was brought"
+        );
         // The database shows nothing of it, and takes nothing for it.
-        let sql = format!("INSERT INTO labels (namespace, agent, session, name, value) VALUES ('{theirs}', 'claude-code', 's1', 'x', 'y')");
+        let sql = format!(
+            "INSERT INTO labels (namespace, agent, session, name, value) VALUES ('{theirs}', 'claude-code', 's1', 'x', 'y')"
+        );
         let refused = block_on(async {
             let role = as_role(&database, &format!("sessiond_ns_{}", NAMESPACES[at]));
             let mut connection = PgConnection::connect(&role).await.unwrap();
-            let seen = sqlx::query("SELECT namespace::text FROM sessions").fetch_all(&mut connection).await.unwrap();
+            let seen = sqlx::query("SELECT namespace::text FROM sessions")
+                .fetch_all(&mut connection)
+                .await
+                .unwrap();
             let seen: Vec<String> = seen.iter().map(|row| row.get(0)).collect();
             assert_eq!(seen, [NAMESPACES[at]; 2]);
-            let moved = sqlx::query(AssertSqlSafe(format!("UPDATE labels SET value = 'stolen' WHERE namespace = '{theirs}'")));
-            assert_eq!(moved.execute(&mut connection).await.unwrap().rows_affected(), 0);
-            sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap_err().to_string()
+            let moved = sqlx::query(AssertSqlSafe(format!(
+                "UPDATE labels SET value = 'stolen' WHERE namespace = '{theirs}'"
+            )));
+            assert_eq!(
+                moved
+                    .execute(&mut connection)
+                    .await
+                    .unwrap()
+                    .rows_affected(),
+                0
+            );
+            sqlx::query(AssertSqlSafe(sql))
+                .execute(&mut connection)
+                .await
+                .unwrap_err()
+                .to_string()
         });
         assert!(refused.contains("row-level security"), "{refused}");
         // A writer that is sent there writes nothing, and says why.
         let mut daemon = thief.daemon(&elsewhere, &[]);
         append(&transcript(&elsewhere, "s9"), "{\"text\":\"mine\"}\n");
-        thief.run(&elsewhere, &["flush", "--wait"]).fails(2, "AccessDenied", "s3:GetObject");
+        thief
+            .run(&elsewhere, &["flush", "--wait"])
+            .fails(2, "AccessDenied", "s3:GetObject");
         daemon.kill();
     }
     // What belongs to each is as it was; the operator sees both.
@@ -157,7 +246,10 @@ fn with_the_rights_of_one_namespace_everything_works_in_it_and_nothing_in_anothe
         let listed = operator.run(&home, &["ls", "--json"]).ok().json();
         assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
         operator.run(&home, &["pull", "s1", "--to", "copy"]).ok();
-        assert_eq!(std::fs::read_to_string(home.home().join("copy/projects/-work-app/s1.jsonl")).unwrap(), *lines);
+        assert_eq!(
+            std::fs::read_to_string(home.home().join("copy/projects/-work-app/s1.jsonl")).unwrap(),
+            *lines
+        );
     }
 }
 
@@ -179,12 +271,26 @@ async fn a_missing_key_that_is_denied_is_looked_for_in_the_listing() {
                 }
             }
             let request = String::from_utf8_lossy(&request).into_owned();
-            let found = |key: &str| format!("<ListBucketResult><IsTruncated>false</IsTruncated>{key}</ListBucketResult>");
+            let found = |key: &str| {
+                format!(
+                    "<ListBucketResult><IsTruncated>false</IsTruncated>{key}</ListBucketResult>"
+                )
+            };
             let (status, body) = match request.lines().next().unwrap() {
-                line if line.contains("prefix=there") => ("200 OK", found("<Contents><Key>there</Key><Size>1</Size></Contents>")),
-                line if line.contains("prefix=thither") => ("200 OK", found("<Contents><Key>thither-more</Key><Size>1</Size></Contents>")),
+                line if line.contains("prefix=there") => (
+                    "200 OK",
+                    found("<Contents><Key>there</Key><Size>1</Size></Contents>"),
+                ),
+                line if line.contains("prefix=thither") => (
+                    "200 OK",
+                    found("<Contents><Key>thither-more</Key><Size>1</Size></Contents>"),
+                ),
                 line if line.contains("prefix=missing") => ("200 OK", found("")),
-                _ => ("403 Forbidden", "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>".to_owned()),
+                _ => (
+                    "403 Forbidden",
+                    "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+                        .to_owned(),
+                ),
             };
             let answer = format!(
                 "HTTP/1.1 {status}\r\ncontent-type: application/xml\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
@@ -193,13 +299,25 @@ async fn a_missing_key_that_is_denied_is_looked_for_in_the_listing() {
             socket.write_all(answer.as_bytes()).await.unwrap();
         }
     });
-    let credentials = Some(Credentials { access_key: "key".into(), secret_key: "secret".into() });
-    let settings = S3Settings { endpoint: Some(endpoint), region: Some("us-east-1".into()), credentials, ..S3Settings::new("bucket") };
+    let credentials = Some(Credentials {
+        access_key: "key".into(),
+        secret_key: "secret".into(),
+    });
+    let settings = S3Settings {
+        endpoint: Some(endpoint),
+        region: Some("us-east-1".into()),
+        credentials,
+        ..S3Settings::new("bucket")
+    };
     let store = S3Store::connect(settings).await.unwrap();
     assert_eq!(store.get("missing").await.unwrap(), None);
     assert_eq!(store.get("thither").await.unwrap(), None);
     for denied in ["there", "another"] {
         let error = store.get(denied).await.unwrap_err();
-        assert!(error.kind() == sessiond::error::Kind::Usage && error.to_string().contains("AccessDenied"), "{error}");
+        assert!(
+            error.kind() == sessiond::error::Kind::Usage
+                && error.to_string().contains("AccessDenied"),
+            "{error}"
+        );
     }
 }

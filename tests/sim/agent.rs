@@ -42,7 +42,13 @@ impl Agent {
         let ending = format!("/{SESSION}.jsonl");
         let transcripts = files.iter().filter(|(path, _)| path.ends_with(&ending));
         let newest = transcripts.max_by_key(|(_, (_, mtime, _))| *mtime);
-        if let Some(project) = newest.and_then(|(path, _)| path.strip_prefix("projects/-p")?.split('/').next()?.parse().ok()) {
+        if let Some(project) = newest.and_then(|(path, _)| {
+            path.strip_prefix("projects/-p")?
+                .split('/')
+                .next()?
+                .parse()
+                .ok()
+        }) {
             self.project = project;
         }
     }
@@ -85,10 +91,16 @@ impl Agent {
     /// Cuts the file back: behind a whole line, or anywhere.
     pub fn cut_back(&mut self, disk: &Disk, which: Which, anywhere: bool, dice: &mut Dice) {
         let path = self.path(which);
-        let Some(bytes) = disk.bytes(&path).filter(|bytes| !bytes.is_empty()) else { return };
+        let Some(bytes) = disk.bytes(&path).filter(|bytes| !bytes.is_empty()) else {
+            return;
+        };
         self.begun.take_if(|(begun, _)| *begun == path);
         let at = dice.below(bytes.len() as u64) as usize;
-        let at = if anywhere { at } else { whole_lines(&bytes[..at]) };
+        let at = if anywhere {
+            at
+        } else {
+            whole_lines(&bytes[..at])
+        };
         disk.agent_writes(&path, Some(at), &[], dice);
     }
 
@@ -98,7 +110,11 @@ impl Agent {
         self.project = (self.project + 1) % 3;
         self.begun = None;
         let to = self.folder();
-        for path in disk.agents_files().into_keys().filter(|path| path.starts_with(&format!("{from}/"))) {
+        for path in disk
+            .agents_files()
+            .into_keys()
+            .filter(|path| path.starts_with(&format!("{from}/")))
+        {
             disk.agent_renames(&path, &format!("{to}{}", &path[from.len()..]), dice);
         }
     }
@@ -133,8 +149,14 @@ impl Agent {
 /// A line that no other is like; now and then longer than the window that is compared at a look.
 fn line(dice: &mut Dice, names: Option<&str>) -> Vec<u8> {
     let id = dice.next();
-    let length = if dice.percent(6) { 1500 + dice.below(4000) } else { dice.below(60) };
-    let pad: String = (0..length).map(|at| if at % 7 == 0 { ' ' } else { 'x' }).collect();
+    let length = if dice.percent(6) {
+        1500 + dice.below(4000)
+    } else {
+        dice.below(60)
+    };
+    let pad: String = (0..length)
+        .map(|at| if at % 7 == 0 { ' ' } else { 'x' })
+        .collect();
     let names = names.map_or_else(String::new, |name| format!(",\"ref\":\"{name}\""));
     format!("{{\"id\":\"{id:016x}\",\"pad\":\"{pad}\"{names}}}\n").into_bytes()
 }

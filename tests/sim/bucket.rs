@@ -59,13 +59,22 @@ pub struct Bucket {
 
 impl Bucket {
     pub fn new(honours: bool) -> Arc<Bucket> {
-        Arc::new(Bucket { honours, inner: Mutex::default() })
+        Arc::new(Bucket {
+            honours,
+            inner: Mutex::default(),
+        })
     }
 
     /// A bucket that holds this and lives by itself.
     pub fn of(objects: Objects) -> Arc<Bucket> {
-        let inner = Inner { objects, ..Inner::default() };
-        Arc::new(Bucket { honours: true, inner: Mutex::new(inner) })
+        let inner = Inner {
+            objects,
+            ..Inner::default()
+        };
+        Arc::new(Bucket {
+            honours: true,
+            inner: Mutex::new(inner),
+        })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -95,13 +104,27 @@ impl Bucket {
         self.inner().traffic
     }
 
-    fn write(&self, key: &str, body: &Bytes, author: u64, now: Timestamp, only_new: bool) -> Created {
+    fn write(
+        &self,
+        key: &str,
+        body: &Bytes,
+        author: u64,
+        now: Timestamp,
+        only_new: bool,
+    ) -> Created {
         let mut inner = self.inner();
         if only_new && self.honours && inner.objects.contains_key(key) {
             return Created::Exists;
         }
-        let stored = Stored { bytes: body.clone(), author, modified: now };
-        let replaced = inner.objects.insert(key.to_owned(), stored.clone()).is_some();
+        let stored = Stored {
+            bytes: body.clone(),
+            author,
+            modified: now,
+        };
+        let replaced = inner
+            .objects
+            .insert(key.to_owned(), stored.clone())
+            .is_some();
         // A late write at a number that was collected is no part of the log.
         if is_entry(key) && (replaced || !inner.archive.contains_key(key)) {
             inner.archive.insert(key.to_owned(), stored);
@@ -130,17 +153,31 @@ impl Bucket {
     fn list(&self, prefix: &str, after: Option<&str>) -> Page {
         let inner = self.inner();
         let (mut objects, mut folders) = (Vec::new(), BTreeSet::new());
-        let from = after.filter(|after| *after > prefix).map_or(Bound::Included(prefix), Bound::Excluded);
-        for (key, stored) in inner.objects.range::<str, _>((from, Bound::Unbounded)).take_while(|(key, _)| key.starts_with(prefix)) {
+        let from = after
+            .filter(|after| *after > prefix)
+            .map_or(Bound::Included(prefix), Bound::Excluded);
+        for (key, stored) in inner
+            .objects
+            .range::<str, _>((from, Bound::Unbounded))
+            .take_while(|(key, _)| key.starts_with(prefix))
+        {
             let name = &key[prefix.len()..];
             match name.find('/') {
                 Some(end) => {
                     folders.insert(key[..prefix.len() + end + 1].to_owned());
                 }
-                None => objects.push(Object { key: key.clone(), size: stored.bytes.len() as u64, modified: stored.modified }),
+                None => objects.push(Object {
+                    key: key.clone(),
+                    size: stored.bytes.len() as u64,
+                    modified: stored.modified,
+                }),
             }
         }
-        Page { objects, folders: folders.into_iter().collect(), next: None }
+        Page {
+            objects,
+            folders: folders.into_iter().collect(),
+            next: None,
+        }
     }
 }
 
@@ -149,7 +186,9 @@ fn is_entry(key: &str) -> bool {
 }
 
 fn is_piece(key: &str) -> bool {
-    ["/log/", "/merge/", "/snap/"].iter().any(|folder| key.contains(folder))
+    ["/log/", "/merge/", "/snap/"]
+        .iter()
+        .any(|folder| key.contains(folder))
 }
 
 /// One process's way to the bucket.
@@ -174,14 +213,22 @@ impl Way {
         let fate = self.world.fate_of_write();
         let author = self.life.volume;
         let answer = match fate {
-            Fate::Well => Ok(self.bucket.write(key, &body, author, self.world.now(), only_new)),
+            Fate::Well => Ok(self
+                .bucket
+                .write(key, &body, author, self.world.now(), only_new)),
             Fate::Before => Err(unavailable(what, key)),
             Fate::After => {
-                self.bucket.write(key, &body, author, self.world.now(), only_new);
+                self.bucket
+                    .write(key, &body, author, self.world.now(), only_new);
                 Err(unavailable(what, key))
             }
             Fate::Late(wait) => {
-                let (bucket, world, name, life) = (self.bucket.clone(), self.world.clone(), key.to_owned(), self.life.number);
+                let (bucket, world, name, life) = (
+                    self.bucket.clone(),
+                    self.world.clone(),
+                    key.to_owned(),
+                    self.life.number,
+                );
                 // On its way, whatever becomes of the process.
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
@@ -191,18 +238,39 @@ impl Way {
                 Err(unavailable(what, key))
             }
         };
-        self.world.note(|| format!("life {}: step {step} {what} {key}: {fate:?} {}", self.life.number, say(&answer)));
+        self.world.note(|| {
+            format!(
+                "life {}: step {step} {what} {key}: {fate:?} {}",
+                self.life.number,
+                say(&answer)
+            )
+        });
         self.world.delay().await;
         self.life.leave(step).await;
         answer
     }
 
-    async fn read<T>(&self, what: &str, key: &str, read: impl FnOnce(&Bucket) -> T + Send) -> Result<T> {
+    async fn read<T>(
+        &self,
+        what: &str,
+        key: &str,
+        read: impl FnOnce(&Bucket) -> T + Send,
+    ) -> Result<T> {
         let step = self.life.enter().await;
         self.bucket.inner().traffic.requests += 1;
         self.world.delay().await;
-        let answer = if self.world.read_fails() { Err(unavailable(what, key)) } else { Ok(read(&self.bucket)) };
-        self.world.note(|| format!("life {}: step {step} {what} {key}: {}", self.life.number, if answer.is_ok() { "ok" } else { "fails" }));
+        let answer = if self.world.read_fails() {
+            Err(unavailable(what, key))
+        } else {
+            Ok(read(&self.bucket))
+        };
+        self.world.note(|| {
+            format!(
+                "life {}: step {step} {what} {key}: {}",
+                self.life.number,
+                if answer.is_ok() { "ok" } else { "fails" }
+            )
+        });
         self.world.delay().await;
         self.life.leave(step).await;
         answer
@@ -210,7 +278,9 @@ impl Way {
 }
 
 fn say(answer: &Result<Created>) -> String {
-    answer.as_ref().map_or_else(|_| "fails".to_owned(), |created| format!("{created:?}"))
+    answer
+        .as_ref()
+        .map_or_else(|_| "fails".to_owned(), |created| format!("{created:?}"))
 }
 
 fn unavailable(what: &str, key: &str) -> Error {
@@ -228,11 +298,19 @@ impl Store for Way {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        self.read("get", key, |bucket| bucket.inner().objects.get(key).map(|stored| stored.bytes.clone())).await
+        self.read("get", key, |bucket| {
+            bucket
+                .inner()
+                .objects
+                .get(key)
+                .map(|stored| stored.bytes.clone())
+        })
+        .await
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        self.read("list", prefix, |bucket| bucket.list(prefix, after)).await
+        self.read("list", prefix, |bucket| bucket.list(prefix, after))
+            .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -263,7 +341,12 @@ impl Store for Plain {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        Ok(self.0.inner().objects.get(key).map(|stored| stored.bytes.clone()))
+        Ok(self
+            .0
+            .inner()
+            .objects
+            .get(key)
+            .map(|stored| stored.bytes.clone()))
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {

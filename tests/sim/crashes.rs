@@ -5,8 +5,18 @@ use super::agent::Which;
 use super::run::run;
 use super::schedule::{Action, Mix, Schedule};
 
-static STORE: Mix = Mix { name: "every step", lax: false, machines: 2, faults: &[] };
-static DATABASE: Mix = Mix { name: "every step, database", lax: true, machines: 2, faults: &[] };
+static STORE: Mix = Mix {
+    name: "every step",
+    lax: false,
+    machines: 2,
+    faults: &[],
+};
+static DATABASE: Mix = Mix {
+    name: "every step, database",
+    lax: true,
+    machines: 2,
+    faults: &[],
+};
 
 /// The processes of the story: the first daemon, the restore elsewhere, and the daemon behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +28,11 @@ enum Victim {
 
 /// The story, in which one process ends at one of its steps. What ended is started again.
 fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
-    let transcript = |on| Action::Append { on, which: Which::Transcript, lines: 2 };
+    let transcript = |on| Action::Append {
+        on,
+        which: Which::Transcript,
+        lines: 2,
+    };
     let crash = |of, on| (of == victim).then_some(Action::CrashIn { on, steps, after });
     let mut actions = Vec::new();
     let mut then = |more: Vec<Action>, starts: &[usize]| {
@@ -29,17 +43,47 @@ fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
     then(crash(Victim::Daemon, 0).into_iter().collect(), &[0]);
     for round in 0..2 {
         then(vec![transcript(0), Action::Flush { on: 0 }], &[0]);
-        then(vec![Action::Tool { on: 0 }, Action::Side { on: 0, in_place: false }], &[0]);
-        then(vec![Action::Append { on: 0, which: Which::SubAgent, lines: round }, Action::Flush { on: 0 }], &[0]);
+        then(
+            vec![
+                Action::Tool { on: 0 },
+                Action::Side {
+                    on: 0,
+                    in_place: false,
+                },
+            ],
+            &[0],
+        );
+        then(
+            vec![
+                Action::Append {
+                    on: 0,
+                    which: Which::SubAgent,
+                    lines: round,
+                },
+                Action::Flush { on: 0 },
+            ],
+            &[0],
+        );
     }
     let mut take_over: Vec<Action> = crash(Victim::Restore, 1).into_iter().collect();
     take_over.push(Action::Restore { on: 1, wipe: false });
     then(take_over, &[0]);
     then(crash(Victim::Successor, 1).into_iter().collect(), &[0, 1]);
     for _ in 0..2 {
-        then(vec![transcript(1), Action::Flush { on: 1 }, transcript(0), Action::Flush { on: 0 }], &[0, 1]);
+        then(
+            vec![
+                transcript(1),
+                Action::Flush { on: 1 },
+                transcript(0),
+                Action::Flush { on: 0 },
+            ],
+            &[0, 1],
+        );
     }
-    then(vec![Action::Finish { on: 0 }, Action::Finish { on: 1 }], &[]);
+    then(
+        vec![Action::Finish { on: 0 }, Action::Finish { on: 1 }],
+        &[],
+    );
     actions
 }
 
@@ -47,10 +91,19 @@ fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
 fn every_step(mix: &'static Mix, victim: Victim) -> u64 {
     for steps in 1.. {
         let crashed = [false, true].map(|after| {
-            let schedule = Schedule { seed: steps, mix, actions: story(victim, steps, after) };
+            let schedule = Schedule {
+                seed: steps,
+                mix,
+                actions: story(victim, steps, after),
+            };
             let outcome = run(&schedule, false).0.unwrap_or_else(|violation| {
                 let (_, trace) = run(&schedule, true);
-                panic!("{} {victim:?} step {steps} after {after}: {}\n{}", mix.name, violation.what, trace.join("\n"))
+                panic!(
+                    "{} {victim:?} step {steps} after {after}: {}\n{}",
+                    mix.name,
+                    violation.what,
+                    trace.join("\n")
+                )
             });
             outcome.crashes > 0
         });

@@ -61,7 +61,12 @@ impl Inner {
             self.next_ino += 1;
             self.next_ino
         });
-        Node { ino, bytes: Vec::new(), mtime_ns, mode }
+        Node {
+            ino,
+            bytes: Vec::new(),
+            mtime_ns,
+            mode,
+        }
     }
 
     fn drop_node(&mut self, path: &str) {
@@ -84,7 +89,11 @@ pub struct Disk {
 
 impl Disk {
     pub fn new(volume: u64, clock: Arc<HostClock>) -> Arc<Disk> {
-        Arc::new(Disk { volume, clock, inner: Mutex::default() })
+        Arc::new(Disk {
+            volume,
+            clock,
+            inner: Mutex::default(),
+        })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -110,7 +119,10 @@ impl Disk {
     /// The agent's files: bytes, time and mode.
     pub fn agents_files(&self) -> BTreeMap<String, (Vec<u8>, i64, u32)> {
         let inner = self.inner();
-        let agents = inner.nodes.iter().filter(|(path, _)| !path.starts_with(STATE_FOLDER));
+        let agents = inner
+            .nodes
+            .iter()
+            .filter(|(path, _)| !path.starts_with(STATE_FOLDER));
         agents
             .map(|(path, node)| {
                 let node = lock(node);
@@ -120,16 +132,24 @@ impl Disk {
     }
 
     pub fn files(&self) -> Files {
-        self.agents_files().into_iter().map(|(path, (bytes, _, _))| (path, bytes)).collect()
+        self.agents_files()
+            .into_iter()
+            .map(|(path, (bytes, _, _))| (path, bytes))
+            .collect()
     }
 
     pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
-        self.inner().nodes.get(path).map(|node| lock(node).bytes.clone())
+        self.inner()
+            .nodes
+            .get(path)
+            .map(|node| lock(node).bytes.clone())
     }
 
     /// Forgets what sessiond knows.
     pub fn lose_state(&self) {
-        self.inner().nodes.retain(|path, _| !path.starts_with(STATE_FOLDER));
+        self.inner()
+            .nodes
+            .retain(|path, _| !path.starts_with(STATE_FOLDER));
     }
 
     /// The machine loses its power: what was not made durable is as it was, torn, or there after all.
@@ -198,7 +218,9 @@ impl Disk {
         let mut node = inner.new_node(now, 0o600);
         node.bytes = bytes.to_vec();
         inner.drop_node(path);
-        inner.nodes.insert(path.to_owned(), Arc::new(Mutex::new(node)));
+        inner
+            .nodes
+            .insert(path.to_owned(), Arc::new(Mutex::new(node)));
         self.tell(&inner, path, dice);
     }
 
@@ -241,27 +263,56 @@ pub struct Mount {
 
 impl Mount {
     fn alive(&self) -> io::Result<()> {
-        if self.life.is_dead() { Err(Life::gone()) } else { Ok(()) }
+        if self.life.is_dead() {
+            Err(Life::gone())
+        } else {
+            Ok(())
+        }
     }
 
     /// One change, with a chance to die before and behind it.
-    fn change(&self, what: &str, path: &RelPath, takes_room: bool, change: impl FnOnce(&mut Inner) -> io::Result<()>) -> io::Result<()> {
+    fn change(
+        &self,
+        what: &str,
+        path: &RelPath,
+        takes_room: bool,
+        change: impl FnOnce(&mut Inner) -> io::Result<()>,
+    ) -> io::Result<()> {
         let step = self.life.begin().ok_or_else(Life::gone)?;
         let mut inner = self.disk.inner();
-        let done = if takes_room && inner.full { Err(io::ErrorKind::StorageFull.into()) } else { change(&mut inner) };
+        let done = if takes_room && inner.full {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            change(&mut inner)
+        };
         drop(inner);
         self.world.note(|| {
-            let answer = done.as_ref().map_or_else(|error| error.to_string(), |()| "ok".to_owned());
-            format!("life {}: step {step} {what} {path}: {answer}", self.life.number)
+            let answer = done
+                .as_ref()
+                .map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+            format!(
+                "life {}: step {step} {what} {path}: {answer}",
+                self.life.number
+            )
         });
-        if self.life.end(step) { done } else { Err(Life::gone()) }
+        if self.life.end(step) {
+            done
+        } else {
+            Err(Life::gone())
+        }
     }
 }
 
 struct Open(Shared);
 
 fn stat_of(node: &Node) -> Stat {
-    Stat { dev: 1, ino: node.ino, size: node.bytes.len() as u64, mtime_ns: node.mtime_ns, mode: node.mode }
+    Stat {
+        dev: 1,
+        ino: node.ino,
+        size: node.bytes.len() as u64,
+        mtime_ns: node.mtime_ns,
+        mode: node.mode,
+    }
 }
 
 impl OpenFile for Open {
@@ -284,23 +335,41 @@ impl Folder for Mount {
         let prefix = folder.map_or_else(String::new, |folder| format!("{folder}/"));
         let inner = self.disk.inner();
         let mut items: BTreeMap<String, ItemKind> = BTreeMap::new();
-        for path in inner.nodes.range(prefix.clone()..).map(|(path, _)| path).take_while(|path| path.starts_with(&prefix)) {
+        for path in inner
+            .nodes
+            .range(prefix.clone()..)
+            .map(|(path, _)| path)
+            .take_while(|path| path.starts_with(&prefix))
+        {
             match path[prefix.len()..].split_once('/') {
                 Some((name, _)) => items.insert(name.to_owned(), ItemKind::Folder),
                 None => items.insert(path[prefix.len()..].to_owned(), ItemKind::File),
             };
         }
-        Ok(items.into_iter().map(|(name, kind)| Item { name, kind }).collect())
+        Ok(items
+            .into_iter()
+            .map(|(name, kind)| Item { name, kind })
+            .collect())
     }
 
     fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
         self.alive()?;
-        Ok(self.disk.inner().nodes.get(path.as_str()).map(|node| stat_of(&lock(node))))
+        Ok(self
+            .disk
+            .inner()
+            .nodes
+            .get(path.as_str())
+            .map(|node| stat_of(&lock(node))))
     }
 
     fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>> {
         self.alive()?;
-        Ok(self.disk.inner().nodes.get(path.as_str()).map(|node| Box::new(Open(node.clone())) as Box<dyn OpenFile>))
+        Ok(self
+            .disk
+            .inner()
+            .nodes
+            .get(path.as_str())
+            .map(|node| Box::new(Open(node.clone())) as Box<dyn OpenFile>))
     }
 
     fn read(&self, path: &RelPath) -> io::Result<Option<Vec<u8>>> {
@@ -314,7 +383,9 @@ impl Folder for Mount {
             let mut node = inner.new_node(now, 0o600);
             node.bytes = bytes.to_vec();
             inner.drop_node(path.as_str());
-            inner.nodes.insert(path.to_string(), Arc::new(Mutex::new(node)));
+            inner
+                .nodes
+                .insert(path.to_string(), Arc::new(Mutex::new(node)));
             if durable {
                 inner.durable.insert(path.to_string(), bytes.to_vec());
                 inner.at_risk.remove(path.as_str());
@@ -330,7 +401,9 @@ impl Folder for Mount {
         self.change("write", path, true, |inner| {
             if !inner.nodes.contains_key(path.as_str()) {
                 let node = inner.new_node(now, 0o600);
-                inner.nodes.insert(path.to_string(), Arc::new(Mutex::new(node)));
+                inner
+                    .nodes
+                    .insert(path.to_string(), Arc::new(Mutex::new(node)));
             }
             if let Some(node) = inner.nodes.get(path.as_str()) {
                 let mut node = lock(node);
@@ -344,7 +417,10 @@ impl Folder for Mount {
 
     fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
         self.change("finish", path, false, |inner| {
-            let node = inner.nodes.get(path.as_str()).ok_or(io::ErrorKind::NotFound)?;
+            let node = inner
+                .nodes
+                .get(path.as_str())
+                .ok_or(io::ErrorKind::NotFound)?;
             let mut node = lock(node);
             (node.mode, node.mtime_ns) = (meta.mode & 0o777, meta.mtime_ns);
             Ok(())
@@ -353,7 +429,10 @@ impl Folder for Mount {
 
     fn rename(&self, from: &RelPath, to: &RelPath, _owner: Option<Owner>) -> io::Result<()> {
         self.change("rename", to, false, |inner| {
-            let node = inner.nodes.remove(from.as_str()).ok_or(io::ErrorKind::NotFound)?;
+            let node = inner
+                .nodes
+                .remove(from.as_str())
+                .ok_or(io::ErrorKind::NotFound)?;
             inner.drop_node(to.as_str());
             inner.nodes.insert(to.to_string(), node);
             Ok(())
@@ -363,7 +442,12 @@ impl Folder for Mount {
     fn remove(&self, path: &RelPath) -> io::Result<()> {
         self.change("remove", path, false, |inner| {
             let below = format!("{path}/");
-            let gone: Vec<String> = inner.nodes.keys().filter(|key| *key == path.as_str() || key.starts_with(&below)).cloned().collect();
+            let gone: Vec<String> = inner
+                .nodes
+                .keys()
+                .filter(|key| *key == path.as_str() || key.starts_with(&below))
+                .cloned()
+                .collect();
             gone.iter().for_each(|path| inner.drop_node(path));
             Ok(())
         })

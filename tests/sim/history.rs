@@ -20,8 +20,17 @@ pub struct FileThen {
 impl FileThen {
     fn new(path: &str, bytes: Vec<u8>) -> FileThen {
         let lines = path.ends_with(".jsonl");
-        let cut = if lines { whole_lines(&bytes) } else { bytes.len() };
-        FileThen { bytes, cut, lines, with_tail: AtomicBool::new(false) }
+        let cut = if lines {
+            whole_lines(&bytes)
+        } else {
+            bytes.len()
+        };
+        FileThen {
+            bytes,
+            cut,
+            lines,
+            with_tail: AtomicBool::new(false),
+        }
     }
 
     /// It has no whole line yet: what stood there before stays in the log.
@@ -36,7 +45,10 @@ impl FileThen {
 
 /// Where the last whole line ends.
 pub fn whole_lines(bytes: &[u8]) -> usize {
-    bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)
+    bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1)
 }
 
 /// All files of a volume at a moment.
@@ -66,22 +78,33 @@ pub fn new_bytes(history: &[Version]) -> u64 {
 
 impl Version {
     pub fn size(&self) -> u64 {
-        self.files.values().map(|file| file.bytes.len() as u64).sum()
+        self.files
+            .values()
+            .map(|file| file.bytes.len() as u64)
+            .sum()
     }
 
     /// The version that follows `before`.
     pub fn following(before: Option<&Version>, number: u64, files: Files) -> Version {
         let files = files.into_iter().map(|(path, bytes)| {
-            let same = before.and_then(|before| before.files.get(&path)).filter(|file| file.bytes == bytes).cloned();
+            let same = before
+                .and_then(|before| before.files.get(&path))
+                .filter(|file| file.bytes == bytes)
+                .cloned();
             let file = same.unwrap_or_else(|| Arc::new(FileThen::new(&path, bytes)));
             (path, file)
         });
-        Version { number, files: files.collect() }
+        Version {
+            number,
+            files: files.collect(),
+        }
     }
 
     /// The agent is gone: unfinished lines may go out.
     pub fn allow_tails(&self) {
-        self.files.values().for_each(|file| file.with_tail.store(true, Ordering::Relaxed));
+        self.files
+            .values()
+            .for_each(|file| file.with_tail.store(true, Ordering::Relaxed));
     }
 }
 
@@ -93,28 +116,43 @@ pub fn newest_match(held: &Files, chain: &[&Version]) -> Option<usize> {
 
 /// Whether `held` holds each file of a version, that one or a newer.
 pub fn holds_each_file_of(held: &Files, chain: &[&Version], at: usize) -> bool {
-    chain[at].files.iter().filter(|(_, file)| file.cut > 0).all(|(path, _)| {
-        let later = || (at..chain.len()).map(|later| (later, chain[later].files.get(path)));
-        // It was moved, and may be under its new name or, vanished, under its old one.
-        later().any(|(_, file)| file.is_none())
-            || held.get(path).is_some_and(|bytes| {
-                later().any(|(later, file)| file.is_some_and(|file| is_cut(bytes, file, &chain[..=later]) || file.waits()))
-            })
-    })
+    chain[at]
+        .files
+        .iter()
+        .filter(|(_, file)| file.cut > 0)
+        .all(|(path, _)| {
+            let later = || (at..chain.len()).map(|later| (later, chain[later].files.get(path)));
+            // It was moved, and may be under its new name or, vanished, under its old one.
+            later().any(|(_, file)| file.is_none())
+                || held.get(path).is_some_and(|bytes| {
+                    later().any(|(later, file)| {
+                        file.is_some_and(|file| {
+                            is_cut(bytes, file, &chain[..=later]) || file.waits()
+                        })
+                    })
+                })
+        })
 }
 
 fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
     let version = chain[at];
-    let present = version.files.iter().all(|(path, file)| match held.get(path) {
-        // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
-        None => true,
-        Some(bytes) => {
-            is_cut(bytes, file, &chain[..=at])
-                || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at])))
-                || came_along(bytes, path, &chain[..at])
-        }
-    });
-    present && held.iter().filter(|(path, _)| !version.files.contains_key(*path)).all(|(path, bytes)| was(bytes, path, &chain[..at]))
+    let present = version
+        .files
+        .iter()
+        .all(|(path, file)| match held.get(path) {
+            // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
+            None => true,
+            Some(bytes) => {
+                is_cut(bytes, file, &chain[..=at])
+                    || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at])))
+                    || came_along(bytes, path, &chain[..at])
+            }
+        });
+    present
+        && held
+            .iter()
+            .filter(|(path, _)| !version.files.contains_key(*path))
+            .all(|(path, bytes)| was(bytes, path, &chain[..at]))
 }
 
 fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
@@ -123,22 +161,49 @@ fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
         return true;
     }
     // An unfinished line that went out when the agent was gone stays until something is written behind it.
-    let tail = file.lines && bytes.len() > whole.len() && whole_lines(bytes) == whole.len() && bytes.starts_with(whole);
+    let tail = file.lines
+        && bytes.len() > whole.len()
+        && whole_lines(bytes) == whole.len()
+        && bytes.starts_with(whole);
     // It may have been moved since.
-    let went_out = |then: &Arc<FileThen>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
-    tail && chain.iter().rev().any(|version| version.files.values().any(went_out))
+    let went_out =
+        |then: &Arc<FileThen>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
+    tail && chain
+        .iter()
+        .rev()
+        .any(|version| version.files.values().any(went_out))
 }
 
 fn was(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
-    (0..chain.len()).rev().any(|at| chain[at].files.get(path).is_some_and(|file| is_cut(bytes, file, &chain[..=at])))
+    (0..chain.len()).rev().any(|at| {
+        chain[at]
+            .files
+            .get(path)
+            .is_some_and(|file| is_cut(bytes, file, &chain[..=at]))
+    })
 }
 
 /// A claim says that a session has moved to another project; what was added there comes with the next delta.
 fn came_along(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
-    let elsewhere = |other: &str| other != path && in_project(other).is_some() && in_project(other) == in_project(path);
-    let froms = |version: &Version| version.files.keys().filter(|other| elsewhere(other)).cloned().collect::<Vec<_>>();
-    chain.last().is_some_and(|version| !version.files.contains_key(path))
-        && (0..chain.len()).rev().any(|at| froms(chain[at]).iter().any(|from| is_cut(bytes, &chain[at].files[from], &chain[..=at])))
+    let elsewhere = |other: &str| {
+        other != path && in_project(other).is_some() && in_project(other) == in_project(path)
+    };
+    let froms = |version: &Version| {
+        version
+            .files
+            .keys()
+            .filter(|other| elsewhere(other))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    chain
+        .last()
+        .is_some_and(|version| !version.files.contains_key(path))
+        && (0..chain.len()).rev().any(|at| {
+            froms(chain[at])
+                .iter()
+                .any(|from| is_cut(bytes, &chain[at].files[from], &chain[..=at]))
+        })
 }
 
 /// What a path is below its project.

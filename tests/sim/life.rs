@@ -36,7 +36,12 @@ pub struct Life {
 
 impl Life {
     pub fn new(number: u64, volume: u64) -> Life {
-        Life { number, volume, state: Mutex::default(), woken: Notify::new() }
+        Life {
+            number,
+            volume,
+            state: Mutex::default(),
+            woken: Notify::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -46,7 +51,10 @@ impl Life {
     /// Ends it at one of its next steps; the next is 1.
     pub fn crash_in(&self, steps: u64, after: bool) {
         let mut state = self.state();
-        state.crash = Some(Crash { step: state.steps + steps.max(1), after });
+        state.crash = Some(Crash {
+            step: state.steps + steps.max(1),
+            after,
+        });
     }
 
     pub fn never_mind_the_crash(&self) {

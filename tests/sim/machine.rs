@@ -44,20 +44,41 @@ pub struct Cloud {
 impl Cloud {
     pub fn new(world: Arc<World>, bucket: Arc<Bucket>, seed: u64) -> Cloud {
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
-        Cloud { world, bucket, tables: Arc::default(), profile, seed }
+        Cloud {
+            world,
+            bucket,
+            tables: Arc::default(),
+            profile,
+            seed,
+        }
     }
 
     /// Logs as one process sees them.
     pub fn logs(&self, life: &Arc<Life>, clock: Arc<HostClock>) -> (Logs, Arc<Session>) {
-        let way = Way { bucket: self.bucket.clone(), world: self.world.clone(), life: life.clone() };
-        let index = Arc::new(Session { tables: self.tables.clone(), world: self.world.clone(), life: life.clone() });
-        let chance: Arc<dyn Chance> = Arc::new(Coins::new(Dice::new(self.seed, 1000 + life.number)));
+        let way = Way {
+            bucket: self.bucket.clone(),
+            world: self.world.clone(),
+            life: life.clone(),
+        };
+        let index = Arc::new(Session {
+            tables: self.tables.clone(),
+            world: self.world.clone(),
+            life: life.clone(),
+        });
+        let chance: Arc<dyn Chance> =
+            Arc::new(Coins::new(Dice::new(self.seed, 1000 + life.number)));
         let store = Arc::new(Patient::new(Arc::new(way), chance.clone()));
         let fence = Arc::new(Fencing::new(Wanted::Auto, index.clone(), true));
         (self.logs_of(store, fence, clock, chance), index)
     }
 
-    pub fn logs_of(&self, store: Arc<dyn Store>, fence: Arc<Fencing>, clock: Arc<HostClock>, chance: Arc<dyn Chance>) -> Logs {
+    pub fn logs_of(
+        &self,
+        store: Arc<dyn Store>,
+        fence: Arc<Fencing>,
+        clock: Arc<HostClock>,
+        chance: Arc<dyn Chance>,
+    ) -> Logs {
         Logs {
             store,
             fence,
@@ -71,7 +92,11 @@ impl Cloud {
     }
 
     pub fn id(&self) -> LogId {
-        LogId { namespace: "sim".parse().expect("plain"), agent: self.profile.name().clone(), name: SESSION.parse().expect("plain") }
+        LogId {
+            namespace: "sim".parse().expect("plain"),
+            agent: self.profile.name().clone(),
+            name: SESSION.parse().expect("plain"),
+        }
     }
 }
 
@@ -98,7 +123,9 @@ pub enum Process {
 impl Process {
     pub fn life(&self) -> &Arc<Life> {
         match self {
-            Process::Daemon { life, .. } | Process::Restore { life, .. } | Process::Ending { life, .. } => life,
+            Process::Daemon { life, .. }
+            | Process::Restore { life, .. }
+            | Process::Ending { life, .. } => life,
         }
     }
 }
@@ -106,7 +133,10 @@ impl Process {
 /// Finds out whether an earlier life wrote what the index has not heard of.
 async fn find_stale(feed: Arc<Feed>, index: Arc<dyn Index>, logs: Logs, folder: Arc<dyn Folder>) {
     let names = vec![SESSION.parse().expect("plain")];
-    while mark_stale(&feed, &*index, &logs, &*folder, &names).await.is_err() {
+    while mark_stale(&feed, &*index, &logs, &*folder, &names)
+        .await
+        .is_err()
+    {
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
 }
@@ -125,7 +155,13 @@ pub struct Machine {
 impl Machine {
     pub fn new(world: &Arc<World>, volume: u64) -> Machine {
         let disk = Disk::new(volume, HostClock::new(world.clone()));
-        Machine { disk, agent: Agent::default(), agent_gone: false, process: None, armed: None }
+        Machine {
+            disk,
+            agent: Agent::default(),
+            agent_gone: false,
+            process: None,
+            armed: None,
+        }
     }
 
     pub fn volume(&self) -> u64 {
@@ -156,14 +192,22 @@ impl Machine {
     }
 
     fn mount(&self, cloud: &Cloud, life: &Arc<Life>) -> Arc<dyn Folder> {
-        Arc::new(Mount { disk: self.disk.clone(), world: cloud.world.clone(), life: life.clone() })
+        Arc::new(Mount {
+            disk: self.disk.clone(),
+            world: cloud.world.clone(),
+            life: life.clone(),
+        })
     }
 
     /// Starts a daemon, as `daemon/service.rs` does.
     pub fn start(&mut self, cloud: &Cloud, number: u64) {
         let life = self.new_life(number);
         let (logs, index) = cloud.logs(&life, self.disk.clock.clone());
-        let (folder, feed, hints) = (self.mount(cloud, &life), Arc::new(Feed::default()), Arc::new(Hints::default()));
+        let (folder, feed, hints) = (
+            self.mount(cloud, &life),
+            Arc::new(Feed::default()),
+            Arc::new(Hints::default()),
+        );
         let context = capture::Context {
             folder: folder.clone(),
             profile: cloud.profile.clone(),
@@ -174,7 +218,9 @@ impl Machine {
         };
         self.disk.watched_by(Some(hints.clone()));
         let root: PathBuf = self.disk.root();
-        let Ok(handle) = Streamer::start(context, root, hints, Box::new(SimWatch(self.disk.clone()))) else {
+        let Ok(handle) =
+            Streamer::start(context, root, hints, Box::new(SimWatch(self.disk.clone())))
+        else {
             return self.disk.watched_by(None);
         };
         let follower = Indexer {
@@ -185,8 +231,16 @@ impl Machine {
             answers: Arc::new(AtomicBool::new(true)),
         };
         let merges = tokio::spawn(compactor::run(feed.clone(), logs.clone()));
-        let tasks = vec![tokio::spawn(follower.run()), merges, tokio::spawn(find_stale(feed, index, logs, folder))];
-        self.process = Some(Process::Daemon { life, handle, tasks });
+        let tasks = vec![
+            tokio::spawn(follower.run()),
+            merges,
+            tokio::spawn(find_stale(feed, index, logs, folder)),
+        ];
+        self.process = Some(Process::Daemon {
+            life,
+            handle,
+            tasks,
+        });
     }
 
     /// Takes the session over.
@@ -194,19 +248,38 @@ impl Machine {
         let before = self.disk.files();
         let life = self.new_life(number);
         let (logs, _) = cloud.logs(&life, self.disk.clock.clone());
-        let context = restore::Context { folder: self.mount(cloud, &life), profile: cloud.profile.clone(), logs };
+        let context = restore::Context {
+            folder: self.mount(cloud, &life),
+            profile: cloud.profile.clone(),
+            logs,
+        };
         let id = cloud.id();
-        let task =
-            tokio::task::spawn_local(async move { restore::restore(&context, &id, &Options { claim: true, ..Options::default() }).await });
+        let task = tokio::task::spawn_local(async move {
+            restore::restore(
+                &context,
+                &id,
+                &Options {
+                    claim: true,
+                    ..Options::default()
+                },
+            )
+            .await
+        });
         self.process = Some(Process::Restore { life, task, before });
     }
 
     /// The agent is gone: the final flush, which gives up after ten seconds.
     pub fn finish(&mut self) {
         match self.process.take() {
-            Some(Process::Daemon { life, handle, tasks }) => {
+            Some(Process::Daemon {
+                life,
+                handle,
+                tasks,
+            }) => {
                 let task = tokio::spawn(async move {
-                    let _ = handle.finish(tokio::time::Instant::now() + Duration::from_secs(10)).await;
+                    let _ = handle
+                        .finish(tokio::time::Instant::now() + Duration::from_secs(10))
+                        .await;
                 });
                 self.process = Some(Process::Ending { life, task, tasks });
             }
@@ -217,7 +290,9 @@ impl Machine {
     /// The process is gone, from one moment to the next.
     pub fn kill(&mut self) {
         self.disk.watched_by(None);
-        let Some(process) = self.process.take() else { return };
+        let Some(process) = self.process.take() else {
+            return;
+        };
         process.life().kill();
         match process {
             Process::Daemon { tasks, .. } => tasks.iter().for_each(JoinHandle::abort),

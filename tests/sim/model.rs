@@ -26,15 +26,30 @@ impl Reader {
         if let Some((bytes, entry)) = self.0.get(key)
             && *bytes == stored.bytes
         {
-            return Ok(Written { entry: entry.clone(), author: stored.author });
+            return Ok(Written {
+                entry: entry.clone(),
+                author: stored.author,
+            });
         }
-        let entry = Arc::new(decode(key, &stored.bytes).map_err(|error| format!("{key} cannot be read: {error}"))?);
-        self.0.insert(key.to_owned(), (stored.bytes.clone(), entry.clone()));
-        Ok(Written { entry, author: stored.author })
+        let entry = Arc::new(
+            decode(key, &stored.bytes).map_err(|error| format!("{key} cannot be read: {error}"))?,
+        );
+        self.0
+            .insert(key.to_owned(), (stored.bytes.clone(), entry.clone()));
+        Ok(Written {
+            entry,
+            author: stored.author,
+        })
     }
 
-    fn folder(&mut self, objects: &Objects, folder: &str) -> Result<BTreeMap<Seq, Written>, String> {
-        let below = objects.range(folder.to_owned()..).take_while(|(key, _)| key.starts_with(folder));
+    fn folder(
+        &mut self,
+        objects: &Objects,
+        folder: &str,
+    ) -> Result<BTreeMap<Seq, Written>, String> {
+        let below = objects
+            .range(folder.to_owned()..)
+            .take_while(|(key, _)| key.starts_with(folder));
         let mut found = BTreeMap::new();
         for (key, stored) in below {
             let seq = keys::entry_number(key).ok_or_else(|| format!("{key} is no entry"))?;
@@ -44,17 +59,37 @@ impl Reader {
     }
 
     /// Every entry of the log, by number.
-    pub fn main(&mut self, objects: &Objects, id: &LogId) -> Result<BTreeMap<Seq, Written>, String> {
+    pub fn main(
+        &mut self,
+        objects: &Objects,
+        id: &LogId,
+    ) -> Result<BTreeMap<Seq, Written>, String> {
         self.folder(objects, &keys::entries_folder(id))
     }
 
     /// Every branch, by writer.
-    pub fn branches(&mut self, objects: &Objects, id: &LogId) -> Result<BTreeMap<WriterId, BTreeMap<Seq, Written>>, String> {
+    pub fn branches(
+        &mut self,
+        objects: &Objects,
+        id: &LogId,
+    ) -> Result<BTreeMap<WriterId, BTreeMap<Seq, Written>>, String> {
         let folder = keys::branches_folder(id);
-        let keys: Vec<&String> = objects.range(folder.clone()..).map(|(key, _)| key).take_while(|key| key.starts_with(&folder)).collect();
-        let mut writers: Vec<WriterId> = keys.iter().filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok()).collect();
+        let keys: Vec<&String> = objects
+            .range(folder.clone()..)
+            .map(|(key, _)| key)
+            .take_while(|key| key.starts_with(&folder))
+            .collect();
+        let mut writers: Vec<WriterId> = keys
+            .iter()
+            .filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok())
+            .collect();
         writers.dedup();
-        let read = |writer: WriterId| Ok((writer.clone(), self.folder(objects, &keys::branch_folder(id, &writer))?));
+        let read = |writer: WriterId| {
+            Ok((
+                writer.clone(),
+                self.folder(objects, &keys::branch_folder(id, &writer))?,
+            ))
+        };
         writers.into_iter().map(read).collect()
     }
 }
@@ -64,11 +99,16 @@ pub fn path_to(all: &BTreeMap<Seq, Written>, last: Seq) -> Result<Vec<Written>, 
     let mut path: Vec<Written> = Vec::new();
     let mut at = last;
     while at > 0 {
-        let written = all.get(&at).ok_or_else(|| format!("entry {at} is missing and nothing passes over it"))?;
+        let written = all
+            .get(&at)
+            .ok_or_else(|| format!("entry {at} is missing and nothing passes over it"))?;
         if let Some(next) = path.last()
             && next.entry.header.prev != Some(written.entry.digest)
         {
-            return Err(format!("entry {} does not name entry {at} by its digest", next.entry.header.seq));
+            return Err(format!(
+                "entry {} does not name entry {at} by its digest",
+                next.entry.header.seq
+            ));
         }
         at = written.entry.header.follows();
         path.push(written.clone());
@@ -87,14 +127,22 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
             EntryKind::Claim => {
                 past.extend(holder.replace(&header.writer));
                 if past.contains(&&header.writer) {
-                    return Err(format!("entry {}: writer {} claims again after it was fenced", header.seq, header.writer));
+                    return Err(format!(
+                        "entry {}: writer {} claims again after it was fenced",
+                        header.seq, header.writer
+                    ));
                 }
             }
             EntryKind::Delta if holder != Some(&header.writer) => {
-                return Err(format!("entry {}: writer {} writes while {holder:?} holds the session", header.seq, header.writer));
+                return Err(format!(
+                    "entry {}: writer {} writes while {holder:?} holds the session",
+                    header.seq, header.writer
+                ));
             }
             EntryKind::Delta | EntryKind::Tombstone | EntryKind::Purge => {}
-            EntryKind::Merge | EntryKind::Snapshot => return Err(format!("entry {} is a {}", header.seq, header.kind.word())),
+            EntryKind::Merge | EntryKind::Snapshot => {
+                return Err(format!("entry {} is a {}", header.seq, header.kind.word()));
+            }
         }
     }
     Ok(())
@@ -113,7 +161,13 @@ pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
     for (part, bytes) in entry.parts() {
         let file = files.entry(part.path.to_string()).or_default();
         if part.start > file.len() as u64 {
-            return Err(format!("entry {}: {} has {} bytes and goes on at {}", entry.header.seq, part.path, file.len(), part.start));
+            return Err(format!(
+                "entry {}: {} has {} bytes and goes on at {}",
+                entry.header.seq,
+                part.path,
+                file.len(),
+                part.start
+            ));
         }
         file.truncate(part.start as usize);
         file.extend_from_slice(bytes);

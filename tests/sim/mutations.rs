@@ -188,9 +188,26 @@ fn copy_folder(from: &Path, to: &Path) {
 
 fn cargo(copy: &Path, mix: Option<&str>, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO"));
-    command.arg("test").args(["--quiet", "--offline", "--locked", "--test", "sim", "--target-dir"]).arg(target()).args(arguments);
-    command.env("SESSIOND_SIM_SEEDS", SEEDS).env("SESSIOND_SIM_LONG", "1").env_remove("SESSIOND_SIM_SEED").env_remove("SESSIOND_SIM_FROM");
-    command.env_remove("SESSIOND_SIM_MIX").envs(mix.map(|mix| ("SESSIOND_SIM_MIX", mix)));
+    command
+        .arg("test")
+        .args([
+            "--quiet",
+            "--offline",
+            "--locked",
+            "--test",
+            "sim",
+            "--target-dir",
+        ])
+        .arg(target())
+        .args(arguments);
+    command
+        .env("SESSIOND_SIM_SEEDS", SEEDS)
+        .env("SESSIOND_SIM_LONG", "1")
+        .env_remove("SESSIOND_SIM_SEED")
+        .env_remove("SESSIOND_SIM_FROM");
+    command
+        .env_remove("SESSIOND_SIM_MIX")
+        .envs(mix.map(|mix| ("SESSIOND_SIM_MIX", mix)));
     command.current_dir(copy).output().unwrap()
 }
 
@@ -200,19 +217,43 @@ fn caught(copy: &Path, mutation: &Mutation) -> Result<String, String> {
     let text = fs::read_to_string(&path).unwrap();
     let found = text.matches(mutation.from).count();
     if found != 1 {
-        return Err(format!("its text occurs {found} times in {}: bring it up to date", mutation.file));
+        return Err(format!(
+            "its text occurs {found} times in {}: bring it up to date",
+            mutation.file
+        ));
     }
     let mutated = copy.join(mutation.file);
-    write(&mutated, text.replace(mutation.from, mutation.to).as_bytes());
+    write(
+        &mutated,
+        text.replace(mutation.from, mutation.to).as_bytes(),
+    );
     let built = cargo(copy, mutation.mix, &["--no-run"]);
-    let done = built.status.success().then(|| cargo(copy, mutation.mix, &["whatever_goes_wrong"]));
+    let done = built
+        .status
+        .success()
+        .then(|| cargo(copy, mutation.mix, &["whatever_goes_wrong"]));
     write(&mutated, text.as_bytes());
-    let Some(done) = done else { return Err(format!("it does not compile:\n{}", String::from_utf8_lossy(&built.stderr))) };
-    let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
-    match said.lines().find(|line| line.starts_with("seed ") && line.contains(" fails: ")) {
+    let Some(done) = done else {
+        return Err(format!(
+            "it does not compile:\n{}",
+            String::from_utf8_lossy(&built.stderr)
+        ));
+    };
+    let said =
+        String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    match said
+        .lines()
+        .find(|line| line.starts_with("seed ") && line.contains(" fails: "))
+    {
         // The same seed must pass without the mistake: a net that is torn itself proves nothing.
-        Some(line) if !done.status.success() => match line["seed ".len()..].split(' ').next().map(str::parse::<u64>) {
-            Some(Ok(seed)) if run(&Schedule::of(seed), false).0.is_ok() => Ok(line.chars().take(200).collect()),
+        Some(line) if !done.status.success() => match line["seed ".len()..]
+            .split(' ')
+            .next()
+            .map(str::parse::<u64>)
+        {
+            Some(Ok(seed)) if run(&Schedule::of(seed), false).0.is_ok() => {
+                Ok(line.chars().take(200).collect())
+            }
             _ => Err(format!("it fails without it too: {line}")),
         },
         _ => Err(format!("{SEEDS} seeds do not notice it")),
@@ -232,11 +273,20 @@ fn every_deliberate_mistake_is_found() {
         .replace("[[test]]\nname = \"it\"\npath = \"tests/it/main.rs\"\n", "")
         .replace("[[bin]]\nname = \"sessiond\"\npath = \"src/main.rs\"\n", "")
         .replace("edition = ", "autobins = false\nedition = ")
-        .replace("sessiond = { opt-level = 1 }", "sessiond = { opt-level = 0 }");
+        .replace(
+            "sessiond = { opt-level = 1 }",
+            "sessiond = { opt-level = 0 }",
+        );
     write(&copy.join("Cargo.toml"), manifest.as_bytes());
-    write(&copy.join("Cargo.lock"), &fs::read(source().join("Cargo.lock")).unwrap());
+    write(
+        &copy.join("Cargo.lock"),
+        &fs::read(source().join("Cargo.lock")).unwrap(),
+    );
     let mut missed = Vec::new();
-    for mutation in MUTATIONS.iter().filter(|mutation| mutation.name.contains(&only)) {
+    for mutation in MUTATIONS
+        .iter()
+        .filter(|mutation| mutation.name.contains(&only))
+    {
         let began = std::time::Instant::now();
         match caught(&copy, mutation) {
             Ok(how) => println!("{:>5.1?} {}: {how}", began.elapsed(), mutation.name),

@@ -43,7 +43,14 @@ pub struct Oracle {
 
 impl Oracle {
     pub fn new(id: LogId, no_number_is_passed_over: bool) -> Oracle {
-        Oracle { id, no_number_is_passed_over, histories: BTreeMap::new(), versions: 0, acks: Vec::new(), reader: Reader::default() }
+        Oracle {
+            id,
+            no_number_is_passed_over,
+            histories: BTreeMap::new(),
+            versions: 0,
+            acks: Vec::new(),
+            reader: Reader::default(),
+        }
     }
 
     /// The volume looks like this now; answers the number of the version.
@@ -52,7 +59,11 @@ impl Oracle {
         let version = Version::following(history.last(), self.versions + 1, files);
         if let Some(last) = history.last()
             && last.files.len() == version.files.len()
-            && last.files.iter().zip(&version.files).all(|(a, b)| a.0 == b.0 && std::sync::Arc::ptr_eq(a.1, b.1))
+            && last
+                .files
+                .iter()
+                .zip(&version.files)
+                .all(|(a, b)| a.0 == b.0 && std::sync::Arc::ptr_eq(a.1, b.1))
         {
             return last.number;
         }
@@ -76,7 +87,11 @@ impl Oracle {
 
     /// Whether there is anything in a version that can be in a log.
     fn has_whole_lines(&self, version: u64) -> bool {
-        let found = self.histories.values().flatten().find(|known| known.number == version);
+        let found = self
+            .histories
+            .values()
+            .flatten()
+            .find(|known| known.number == version);
         found.is_some_and(|version| version.files.values().any(|file| file.cut > 0))
     }
 
@@ -89,30 +104,72 @@ impl Oracle {
         let path = path_to(&main, last)?;
         let first = path.first().map_or(0, |first| first.entry.header.seq);
         if self.no_number_is_passed_over && path.len() != main.range(first..).count() {
-            return Err(format!("the log has {} entries and only {} are linked", main.len(), path.len()));
+            return Err(format!(
+                "the log has {} entries and only {} are linked",
+                main.len(),
+                path.len()
+            ));
         }
         one_writer_at_a_time(&path)?;
         self.is_uploaded_once(&main, &branches)?;
-        let anew = path.iter().rev().find(|written| written.entry.header.begins_anew()).map_or(0, |written| written.entry.header.seq);
+        let anew = path
+            .iter()
+            .rev()
+            .find(|written| written.entry.header.begins_anew())
+            .map_or(0, |written| written.entry.header.seq);
         // What was acknowledged before the session was removed and begun anew is history.
-        self.acks.retain(|ack| ack.branch.is_some() || ack.head > anew);
-        if main.values().any(|written| written.entry.header.kind == EntryKind::Purge) {
-            self.acks.retain(|ack| ack.branch.as_ref().is_none_or(|writer| branches.contains_key(writer)));
+        self.acks
+            .retain(|ack| ack.branch.is_some() || ack.head > anew);
+        if main
+            .values()
+            .any(|written| written.entry.header.kind == EntryKind::Purge)
+        {
+            self.acks.retain(|ack| {
+                ack.branch
+                    .as_ref()
+                    .is_none_or(|writer| branches.contains_key(writer))
+            });
         }
-        let promised: Vec<u64> = self.acks.iter().filter(|ack| ack.branch.is_none()).map(|ack| ack.version).collect();
+        let promised: Vec<u64> = self
+            .acks
+            .iter()
+            .filter(|ack| ack.branch.is_none())
+            .map(|ack| ack.version)
+            .collect();
         let held = self.is_sound("the log", &path, &promised)?;
-        expected.removed = path.last().is_some_and(|last| last.entry.header.kind.is_removal());
+        expected.removed = path
+            .last()
+            .is_some_and(|last| last.entry.header.kind.is_removal());
         expected.main = (!path.is_empty() && !expected.removed).then_some(held);
         for (writer, entries) in branches {
             let path = branch_path(&main, &entries)?;
-            let promised = self.acks.iter().filter(|ack| ack.branch.as_ref() == Some(&writer)).map(|ack| ack.version);
-            let held = self.is_sound(&format!("branch {writer}"), &path, &promised.collect::<Vec<_>>())?;
+            let promised = self
+                .acks
+                .iter()
+                .filter(|ack| ack.branch.as_ref() == Some(&writer))
+                .map(|ack| ack.version);
+            let held = self.is_sound(
+                &format!("branch {writer}"),
+                &path,
+                &promised.collect::<Vec<_>>(),
+            )?;
             expected.branches.insert(writer, held);
         }
-        let gone = |ack: &&Ack| ack.branch.as_ref().is_some_and(|writer| !expected.branches.contains_key(writer));
-        let lost = self.acks.iter().filter(gone).find(|ack| self.has_whole_lines(ack.version));
+        let gone = |ack: &&Ack| {
+            ack.branch
+                .as_ref()
+                .is_some_and(|writer| !expected.branches.contains_key(writer))
+        };
+        let lost = self
+            .acks
+            .iter()
+            .filter(gone)
+            .find(|ack| self.has_whole_lines(ack.version));
         match lost {
-            Some(ack) => Err(format!("version {} was acknowledged on a branch that is not there", ack.version)),
+            Some(ack) => Err(format!(
+                "version {} was acknowledged on a branch that is not there",
+                ack.version
+            )),
             None => Ok(expected),
         }
     }
@@ -132,17 +189,33 @@ impl Oracle {
         let main = self.reader.main(objects, &self.id)?;
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
         let path = path_to(&main, last)?;
-        let on_it = |written: &Written| written.entry.header.seq == seq && !written.entry.header.kind.is_removal();
-        if path.iter().any(on_it) { self.at(objects, seq).map(Some) } else { Ok(None) }
+        let on_it = |written: &Written| {
+            written.entry.header.seq == seq && !written.entry.header.kind.is_removal()
+        };
+        if path.iter().any(on_it) {
+            self.at(objects, seq).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Every entry that the index should know: the log's, then the branches' by writer.
-    pub fn entries(&mut self, objects: &Objects) -> Result<Vec<(Option<String>, Seq, Digest)>, String> {
+    pub fn entries(
+        &mut self,
+        objects: &Objects,
+    ) -> Result<Vec<(Option<String>, Seq, Digest)>, String> {
         let main = self.reader.main(objects, &self.id)?;
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
-        let mut all: Vec<_> = path_to(&main, last)?.iter().map(|written| (None, written.entry.header.seq, written.entry.digest)).collect();
+        let mut all: Vec<_> = path_to(&main, last)?
+            .iter()
+            .map(|written| (None, written.entry.header.seq, written.entry.digest))
+            .collect();
         for (writer, entries) in self.reader.branches(objects, &self.id)? {
-            all.extend(entries.iter().map(|(seq, written)| (Some(writer.to_string()), *seq, written.entry.digest)));
+            all.extend(
+                entries
+                    .iter()
+                    .map(|(seq, written)| (Some(writer.to_string()), *seq, written.entry.digest)),
+            );
         }
         Ok(all)
     }
@@ -150,17 +223,36 @@ impl Oracle {
     /// Bytes before compression that a volume's processes have written to the log.
     pub fn raw_bytes_by(&mut self, objects: &Objects, volume: u64) -> Result<u64, String> {
         let main = self.reader.main(objects, &self.id)?;
-        Ok(main.values().filter(|written| written.author == volume).map(|written| written.entry.header.body_len()).sum())
+        Ok(main
+            .values()
+            .filter(|written| written.author == volume)
+            .map(|written| written.entry.header.body_len())
+            .sum())
     }
 
     /// However often a write is tried again: what is stored of a volume is what was new on it, and all of its files once more
     /// only where it took the session over or began a branch, for which it may not know what the log holds.
-    fn is_uploaded_once(&self, main: &BTreeMap<Seq, Written>, branches: &BTreeMap<WriterId, BTreeMap<Seq, Written>>) -> Result<(), String> {
+    fn is_uploaded_once(
+        &self,
+        main: &BTreeMap<Seq, Written>,
+        branches: &BTreeMap<WriterId, BTreeMap<Seq, Written>>,
+    ) -> Result<(), String> {
         for (volume, history) in &self.histories {
             let by = |entries: &BTreeMap<Seq, Written>| -> (u64, u64) {
-                let ours: Vec<&Written> = entries.values().filter(|written| written.author == *volume).collect();
-                let claims = ours.iter().filter(|written| written.entry.header.kind == EntryKind::Claim).count();
-                (ours.iter().map(|written| written.entry.header.body_len()).sum(), claims as u64)
+                let ours: Vec<&Written> = entries
+                    .values()
+                    .filter(|written| written.author == *volume)
+                    .collect();
+                let claims = ours
+                    .iter()
+                    .filter(|written| written.entry.header.kind == EntryKind::Claim)
+                    .count();
+                (
+                    ours.iter()
+                        .map(|written| written.entry.header.body_len())
+                        .sum(),
+                    claims as u64,
+                )
             };
             let (mut stored, mut anew) = by(main);
             for (bytes, _) in branches.values().map(by).filter(|(bytes, _)| *bytes > 0) {
@@ -198,7 +290,12 @@ impl Oracle {
                 match newest_match(&held, &chain) {
                     Some(at) => chain.truncate(at + 1),
                     None if held.is_empty() => chain.clear(),
-                    None => return Err(format!("{what} before entry {} is no cut of its writer's history", written.entry.header.seq)),
+                    None => {
+                        return Err(format!(
+                            "{what} before entry {} is no cut of its writer's history",
+                            written.entry.header.seq
+                        ));
+                    }
                 }
                 chain.extend(self.histories.get(&written.author).into_iter().flatten());
             }
@@ -207,7 +304,10 @@ impl Oracle {
         names_only_what_is_there(what, &held)?;
         let at = newest_match(&held, &chain);
         if at.is_none() && !held.is_empty() {
-            return Err(format!("{what} is no cut of its writers' history: {}", describe(&held, &chain)));
+            return Err(format!(
+                "{what} is no cut of its writers' history: {}",
+                describe(&held, &chain)
+            ));
         }
         let kept = &chain[..at.map_or(0, |at| at + 1)];
         for version in promised {
@@ -223,23 +323,50 @@ impl Oracle {
     }
 }
 
-fn branch_path(main: &BTreeMap<Seq, Written>, entries: &BTreeMap<Seq, Written>) -> Result<Vec<Written>, String> {
-    let Some((first, _)) = entries.first_key_value() else { return Ok(Vec::new()) };
-    let mut all: BTreeMap<Seq, Written> = main.range(..first).map(|(seq, written)| (*seq, written.clone())).collect();
+fn branch_path(
+    main: &BTreeMap<Seq, Written>,
+    entries: &BTreeMap<Seq, Written>,
+) -> Result<Vec<Written>, String> {
+    let Some((first, _)) = entries.first_key_value() else {
+        return Ok(Vec::new());
+    };
+    let mut all: BTreeMap<Seq, Written> = main
+        .range(..first)
+        .map(|(seq, written)| (*seq, written.clone()))
+        .collect();
     all.extend(entries.iter().map(|(seq, written)| (*seq, written.clone())));
     let last = entries.last_key_value().map_or(0, |(seq, _)| *seq);
     let path = path_to(&all, last)?;
-    let linked = path.iter().filter(|written| written.entry.header.seq >= *first).count();
-    if linked == entries.len() { Ok(path) } else { Err(format!("a branch has {} entries and {linked} are linked", entries.len())) }
+    let linked = path
+        .iter()
+        .filter(|written| written.entry.header.seq >= *first)
+        .count();
+    if linked == entries.len() {
+        Ok(path)
+    } else {
+        Err(format!(
+            "a branch has {} entries and {linked} are linked",
+            entries.len()
+        ))
+    }
 }
 
 /// A tool result that a line of the transcript names was written before the line, so it is in the same cut.
 fn names_only_what_is_there(what: &str, held: &Files) -> Result<(), String> {
     const NAMES: &[u8] = b"\"ref\":\"";
-    for bytes in held.iter().filter(|(path, _)| path.ends_with(".jsonl")).map(|(_, bytes)| bytes) {
+    for bytes in held
+        .iter()
+        .filter(|(path, _)| path.ends_with(".jsonl"))
+        .map(|(_, bytes)| bytes)
+    {
         for line in bytes.split(|byte| *byte == b'\n') {
-            let Some(at) = line.windows(NAMES.len()).position(|window| window == NAMES) else { continue };
-            let name = line[at + NAMES.len()..].split(|byte| *byte == b'"').next().unwrap_or_default();
+            let Some(at) = line.windows(NAMES.len()).position(|window| window == NAMES) else {
+                continue;
+            };
+            let name = line[at + NAMES.len()..]
+                .split(|byte| *byte == b'"')
+                .next()
+                .unwrap_or_default();
             let name = format!("/tool-results/{}", String::from_utf8_lossy(name));
             if line.ends_with(b"}") && !held.keys().any(|path| path.ends_with(&name)) {
                 return Err(format!("{what} names {name} and does not hold it"));
@@ -250,10 +377,24 @@ fn names_only_what_is_there(what: &str, held: &Files) -> Result<(), String> {
 }
 
 fn describe(held: &Files, chain: &[&Version]) -> String {
-    let held: Vec<String> = held.iter().map(|(path, bytes)| format!("{path} {} bytes", bytes.len())).collect();
+    let held: Vec<String> = held
+        .iter()
+        .map(|(path, bytes)| format!("{path} {} bytes", bytes.len()))
+        .collect();
     let last = chain.last().map(|version| {
-        let files = version.files.iter().map(|(path, file)| format!("{path} {} of {} bytes", file.cut, file.bytes.len()));
-        format!("version {}: {}", version.number, files.collect::<Vec<_>>().join(", "))
+        let files = version
+            .files
+            .iter()
+            .map(|(path, file)| format!("{path} {} of {} bytes", file.cut, file.bytes.len()));
+        format!(
+            "version {}: {}",
+            version.number,
+            files.collect::<Vec<_>>().join(", ")
+        )
     });
-    format!("it holds {}; the last is {}", held.join(", "), last.unwrap_or_default())
+    format!(
+        "it holds {}; the last is {}",
+        held.join(", "),
+        last.unwrap_or_default()
+    )
 }

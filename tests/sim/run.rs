@@ -73,7 +73,11 @@ pub struct Run {
 
 /// Runs a schedule in a world of its own; answers what happened, with the trace if wanted.
 pub fn run(schedule: &Schedule, traced: bool) -> (Result<Outcome, Violation>, Vec<String>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let world = World::new(schedule.seed, traced);
         let mut run = Run::new(&world, schedule);
@@ -86,7 +90,9 @@ impl Run {
     fn new(world: &Arc<World>, schedule: &Schedule) -> Run {
         let cloud = Cloud::new(world.clone(), Bucket::new(!schedule.mix.lax), schedule.seed);
         let oracle = Oracle::new(cloud.id(), !schedule.mix.lax);
-        let machines: Vec<Machine> = (1..=schedule.mix.machines as u64).map(|volume| Machine::new(world, volume)).collect();
+        let machines: Vec<Machine> = (1..=schedule.mix.machines as u64)
+            .map(|volume| Machine::new(world, volume))
+            .collect();
         Run {
             volumes: machines.len() as u64,
             cloud,
@@ -120,7 +126,10 @@ impl Run {
             step.await.map_err(|what| Violation { what, at })?;
         }
         self.cloud.world.note(|| "— the faults stop".to_owned());
-        self.settle().await.map_err(|what| Violation { what, at: schedule.actions.len() })?;
+        self.settle().await.map_err(|what| Violation {
+            what,
+            at: schedule.actions.len(),
+        })?;
         Ok(self.outcome)
     }
 
@@ -199,7 +208,9 @@ impl Run {
                 }
             }
             Action::FullDisk { on, full } => self.machines[*on].disk.set_full(*full),
-            Action::ClockJump { on, minutes } => self.machines[*on].disk.clock.jump(minutes * 60_000_000),
+            Action::ClockJump { on, minutes } => {
+                self.machines[*on].disk.clock.jump(minutes * 60_000_000)
+            }
             Action::Watching { on, events } => self.machines[*on].disk.set_events(*events),
             Action::Weather(weather) => {
                 if weather.index_old {
@@ -239,15 +250,25 @@ impl Run {
 
     fn agent_acts(&mut self, on: usize, action: &Action) {
         let dice = &mut self.agents_dice;
-        let Machine { disk, agent, agent_gone, process, .. } = &mut self.machines[on];
+        let Machine {
+            disk,
+            agent,
+            agent_gone,
+            process,
+            ..
+        } = &mut self.machines[on];
         if *agent_gone || matches!(process, Some(Process::Restore { .. })) {
             return;
         }
         match action {
             Action::Append { which, lines, .. } => agent.append(disk, *which, *lines, dice),
             Action::BeginLine { which, .. } => agent.begin_line(disk, *which, dice),
-            Action::Rewrite { which, in_place, .. } => agent.rewrite(disk, *which, *in_place, dice),
-            Action::CutBack { which, anywhere, .. } => agent.cut_back(disk, *which, *anywhere, dice),
+            Action::Rewrite {
+                which, in_place, ..
+            } => agent.rewrite(disk, *which, *in_place, dice),
+            Action::CutBack {
+                which, anywhere, ..
+            } => agent.cut_back(disk, *which, *anywhere, dice),
             Action::Move { .. } => agent.move_on(disk, dice),
             Action::Tool { .. } => {
                 let name = agent.tool(disk, dice);
@@ -263,7 +284,9 @@ impl Run {
 
     fn flush(&mut self, on: usize) {
         let version = self.saw(on);
-        let Some(Process::Daemon { handle, .. }) = &self.machines[on].process else { return };
+        let Some(Process::Daemon { handle, .. }) = &self.machines[on].process else {
+            return;
+        };
         let (handle, answers) = (handle.clone(), self.answers.clone());
         let session = self.cloud.id().name.session().cloned();
         tokio::spawn(async move {
@@ -277,7 +300,9 @@ impl Run {
         for on in 0..self.machines.len() {
             self.reap(on).await?;
         }
-        let (ended, running) = std::mem::take(&mut self.upkeeps).into_iter().partition(Upkeep::has_ended);
+        let (ended, running) = std::mem::take(&mut self.upkeeps)
+            .into_iter()
+            .partition(Upkeep::has_ended);
         self.upkeeps = running;
         let mut kept = Vec::new();
         for upkeep in ended {
@@ -311,12 +336,19 @@ impl Run {
         let archive = self.cloud.bucket.archive();
         match kept {
             Kept::Fork(id, seq) => {
-                self.cloud.world.note(|| format!("{} begins with entry {seq}", id.name));
+                self.cloud
+                    .world
+                    .note(|| format!("{} begins with entry {seq}", id.name));
                 let held = self.oracle.at(&archive, seq)?;
-                self.forks.push((id.clone(), super::placed::under_another_id(&held, &self.cloud.id(), &id)));
+                self.forks.push((
+                    id.clone(),
+                    super::placed::under_another_id(&held, &self.cloud.id(), &id),
+                ));
             }
             Kept::Named(name, seq) => {
-                self.cloud.world.note(|| format!("entry {seq} is called {name}"));
+                self.cloud
+                    .world
+                    .note(|| format!("entry {seq} is called {name}"));
                 let held = self.oracle.at(&archive, seq)?;
                 self.named.push((seq, held));
             }
@@ -326,33 +358,57 @@ impl Run {
     }
 
     /// True if something was promised.
-    fn answered(&mut self, version: u64, answer: sessiond::error::Result<FlushReport>) -> Result<bool, String> {
+    fn answered(
+        &mut self,
+        version: u64,
+        answer: sessiond::error::Result<FlushReport>,
+    ) -> Result<bool, String> {
         let report = match answer {
             Ok(report) => report,
-            Err(error) if error.kind() == Kind::Internal && !error.to_string().contains("it has stopped") => {
+            Err(error)
+                if error.kind() == Kind::Internal
+                    && !error.to_string().contains("it has stopped") =>
+            {
                 return Err(format!("a flush failed for a fault of ours: {error}"));
             }
             Err(_) => return Ok(false),
         };
-        let Some(log) = report.logs.first() else { return Ok(false) };
-        self.cloud.world.note(|| format!("version {version} is acknowledged on {} {} as entry {}", log.ground, log.writer, log.head));
+        let Some(log) = report.logs.first() else {
+            return Ok(false);
+        };
+        self.cloud.world.note(|| {
+            format!(
+                "version {version} is acknowledged on {} {} as entry {}",
+                log.ground, log.writer, log.head
+            )
+        });
         let branch = match log.ground.as_str() {
             "main" => {
                 self.acknowledged = self.acknowledged.max(log.head);
                 None
             }
-            "branch" => Some(log.writer.parse::<WriterId>().map_err(|error| error.to_string())?),
+            "branch" => Some(
+                log.writer
+                    .parse::<WriterId>()
+                    .map_err(|error| error.to_string())?,
+            ),
             // Nothing was written: the files equal what another wrote.
             _ => return Ok(false),
         };
         self.outcome.acks += 1;
-        self.oracle.acknowledged(Ack { version, head: log.head, branch });
+        self.oracle.acknowledged(Ack {
+            version,
+            head: log.head,
+            branch,
+        });
         Ok(true)
     }
 
     /// A process that has ended, well or not.
     async fn reap(&mut self, on: usize) -> Result<(), String> {
-        let Some(process) = &self.machines[on].process else { return Ok(()) };
+        let Some(process) = &self.machines[on].process else {
+            return Ok(());
+        };
         if process.life().is_dead() {
             self.outcome.crashes += 1;
             self.machines[on].kill();
@@ -362,13 +418,20 @@ impl Run {
         match process {
             Process::Daemon { .. } => {}
             Process::Ending { task, .. } if task.is_finished() => {
-                let Some(Process::Ending { tasks, .. }) = self.machines[on].process.take() else { return Ok(()) };
+                let Some(Process::Ending { tasks, .. }) = self.machines[on].process.take() else {
+                    return Ok(());
+                };
                 tasks.iter().for_each(tokio::task::JoinHandle::abort);
                 self.machines[on].disk.watched_by(None);
             }
             Process::Restore { task, .. } if task.is_finished() => {
-                let Some(Process::Restore { task, before, .. }) = self.machines[on].process.take() else { return Ok(()) };
-                let done = task.await.map_err(|error| format!("a restore panicked: {error}"))?;
+                let Some(Process::Restore { task, before, .. }) = self.machines[on].process.take()
+                else {
+                    return Ok(());
+                };
+                let done = task
+                    .await
+                    .map_err(|error| format!("a restore panicked: {error}"))?;
                 self.restored(on, done, &before)?;
             }
             Process::Ending { .. } | Process::Restore { .. } => {}
@@ -376,18 +439,36 @@ impl Run {
         Ok(())
     }
 
-    fn restored(&mut self, on: usize, done: sessiond::error::Result<Report>, before: &Files) -> Result<(), String> {
+    fn restored(
+        &mut self,
+        on: usize,
+        done: sessiond::error::Result<Report>,
+        before: &Files,
+    ) -> Result<(), String> {
         self.saw(on);
         let report = match done {
-            Err(error) if matches!(error.kind(), Kind::Unavailable | Kind::NotFound | Kind::Conflict) => {
-                self.cloud.world.note(|| format!("the restore failed: {error}"));
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    Kind::Unavailable | Kind::NotFound | Kind::Conflict
+                ) =>
+            {
+                self.cloud
+                    .world
+                    .note(|| format!("the restore failed: {error}"));
                 return Ok(());
             }
             Err(error) => return Err(format!("a restore failed: {error}")),
             Ok(report) => report,
         };
         self.outcome.restores += 1;
-        self.cloud.world.note(|| format!("restored entry {} on volume {}", report.seq, self.machines[on].volume()));
+        self.cloud.world.note(|| {
+            format!(
+                "restored entry {} on volume {}",
+                report.seq,
+                self.machines[on].volume()
+            )
+        });
         let held = self.oracle.at(&self.cloud.bucket.archive(), report.seq)?;
         let placed = self.machines[on].disk.files();
         super::placed::is_the_log(&report, &held, before, &placed)
@@ -399,7 +480,12 @@ impl Run {
         let archive = self.cloud.bucket.archive();
         let expected = self.oracle.check(&archive)?;
         self.are_few(&objects, &archive)?;
-        if expected.removed && self.pull(objects.clone(), &self.cloud.id(), At::Latest, None).await.is_ok() {
+        if expected.removed
+            && self
+                .pull(objects.clone(), &self.cloud.id(), At::Latest, None)
+                .await
+                .is_ok()
+        {
             return Err("a removed session is restored".to_owned());
         }
         self.goes_back(&objects, &archive).await?;
@@ -407,7 +493,9 @@ impl Run {
             self.named.clear();
         }
         for (seq, held) in &self.named {
-            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Seq(*seq), None).await?;
+            let pulled = self
+                .pull(objects.clone(), &self.cloud.id(), At::Seq(*seq), None)
+                .await?;
             same(&format!("entry {seq}, which has a name,"), &pulled, held)?;
         }
         for (id, held) in &self.forks {
@@ -415,11 +503,15 @@ impl Run {
             same(&format!("a restore of {}", id.name), &pulled, held)?;
         }
         if let Some(held) = &expected.main {
-            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Latest, None).await?;
+            let pulled = self
+                .pull(objects.clone(), &self.cloud.id(), At::Latest, None)
+                .await?;
             same("a restore", &pulled, held)?;
         }
         for (writer, held) in &expected.branches {
-            let pulled = self.pull(objects.clone(), &self.cloud.id(), At::Latest, Some(writer)).await?;
+            let pulled = self
+                .pull(objects.clone(), &self.cloud.id(), At::Latest, Some(writer))
+                .await?;
             same(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
         Ok(())
@@ -427,22 +519,44 @@ impl Run {
 
     /// Upkeep that fails, hangs and is begun again leaves no more pieces than there are entries and chores that were asked for.
     fn are_few(&self, objects: &Objects, archive: &Objects) -> Result<(), String> {
-        let made = objects.keys().filter(|key| key.contains("/merge/") || key.contains("/snap/")).count();
+        let made = objects
+            .keys()
+            .filter(|key| key.contains("/merge/") || key.contains("/snap/"))
+            .count();
         let most = archive.len() + self.chores;
-        if made <= most { Ok(()) } else { Err(format!("{made} merges of {} entries and {} chores", archive.len(), self.chores)) }
+        if made <= most {
+            Ok(())
+        } else {
+            Err(format!(
+                "{made} merges of {} entries and {} chores",
+                archive.len(),
+                self.chores
+            ))
+        }
     }
 
     /// Whatever was merged, one can go back to an entry that is still there.
     async fn goes_back(&mut self, objects: &Objects, archive: &Objects) -> Result<(), String> {
         let folder = keys::entries_folder(&self.cloud.id());
-        let there: Vec<Seq> = objects.keys().filter(|key| key.starts_with(&folder)).filter_map(|key| keys::entry_number(key)).collect();
-        let composites = objects.keys().any(|key| key.contains("/merge/") || key.contains("/snap/"));
+        let there: Vec<Seq> = objects
+            .keys()
+            .filter(|key| key.starts_with(&folder))
+            .filter_map(|key| keys::entry_number(key))
+            .collect();
+        let composites = objects
+            .keys()
+            .any(|key| key.contains("/merge/") || key.contains("/snap/"));
         if there.is_empty() || !composites {
             return Ok(());
         }
         let seq = there[self.agents_dice.below(there.len() as u64) as usize];
-        let Some(held) = self.oracle.passes(archive, seq)? else { return Ok(()) };
-        match self.pull(objects.clone(), &self.cloud.id(), At::Seq(seq), None).await {
+        let Some(held) = self.oracle.passes(archive, seq)? else {
+            return Ok(());
+        };
+        match self
+            .pull(objects.clone(), &self.cloud.id(), At::Seq(seq), None)
+            .await
+        {
             Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
             Err(error) if error.contains("cannot go back") => Ok(()),
             Err(error) => Err(format!("going back to entry {seq}: {error}")),
@@ -450,7 +564,13 @@ impl Run {
     }
 
     /// What a restore elsewhere would bring, without any fault.
-    async fn pull(&self, objects: Objects, id: &LogId, at: At, branch: Option<&WriterId>) -> Result<Files, String> {
+    async fn pull(
+        &self,
+        objects: Objects,
+        id: &LogId,
+        at: At,
+        branch: Option<&WriterId>,
+    ) -> Result<Files, String> {
         let clock = HostClock::new(self.cloud.world.clone());
         let disk = Disk::new(0, clock.clone());
         let quiet = World::new(0, false);
@@ -458,9 +578,21 @@ impl Run {
         let chance: Arc<dyn Chance> = Arc::new(Coins::new(Dice::new(0, 0)));
         let (mut logs, _) = self.cloud.logs(&life, clock);
         (logs.store, logs.chance) = (Arc::new(Plain(Bucket::of(objects))), chance);
-        let folder = Arc::new(Mount { disk: disk.clone(), world: quiet, life });
-        let context = restore::Context { folder, profile: self.cloud.profile.clone(), logs };
-        let options = Options { at, branch: branch.cloned(), ..Options::default() };
+        let folder = Arc::new(Mount {
+            disk: disk.clone(),
+            world: quiet,
+            life,
+        });
+        let context = restore::Context {
+            folder,
+            profile: self.cloud.profile.clone(),
+            logs,
+        };
+        let options = Options {
+            at,
+            branch: branch.cloned(),
+            ..Options::default()
+        };
         let report = restore::restore(&context, id, &options).await;
         report.map_err(|error| format!("{} cannot be restored: {error}", id.name))?;
         Ok(disk.files())
@@ -483,12 +615,17 @@ impl Run {
         self.pass(Duration::from_secs(60)).await?;
         for on in 0..self.machines.len() {
             let waited = timeout(PATIENCE, async {
-                while matches!(self.machines[on].process, Some(Process::Restore { .. } | Process::Ending { .. })) {
+                while matches!(
+                    self.machines[on].process,
+                    Some(Process::Restore { .. } | Process::Ending { .. })
+                ) {
                     self.pass(Duration::from_millis(500)).await?;
                 }
                 Ok::<(), String>(())
             });
-            waited.await.map_err(|_| "a process does not end".to_owned())??;
+            waited
+                .await
+                .map_err(|_| "a process does not end".to_owned())??;
             self.act(&Action::Start { on });
             self.pass(Duration::from_millis(50)).await?;
         }
@@ -510,20 +647,39 @@ impl Run {
         let volume = self.machines[on].volume();
         self.flush(on);
         let Some(Process::Daemon { handle, .. }) = &self.machines[on].process else {
-            return Err(format!("no daemon runs on volume {volume} although nothing fails"));
+            return Err(format!(
+                "no daemon runs on volume {volume} although nothing fails"
+            ));
         };
         let handle = handle.clone();
-        let waited = timeout(PATIENCE, handle.flush(self.cloud.id().name.session().cloned())).await;
-        let report = waited.map_err(|_| format!("volume {volume} is not durable {PATIENCE:?} after the faults stopped"))?;
-        let report = report.map_err(|error| format!("volume {volume} cannot be flushed: {error}"))?;
+        let waited = timeout(
+            PATIENCE,
+            handle.flush(self.cloud.id().name.session().cloned()),
+        )
+        .await;
+        let report = waited.map_err(|_| {
+            format!("volume {volume} is not durable {PATIENCE:?} after the faults stopped")
+        })?;
+        let report =
+            report.map_err(|error| format!("volume {volume} cannot be flushed: {error}"))?;
         self.look().await?;
-        let written = self.oracle.last(volume).is_some_and(|last| last.files.values().any(|file| file.cut > 0));
+        let written = self
+            .oracle
+            .last(volume)
+            .is_some_and(|last| last.files.values().any(|file| file.cut > 0));
         if written && report.logs.is_empty() {
-            return Err(format!("a flush of volume {volume} does not say where its files are"));
+            return Err(format!(
+                "a flush of volume {volume} does not say where its files are"
+            ));
         }
-        let unclaimed = report.logs.first().is_some_and(|log| log.ground == "unclaimed");
+        let unclaimed = report
+            .logs
+            .first()
+            .is_some_and(|log| log.ground == "unclaimed");
         if written && !unclaimed && self.outcome.acks == acks {
-            return Err(format!("volume {volume} was flushed and nothing was acknowledged"));
+            return Err(format!(
+                "volume {volume} was flushed and nothing was acknowledged"
+            ));
         }
         Ok(())
     }
@@ -532,7 +688,11 @@ impl Run {
     async fn index_follows(&mut self) -> Result<(), String> {
         let expected = self.oracle.entries(&self.cloud.bucket.archive())?;
         let known = |tables: &Tables, id: &LogId| -> Vec<_> {
-            tables.entries(id).into_iter().map(|row| (row.branch, row.seq, row.digest)).collect()
+            tables
+                .entries(id)
+                .into_iter()
+                .map(|row| (row.branch, row.seq, row.digest))
+                .collect()
         };
         let id = self.cloud.id();
         // What was begun anew needs nothing that was before, and the index may not have heard of it.
@@ -541,35 +701,77 @@ impl Run {
             return self.index_knows_the_end(&expected).await;
         }
         let rows = known(&self.cloud.tables, &id);
-        let (main, branches): (Vec<_>, Vec<_>) = rows.into_iter().partition(|(branch, _, _)| branch.is_none());
+        let (main, branches): (Vec<_>, Vec<_>) = rows
+            .into_iter()
+            .partition(|(branch, _, _)| branch.is_none());
         let all = expected.iter().filter(|(branch, _, _)| branch.is_none());
         if !all.eq(&main) || branches.iter().any(|row| !expected.contains(row)) {
-            return Err(format!("the index knows {main:?} and {branches:?}, and the bucket holds {expected:?}"));
+            return Err(format!(
+                "the index knows {main:?} and {branches:?}, and the bucket holds {expected:?}"
+            ));
         }
-        let (logs, index) = self.cloud.logs(&Arc::new(Life::new(0, 0)), HostClock::new(self.cloud.world.clone()));
-        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {}).await.map_err(|error| format!("reindex: {error}"))?;
+        let (logs, index) = self.cloud.logs(
+            &Arc::new(Life::new(0, 0)),
+            HostClock::new(self.cloud.world.clone()),
+        );
+        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {})
+            .await
+            .map_err(|error| format!("reindex: {error}"))?;
         let rows = known(&self.cloud.tables, &id);
-        if rows == expected { Ok(()) } else { Err(format!("a rebuilt index knows {rows:?} and the bucket holds {expected:?}")) }
+        if rows == expected {
+            Ok(())
+        } else {
+            Err(format!(
+                "a rebuilt index knows {rows:?} and the bucket holds {expected:?}"
+            ))
+        }
     }
 
     /// Where entries were collected the index has other rows for them, and the same end.
-    async fn index_knows_the_end(&mut self, expected: &[(Option<String>, Seq, Digest)]) -> Result<(), String> {
-        let end = expected.iter().rfind(|(branch, _, _)| branch.is_none()).map(|(_, seq, digest)| (*seq, *digest));
+    async fn index_knows_the_end(
+        &mut self,
+        expected: &[(Option<String>, Seq, Digest)],
+    ) -> Result<(), String> {
+        let end = expected
+            .iter()
+            .rfind(|(branch, _, _)| branch.is_none())
+            .map(|(_, seq, digest)| (*seq, *digest));
         let id = self.cloud.id();
-        let known = |tables: &Tables| tables.entries(&id).into_iter().rfind(|row| row.branch.is_none()).map(|row| (row.seq, row.digest));
+        let known = |tables: &Tables| {
+            tables
+                .entries(&id)
+                .into_iter()
+                .rfind(|row| row.branch.is_none())
+                .map(|row| (row.seq, row.digest))
+        };
         if known(&self.cloud.tables) != end {
-            return Err(format!("the index ends with {:?} and the log with {end:?}", known(&self.cloud.tables)));
+            return Err(format!(
+                "the index ends with {:?} and the log with {end:?}",
+                known(&self.cloud.tables)
+            ));
         }
-        let (logs, index) = self.cloud.logs(&Arc::new(Life::new(0, 0)), HostClock::new(self.cloud.world.clone()));
-        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {}).await.map_err(|error| format!("reindex: {error}"))?;
-        if known(&self.cloud.tables) == end { Ok(()) } else { Err("a rebuilt index has another end".to_owned()) }
+        let (logs, index) = self.cloud.logs(
+            &Arc::new(Life::new(0, 0)),
+            HostClock::new(self.cloud.world.clone()),
+        );
+        rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {})
+            .await
+            .map_err(|error| format!("reindex: {error}"))?;
+        if known(&self.cloud.tables) == end {
+            Ok(())
+        } else {
+            Err("a rebuilt index has another end".to_owned())
+        }
     }
 
     /// A new machine takes the session over: what it gets is the log, and its agent goes on as if nothing had been.
     async fn comes_back_elsewhere(&mut self) -> Result<(), String> {
-        let Some(held) = self.oracle.check(&self.cloud.bucket.archive())?.main else { return Ok(()) };
+        let Some(held) = self.oracle.check(&self.cloud.bucket.archive())?.main else {
+            return Ok(());
+        };
         self.volumes += 1;
-        self.machines.push(Machine::new(&self.cloud.world, self.volumes));
+        self.machines
+            .push(Machine::new(&self.cloud.world, self.volumes));
         let on = self.machines.len() - 1;
         let before = self.outcome.restores;
         self.act(&Action::Restore { on, wipe: false });
@@ -579,20 +781,34 @@ impl Run {
         }
         let placed = self.machines[on].disk.files();
         self.act(&Action::Start { on });
-        self.act(&Action::Append { on, which: super::agent::Which::Transcript, lines: 1 });
+        self.act(&Action::Append {
+            on,
+            which: super::agent::Which::Transcript,
+            lines: 1,
+        });
         self.is_durable_soon(on).await?;
         let objects = self.cloud.bucket.objects();
         super::placed::only_what_is_new(
             &placed,
             &self.machines[on].disk.files(),
-            self.oracle.raw_bytes_by(&self.cloud.bucket.archive(), self.volumes)?,
+            self.oracle
+                .raw_bytes_by(&self.cloud.bucket.archive(), self.volumes)?,
         )?;
-        let now = self.oracle.check(&self.cloud.bucket.archive())?.main.unwrap_or_default();
+        let now = self
+            .oracle
+            .check(&self.cloud.bucket.archive())?
+            .main
+            .unwrap_or_default();
         super::placed::goes_on(&held, &now)?;
         if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
-            && self.pull(rotten, &self.cloud.id(), At::Latest, None).await.is_ok()
+            && self
+                .pull(rotten, &self.cloud.id(), At::Latest, None)
+                .await
+                .is_ok()
         {
-            return Err("a restore brings bytes that do not have the digest that the entry says".to_owned());
+            return Err(
+                "a restore brings bytes that do not have the digest that the entry says".to_owned(),
+            );
         }
         self.pass(Duration::from_secs(40)).await?;
         self.index_follows().await
@@ -600,7 +816,10 @@ impl Run {
 }
 
 fn same(what: &str, got: &Files, held: &Files) -> Result<(), String> {
-    let differs = got.keys().chain(held.keys()).find(|path| got.get(*path) != held.get(*path));
+    let differs = got
+        .keys()
+        .chain(held.keys())
+        .find(|path| got.get(*path) != held.get(*path));
     match differs {
         Some(path) => Err(format!("{what} brings another {path} than the log holds")),
         None => Ok(()),

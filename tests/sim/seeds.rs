@@ -14,7 +14,11 @@ use super::shrink::report;
 const SEEDS: u64 = 20_000;
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.replace('_', "").parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    std::env::var(name).ok().map(|text| {
+        text.replace('_', "")
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is no number"))
+    })
 }
 
 #[test]
@@ -22,7 +26,10 @@ fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
     if number("SESSIOND_SIM_SEED").is_some() {
         return println!("one seed is replayed by the other test");
     }
-    let (from, count) = (number("SESSIOND_SIM_FROM").unwrap_or(0), number("SESSIOND_SIM_SEEDS").unwrap_or(SEEDS));
+    let (from, count) = (
+        number("SESSIOND_SIM_FROM").unwrap_or(0),
+        number("SESSIOND_SIM_SEEDS").unwrap_or(SEEDS),
+    );
     let mix = std::env::var("SESSIOND_SIM_MIX").ok().map(|name| {
         let found = MIXES.iter().position(|mix| mix.name == name);
         found.unwrap_or_else(|| panic!("SESSIOND_SIM_MIX={name}: there is no such mix")) as u64
@@ -63,25 +70,41 @@ fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
         }
     });
     let failures = failures.into_inner().unwrap();
-    if let Some((schedule, violation)) = failures.into_iter().min_by_key(|(schedule, _)| schedule.seed) {
+    if let Some((schedule, violation)) = failures
+        .into_iter()
+        .min_by_key(|(schedule, _)| schedule.seed)
+    {
         panic!("{}", report(&schedule, violation));
     }
     let totals = totals.into_inner().unwrap();
     println!("{count} seeds in {:.1?}: {totals:?}", began.elapsed());
     for (mix, [runs, micros]) in MIXES.iter().zip(&mixes) {
         let (runs, micros) = (runs.load(Ordering::Relaxed), micros.load(Ordering::Relaxed));
-        println!("  {:<24} {runs:>6} runs, {:>6} µs each", mix.name, micros / runs.max(1));
+        println!(
+            "  {:<24} {runs:>6} runs, {:>6} µs each",
+            mix.name,
+            micros / runs.max(1)
+        );
     }
     // A net that catches nothing because nothing swims in it is no net.
-    assert!(totals.acks > count && totals.restores > count && totals.entries > 3 * count, "too little happened: {totals:?}");
+    assert!(
+        totals.acks > count && totals.restores > count && totals.entries > 3 * count,
+        "too little happened: {totals:?}"
+    );
 }
 
 #[test]
 fn one_seed_is_replayed_with_its_trace() {
-    let Some(seed) = number("SESSIOND_SIM_SEED") else { return println!("SESSIOND_SIM_SEED names none") };
+    let Some(seed) = number("SESSIOND_SIM_SEED") else {
+        return println!("SESSIOND_SIM_SEED names none");
+    };
     let mut schedule = Schedule::of(seed);
     if let Ok(kept) = std::env::var("SESSIOND_SIM_KEEP") {
-        let kept: Vec<usize> = kept.split(',').filter(|at| !at.is_empty()).map(|at| at.parse().expect("a number")).collect();
+        let kept: Vec<usize> = kept
+            .split(',')
+            .filter(|at| !at.is_empty())
+            .map(|at| at.parse().expect("a number"))
+            .collect();
         schedule = schedule.keeping(&kept);
     }
     let (done, trace) = run(&schedule, true);

@@ -15,8 +15,12 @@ pub fn shrink(schedule: &Schedule, violation: Violation) -> (Vec<usize>, Violati
     while size > 0 {
         let mut from = 0;
         while from < kept.len() && runs < MOST_RUNS {
-            let fewer: Vec<usize> =
-                kept.iter().enumerate().filter(|(at, _)| *at < from || *at >= from + size).map(|(_, kept)| *kept).collect();
+            let fewer: Vec<usize> = kept
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| *at < from || *at >= from + size)
+                .map(|(_, kept)| *kept)
+                .collect();
             runs += 1;
             match run(&schedule.keeping(&fewer), false).0 {
                 Err(found) => (kept, violation) = (fewer, found),
@@ -32,11 +36,18 @@ pub fn shrink(schedule: &Schedule, violation: Violation) -> (Vec<usize>, Violati
 pub fn report(schedule: &Schedule, violation: Violation) -> String {
     let first = violation.what.clone();
     if std::env::var_os("SESSIOND_SIM_LONG").is_some() {
-        return format!("seed {} ({}) fails: {first}", schedule.seed, schedule.mix.name);
+        return format!(
+            "seed {} ({}) fails: {first}",
+            schedule.seed, schedule.mix.name
+        );
     }
     let (kept, violation) = shrink(schedule, violation);
     let short = schedule.keeping(&kept);
-    let actions: Vec<String> = short.actions.iter().map(|action| format!("    {action:?}")).collect();
+    let actions: Vec<String> = short
+        .actions
+        .iter()
+        .map(|action| format!("    {action:?}"))
+        .collect();
     let numbers: Vec<String> = kept.iter().map(ToString::to_string).collect();
     format!(
         "seed {} ({}) fails: {first}\n  shortest: {}\n{}\n  replay: SESSIOND_SIM_SEED={} SESSIOND_SIM_KEEP={} cargo test --test sim one_seed -- --nocapture\n",

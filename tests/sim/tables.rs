@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
-use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow, Totals};
+use sessiond::index::{
+    EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow, Totals,
+};
 use sessiond::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Seq, Wishes};
 
 use super::life::Life;
@@ -46,8 +48,13 @@ impl Rows {
     fn session(&self, log: &LogId) -> Option<SessionRow> {
         let rows = self.main.get(log)?;
         let (first, last) = (rows.first_key_value()?.1, rows.last_key_value()?.1);
-        let mut branches: Vec<String> =
-            self.branches.get(log).into_iter().flat_map(BTreeMap::keys).map(|(writer, _)| writer.clone()).collect();
+        let mut branches: Vec<String> = self
+            .branches
+            .get(log)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .map(|(writer, _)| writer.clone())
+            .collect();
         branches.dedup();
         Some(SessionRow {
             namespace: log.namespace.to_string(),
@@ -59,9 +66,16 @@ impl Rows {
             model: None,
             agent_version: None,
             status: "active".to_owned(),
-            request_id: self.said.get(log).and_then(|(_, wishes)| wishes.request_id.clone()),
+            request_id: self
+                .said
+                .get(log)
+                .and_then(|(_, wishes)| wishes.request_id.clone()),
             ttl: self.said.get(log).and_then(|(_, wishes)| wishes.ttl),
-            labels: self.said.get(log).map(|(_, wishes)| wishes.labels.clone()).unwrap_or_default(),
+            labels: self
+                .said
+                .get(log)
+                .map(|(_, wishes)| wishes.labels.clone())
+                .unwrap_or_default(),
             created: first.header.at,
             updated: last.header.at,
             head: last.header.seq,
@@ -75,7 +89,11 @@ impl Rows {
 
     fn entries(&self, log: &LogId) -> Vec<EntryRow> {
         let main = self.main.get(log).into_iter().flat_map(BTreeMap::values);
-        let branches = self.branches.get(log).into_iter().flat_map(BTreeMap::values);
+        let branches = self
+            .branches
+            .get(log)
+            .into_iter()
+            .flat_map(BTreeMap::values);
         let row = |record: &Record| EntryRow {
             seq: record.header.seq,
             branch: record.branch.as_ref().map(ToString::to_string),
@@ -127,7 +145,11 @@ pub struct Session {
 }
 
 impl Session {
-    async fn statement<T>(&self, what: &str, run: impl FnOnce(&mut Inner) -> T + Send) -> Result<T> {
+    async fn statement<T>(
+        &self,
+        what: &str,
+        run: impl FnOnce(&mut Inner) -> T + Send,
+    ) -> Result<T> {
         let step = self.life.enter().await;
         self.world.delay().await;
         let fate = self.world.fate_of_statement();
@@ -140,7 +162,8 @@ impl Session {
             }
             _ => Err(failed()),
         };
-        self.world.note(|| format!("life {}: step {step} {what}: {fate:?}", self.life.number));
+        self.world
+            .note(|| format!("life {}: step {step} {what}: {fate:?}", self.life.number));
         self.world.delay().await;
         self.life.leave(step).await;
         answer
@@ -148,20 +171,33 @@ impl Session {
 
     async fn query<T>(&self, what: &str, run: impl FnOnce(&Rows) -> T + Send) -> Result<T> {
         let old = self.world.weather().index_old;
-        self.statement(what, move |inner| run(if old { &inner.old } else { &inner.rows })).await
+        self.statement(what, move |inner| {
+            run(if old { &inner.old } else { &inner.rows })
+        })
+        .await
     }
 }
 
 #[async_trait]
 impl Index for Session {
     async fn record(&self, record: &Record) -> Result<Recorded> {
-        self.statement("record", |inner| inner.rows.record(record)).await
+        self.statement("record", |inner| inner.rows.record(record))
+            .await
     }
 
     async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
         self.statement("say", |inner| {
-            if inner.rows.main.contains_key(log) && inner.rows.said.get(log).is_none_or(|(known, _)| *known <= number) {
-                inner.rows.said.insert(log.clone(), (number, wishes.clone()));
+            if inner.rows.main.contains_key(log)
+                && inner
+                    .rows
+                    .said
+                    .get(log)
+                    .is_none_or(|(known, _)| *known <= number)
+            {
+                inner
+                    .rows
+                    .said
+                    .insert(log.clone(), (number, wishes.clone()));
             }
         })
         .await
@@ -172,12 +208,23 @@ impl Index for Session {
     }
 
     async fn sessions(&self, _filter: &Filter) -> Result<SessionPage> {
-        let list = |rows: &Rows| rows.main.keys().filter(|log| !log.name.is_project()).filter_map(|log| rows.session(log)).collect();
-        Ok(SessionPage { sessions: self.query("select sessions", list).await?, next: None })
+        let list = |rows: &Rows| {
+            rows.main
+                .keys()
+                .filter(|log| !log.name.is_project())
+                .filter_map(|log| rows.session(log))
+                .collect()
+        };
+        Ok(SessionPage {
+            sessions: self.query("select sessions", list).await?,
+            next: None,
+        })
     }
 
     async fn files(&self, _log: &LogId) -> Result<Vec<NamedFile>> {
-        Err(Error::unavailable("select files: nobody asks for them here"))
+        Err(Error::unavailable(
+            "select files: nobody asks for them here",
+        ))
     }
 
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>> {
@@ -185,7 +232,8 @@ impl Index for Session {
     }
 
     async fn logs(&self, _namespace: &Namespace, _agent: &AgentName) -> Result<Vec<LogId>> {
-        self.query("select logs", |rows| rows.main.keys().cloned().collect()).await
+        self.query("select logs", |rows| rows.main.keys().cloned().collect())
+            .await
     }
 
     async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
@@ -214,10 +262,16 @@ impl Index for Session {
     }
 
     async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>> {
-        self.statement("select fence", |inner| inner.fences.get(log).cloned()).await
+        self.statement("select fence", |inner| inner.fences.get(log).cloned())
+            .await
     }
 
-    async fn move_fence(&self, log: &LogId, from: Option<&FenceRow>, to: &FenceRow) -> Result<bool> {
+    async fn move_fence(
+        &self,
+        log: &LogId,
+        from: Option<&FenceRow>,
+        to: &FenceRow,
+    ) -> Result<bool> {
         let what = format!("move fence to {} {}", to.seq, to.writer);
         self.statement(&what, |inner| {
             let at = inner.fences.get(log) == from;

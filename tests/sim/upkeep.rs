@@ -44,7 +44,11 @@ impl Upkeep {
         let clock = HostClock::new(cloud.world.clone());
         let (logs, _) = cloud.logs(&life, clock.clone());
         let id = cloud.id();
-        let scratch = Mount { disk: Disk::new(NOWHERE + number, clock), world: cloud.world.clone(), life: life.clone() };
+        let scratch = Mount {
+            disk: Disk::new(NOWHERE + number, clock),
+            world: cloud.world.clone(),
+            life: life.clone(),
+        };
         let task = match chore {
             Chore::Merge { from, to } => {
                 let at = |percent: u64| 1 + (acknowledged.saturating_sub(1)) * percent / 100;
@@ -52,22 +56,37 @@ impl Upkeep {
                 if from >= to || acknowledged == 0 {
                     return None;
                 }
-                tokio::spawn(async move { compact::merge(&logs, &id, from, to).await.map(|_| None) })
+                tokio::spawn(
+                    async move { compact::merge(&logs, &id, from, to).await.map(|_| None) },
+                )
             }
             Chore::Collect { history, ttl } => {
                 let hours = |hours: u64| Duration::from_secs(hours * 3600);
-                let rules = Rules { history: hours(history), ttl: ttl.map(hours), grace: GRACE };
+                let rules = Rules {
+                    history: hours(history),
+                    ttl: ttl.map(hours),
+                    grace: GRACE,
+                };
                 tokio::task::spawn_local(async move {
                     let now = gc::store_time(&logs).await?;
-                    gc::collect(&logs, &id, &rules, now, &scratch, false).await.map(|_| None)
+                    gc::collect(&logs, &id, &rules, now, &scratch, false)
+                        .await
+                        .map(|_| None)
                 })
             }
-            Chore::Remove => tokio::spawn(async move { remove::remove(&logs, &id).await.map(|_| None) }),
-            Chore::Undelete => tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| None) }),
+            Chore::Remove => {
+                tokio::spawn(async move { remove::remove(&logs, &id).await.map(|_| None) })
+            }
+            Chore::Undelete => {
+                tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| None) })
+            }
             Chore::Fork => {
                 let new = logs.id(format!("fork-{number}").parse().expect("plain"));
                 tokio::task::spawn_local(async move {
-                    let goal = Goal { at: At::Latest, cut: None };
+                    let goal = Goal {
+                        at: At::Latest,
+                        cut: None,
+                    };
                     let forked = fork::fork(&logs, &id, &goal, &new, &scratch).await?;
                     Ok(Some(Kept::Fork(new, forked.seq)))
                 })
@@ -75,7 +94,10 @@ impl Upkeep {
             Chore::Name => {
                 let (profile, name) = (cloud.profile.clone(), format!("name-{number}"));
                 tokio::task::spawn_local(async move {
-                    let goal = Goal { at: At::Latest, cut: None };
+                    let goal = Goal {
+                        at: At::Latest,
+                        cut: None,
+                    };
                     let named = point::name(&logs, &*profile, &id, &name, &goal).await?;
                     Ok(named.point.seq.map(|seq| Kept::Named(name, seq)))
                 })
@@ -96,7 +118,12 @@ impl Upkeep {
         }
         match self.task.await {
             Err(error) => Err(format!("{:?} panicked: {error}", self.chore)),
-            Ok(Err(error)) if !matches!(error.kind(), Kind::Unavailable | Kind::NotFound | Kind::Conflict) => {
+            Ok(Err(error))
+                if !matches!(
+                    error.kind(),
+                    Kind::Unavailable | Kind::NotFound | Kind::Conflict
+                ) =>
+            {
                 Err(format!("{:?} failed: {error}", self.chore))
             }
             Ok(kept) => Ok(kept.unwrap_or_default()),

@@ -93,7 +93,11 @@ impl World {
             Fate::After
         } else if dice.percent(weather.late) {
             // Some arrive before the next try, some long after it.
-            Fate::Late(if dice.coin() { 1 + dice.below(400) } else { 1 + dice.below(60_000) })
+            Fate::Late(if dice.coin() {
+                1 + dice.below(400)
+            } else {
+                1 + dice.below(60_000)
+            })
         } else {
             Fate::Well
         }
@@ -131,12 +135,17 @@ impl World {
     pub fn note(&self, line: impl FnOnce() -> String) {
         if let Some(trace) = &self.trace {
             let at = self.elapsed().as_millis();
-            trace.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{at:>9} ms  {}", line()));
+            trace
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(format!("{at:>9} ms  {}", line()));
         }
     }
 
     pub fn trace(&self) -> Vec<String> {
-        self.trace.as_ref().map_or_else(Vec::new, |trace| trace.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        self.trace.as_ref().map_or_else(Vec::new, |trace| {
+            trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        })
     }
 }
 
@@ -148,7 +157,10 @@ pub struct HostClock {
 
 impl HostClock {
     pub fn new(world: Arc<World>) -> Arc<HostClock> {
-        Arc::new(HostClock { world, off: AtomicI64::new(0) })
+        Arc::new(HostClock {
+            world,
+            off: AtomicI64::new(0),
+        })
     }
 
     pub fn jump(&self, micros: i64) {

@@ -40,7 +40,9 @@ pub enum Moment {
 impl Event {
     /// Reads an event; none if it is not one.
     pub fn read(text: &[u8]) -> Option<Event> {
-        serde_json::from_slice(text).ok().filter(|event: &Event| event.name.is_some())
+        serde_json::from_slice(text)
+            .ok()
+            .filter(|event: &Event| event.name.is_some())
     }
 
     /// Its name.
@@ -60,13 +62,20 @@ impl Event {
 
     /// The session's transcript, which need not exist.
     pub fn transcript(&self) -> Option<&Path> {
-        self.transcript_path.as_deref().filter(|path| path.is_absolute())
+        self.transcript_path
+            .as_deref()
+            .filter(|path| path.is_absolute())
     }
 
     /// The session, by the file that it is kept by.
     pub fn session(&self) -> Option<SessionId> {
-        let stem = self.transcript().and_then(Path::file_stem).and_then(|stem| stem.to_str());
-        stem.or(self.session_id.as_deref()).filter(|id| !id.is_empty()).map(SessionId::escape)
+        let stem = self
+            .transcript()
+            .and_then(Path::file_stem)
+            .and_then(|stem| stem.to_str());
+        stem.or(self.session_id.as_deref())
+            .filter(|id| !id.is_empty())
+            .map(SessionId::escape)
     }
 
     /// What the agent said last, and the transcript that is to hold it. It need not exist: a compaction names a sub-agent
@@ -77,7 +86,11 @@ impl Event {
             "SubagentStop" => self.agent_transcript_path.as_deref(),
             _ => None,
         };
-        path.zip(self.last_assistant_message.as_deref().filter(|message| !message.trim().is_empty()))
+        path.zip(
+            self.last_assistant_message
+                .as_deref()
+                .filter(|message| !message.trim().is_empty()),
+        )
     }
 }
 
@@ -85,9 +98,17 @@ impl Event {
 pub fn holds(tail: &[u8], message: &str) -> bool {
     let mut said: Vec<String> = Vec::new();
     let mut answer = None;
-    for line in tail.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-        let Some(message) = lines::read(line).and_then(|line| line.message) else { continue };
-        let goes_on = message.blocks.iter().any(|block| matches!(block, Block::Call(_)));
+    for line in tail
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| line.ends_with(b"\n"))
+    {
+        let Some(message) = lines::read(line).and_then(|line| line.message) else {
+            continue;
+        };
+        let goes_on = message
+            .blocks
+            .iter()
+            .any(|block| matches!(block, Block::Call(_)));
         match message.role {
             Role::Assistant => {
                 // An answer comes in lines, a block each.
@@ -96,14 +117,25 @@ pub fn holds(tail: &[u8], message: &str) -> bool {
                 }
                 answer = message.answer;
                 if !goes_on {
-                    said.extend(
-                        message.blocks.into_iter().filter_map(|block| if let Block::Text(text) = block { Some(text) } else { None }),
-                    );
+                    said.extend(message.blocks.into_iter().filter_map(|block| {
+                        if let Block::Text(text) = block {
+                            Some(text)
+                        } else {
+                            None
+                        }
+                    }));
                 }
             }
             // What was said before somebody spoke is not the last: the same words may come again.
             Role::User | Role::Tool => said.clear(),
-            Role::System if matches!(message.kind.as_str(), "meta" | "summary" | "task_notification") => said.clear(),
+            Role::System
+                if matches!(
+                    message.kind.as_str(),
+                    "meta" | "summary" | "task_notification"
+                ) =>
+            {
+                said.clear()
+            }
             Role::System => {}
         }
     }
@@ -119,11 +151,16 @@ mod tests {
     const PROMPT: &str = r#"{"type":"user","message":{"role":"user","content":"do it"}}"#;
 
     fn answer(id: &str, text: &str) -> String {
-        format!(r#"{{"type":"assistant","message":{{"id":"{id}","content":[{{"type":"text","text":"{text}"}}]}}}}"#)
+        format!(
+            r#"{{"type":"assistant","message":{{"id":"{id}","content":[{{"type":"text","text":"{text}"}}]}}}}"#
+        )
     }
 
     fn tail(lines: &[&str]) -> Vec<u8> {
-        lines.iter().flat_map(|line| [line.as_bytes(), b"\n"].concat()).collect()
+        lines
+            .iter()
+            .flat_map(|line| [line.as_bytes(), b"\n"].concat())
+            .collect()
     }
 
     #[test]
@@ -135,29 +172,67 @@ mod tests {
         assert!(!holds(&tail(&[PROMPT]), "Done."));
         assert!(holds(&tail(&[PROMPT, &done]), "Done."));
         // Behind it stands what the client notes.
-        assert!(holds(&tail(&[PROMPT, &done, r#"{"type":"last-prompt"}"#, r#"{"type":"system","subtype":"turn_duration"}"#]), "Done."));
+        assert!(holds(
+            &tail(&[
+                PROMPT,
+                &done,
+                r#"{"type":"last-prompt"}"#,
+                r#"{"type":"system","subtype":"turn_duration"}"#
+            ]),
+            "Done."
+        ));
         assert!(!holds(&tail(&[PROMPT, &done, PROMPT]), "Done."));
         assert!(!holds(&tail(&[PROMPT, &done, call]), "Done."));
         assert!(!holds(&tail(&[PROMPT, &done, call, result]), "Done."));
         assert!(!holds(&tail(&[PROMPT, &done, meta]), "Done."));
-        assert!(holds(&tail(&[PROMPT, &done, meta, &answer("m2", "Done.")]), "Done."));
+        assert!(holds(
+            &tail(&[PROMPT, &done, meta, &answer("m2", "Done.")]),
+            "Done."
+        ));
         // A line that is not whole is not there.
         assert!(!holds(done.as_bytes(), "Done."));
         // The window begins within a line, and garbage is passed over.
-        assert!(holds(&[b"\"}}\n\xff\xfe\n".as_slice(), &tail(&[PROMPT, &done])].concat(), " Done.\n"));
+        assert!(holds(
+            &[b"\"}}\n\xff\xfe\n".as_slice(), &tail(&[PROMPT, &done])].concat(),
+            " Done.\n"
+        ));
         // Several pieces of one answer.
         let both = tail(&[PROMPT, &answer("m3", "First."), &answer("m3", "Second.")]);
-        assert!(holds(&both, "Second.") && holds(&both, "First.\\n\\nSecond.".replace("\\n", "\n").as_str()) && !holds(&both, "First."));
+        assert!(
+            holds(&both, "Second.")
+                && holds(&both, "First.\\n\\nSecond.".replace("\\n", "\n").as_str())
+                && !holds(&both, "First.")
+        );
     }
 
     #[test]
     fn an_event_is_read_and_garbage_is_none() {
         let event = Event::read(br#"{"hook_event_name":"Stop","session_id":"a","transcript_path":"/r/projects/-w/s1.jsonl","last_assistant_message":"ok","background_tasks":[]}"#).unwrap();
-        assert_eq!((event.moment(), event.session().unwrap().as_str()), (Moment::End, "s1"));
-        assert_eq!(event.awaited(), Some((Path::new("/r/projects/-w/s1.jsonl"), "ok")));
-        let odd = Event::read(br#"{"hook_event_name":"Brand new","session_id":7,"transcript_path":null}"#).unwrap();
-        assert_eq!((odd.moment(), odd.session(), odd.awaited()), (Moment::Other, None, None));
-        for garbage in [&b""[..], b"{", b"[]", b"null", b"\xff", b"{}", b"{\"hook_event_name\":3}"] {
+        assert_eq!(
+            (event.moment(), event.session().unwrap().as_str()),
+            (Moment::End, "s1")
+        );
+        assert_eq!(
+            event.awaited(),
+            Some((Path::new("/r/projects/-w/s1.jsonl"), "ok"))
+        );
+        let odd = Event::read(
+            br#"{"hook_event_name":"Brand new","session_id":7,"transcript_path":null}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            (odd.moment(), odd.session(), odd.awaited()),
+            (Moment::Other, None, None)
+        );
+        for garbage in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"null",
+            b"\xff",
+            b"{}",
+            b"{\"hook_event_name\":3}",
+        ] {
             assert_eq!(Event::read(garbage), None, "{garbage:?}");
         }
     }

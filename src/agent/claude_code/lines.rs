@@ -82,13 +82,17 @@ struct Usage {
 }
 
 /// A field of another type than we know tells nothing, and does not keep the others from being read.
-pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
 
 /// Reads a line; none if it is no JSON object.
 pub fn read(line: &[u8]) -> Option<Line> {
-    let raw: Raw = serde_json::from_slice(line).ok().filter(|_| line.trim_ascii_start().starts_with(b"{"))?;
+    let raw: Raw = serde_json::from_slice(line)
+        .ok()
+        .filter(|_| line.trim_ascii_start().starts_with(b"{"))?;
     let side = raw.is_sidechain == Some(true);
     let facts = if side { Facts::default() } else { facts(&raw) };
     let (message, mark) = match raw.kind.as_deref() {
@@ -98,19 +102,34 @@ pub fn read(line: &[u8]) -> Option<Line> {
         Some("attachment") => (Some(attachment(&raw)), None),
         _ => (None, None),
     };
-    Some(Line { message, mark: mark.filter(|_| !side), facts })
+    Some(Line {
+        message,
+        mark: mark.filter(|_| !side),
+        facts,
+    })
 }
 
 fn facts(raw: &Raw) -> Facts {
-    let model = raw.message.as_ref().and_then(|message| message.model.clone()).filter(|model| model != SYNTHETIC);
+    let model = raw
+        .message
+        .as_ref()
+        .and_then(|message| message.model.clone())
+        .filter(|model| model != SYNTHETIC);
     Facts {
         project: None,
         cwd: raw.cwd.clone(),
-        title: raw.custom_title.clone().or_else(|| raw.ai_title.clone()).or_else(|| raw.summary.clone()),
+        title: raw
+            .custom_title
+            .clone()
+            .or_else(|| raw.ai_title.clone())
+            .or_else(|| raw.summary.clone()),
         model,
         agent_version: raw.version.clone(),
         // Written when the client exits, for the whole session so far.
-        cost: raw.total_cost.filter(|_| raw.has_unknown_model_cost != Some(true)).map(millionths),
+        cost: raw
+            .total_cost
+            .filter(|_| raw.has_unknown_model_cost != Some(true))
+            .map(millionths),
     }
 }
 
@@ -125,25 +144,43 @@ fn base(raw: &Raw, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
         parent: raw.parent_uuid.clone(),
         at: raw.timestamp,
         cost: raw.cost.map(millionths),
-        sub_agent: raw.agent_id.clone().filter(|_| raw.is_sidechain == Some(true)),
+        sub_agent: raw
+            .agent_id
+            .clone()
+            .filter(|_| raw.is_sidechain == Some(true)),
         ..Message::new(role, kind, blocks)
     }
 }
 
 /// How lines begin that stand where a prompt stands and are none.
-const NO_PROMPTS: [&str; 4] = ["<command-", "<local-command-", "<bash-", "<task-notification"];
+const NO_PROMPTS: [&str; 4] = [
+    "<command-",
+    "<local-command-",
+    "<bash-",
+    "<task-notification",
+];
 
 fn user(raw: &Raw) -> (Option<Message>, Option<Mark>) {
-    let content = raw.message.as_ref().and_then(|message| message.content.as_ref());
+    let content = raw
+        .message
+        .as_ref()
+        .and_then(|message| message.content.as_ref());
     let blocks = content.map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
-    let answers = blocks.iter().any(|block| matches!(block, Block::Answer { .. }));
-    let begins = |text: &str| matches!(blocks.first(), Some(Block::Text(first)) if first.starts_with(text));
+    let answers = blocks
+        .iter()
+        .any(|block| matches!(block, Block::Answer { .. }));
+    let begins =
+        |text: &str| matches!(blocks.first(), Some(Block::Text(first)) if first.starts_with(text));
     let notified = raw.turn_origin.as_deref() == Some("task_notification");
     let (role, kind, mark) = match raw {
         _ if answers => (Role::Tool, "tool_result", None),
         raw if raw.is_compact_summary == Some(true) => (Role::System, "summary", None),
         raw if raw.is_meta == Some(true) => (Role::System, "meta", None),
-        _ if begins("[Request interrupted") => (Role::User, "interruption", Some(Mark::End("interrupted".to_owned()))),
+        _ if begins("[Request interrupted") => (
+            Role::User,
+            "interruption",
+            Some(Mark::End("interrupted".to_owned())),
+        ),
         // A sub-agent in the background has finished, and the agent answers to that.
         _ if notified => (Role::System, "task_notification", Some(Mark::Prompt)),
         raw if raw.prompt_source.is_some() => (Role::User, "text", Some(Mark::Prompt)),
@@ -154,11 +191,16 @@ fn user(raw: &Raw) -> (Option<Message>, Option<Mark>) {
 }
 
 fn attachment(raw: &Raw) -> Message {
-    let said = |key: &str| raw.attachment.as_ref().and_then(|attachment| attachment.get(key));
+    let said = |key: &str| {
+        raw.attachment
+            .as_ref()
+            .and_then(|attachment| attachment.get(key))
+    };
     match said("type").and_then(Value::as_str) {
         // A prompt that was given while the agent was at work.
         Some("queued_command") => {
-            let blocks = said("prompt").map_or_else(Vec::new, |prompt| blocks(prompt, raw.timestamp));
+            let blocks =
+                said("prompt").map_or_else(Vec::new, |prompt| blocks(prompt, raw.timestamp));
             base(raw, Role::User, "queued", blocks)
         }
         kind => base(raw, Role::System, kind.unwrap_or("attachment"), Vec::new()),
@@ -166,8 +208,13 @@ fn attachment(raw: &Raw) -> Message {
 }
 
 fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
-    let Some(said) = &raw.message else { return (None, None) };
-    let blocks = said.content.as_ref().map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
+    let Some(said) = &raw.message else {
+        return (None, None);
+    };
+    let blocks = said
+        .content
+        .as_ref()
+        .map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
     let kind = match blocks.first() {
         Some(Block::Thinking(_)) => "thinking".to_owned(),
         Some(Block::Call(_)) => "tool_use".to_owned(),
@@ -177,8 +224,13 @@ fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
     let made_up = said.model.as_deref() == Some(SYNTHETIC);
     // An answer comes in lines, a block each, and each says why it stopped. What the client makes up completes nothing, and
     // where the model had no room to go on, the client asks again.
-    let ends = said.stop_reason.as_deref().filter(|reason| !matches!(*reason, "tool_use" | "pause_turn" | "max_tokens"));
-    let mark = ends.filter(|_| kind == "text" && !made_up).map(|reason| Mark::End(reason.to_owned()));
+    let ends = said
+        .stop_reason
+        .as_deref()
+        .filter(|reason| !matches!(*reason, "tool_use" | "pause_turn" | "max_tokens"));
+    let mark = ends
+        .filter(|_| kind == "text" && !made_up)
+        .map(|reason| Mark::End(reason.to_owned()));
     let tokens = said.usage.as_ref().map(|usage| Tokens {
         input: usage.input_tokens.unwrap_or(0),
         output: usage.output_tokens.unwrap_or(0),
@@ -196,8 +248,17 @@ fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
 }
 
 fn system(raw: &Raw) -> Message {
-    let text = raw.content.as_ref().and_then(Value::as_str).map(|text| Block::Text(text.to_owned()));
-    base(raw, Role::System, raw.subtype.as_deref().unwrap_or("system"), text.into_iter().collect())
+    let text = raw
+        .content
+        .as_ref()
+        .and_then(Value::as_str)
+        .map(|text| Block::Text(text.to_owned()));
+    base(
+        raw,
+        Role::System,
+        raw.subtype.as_deref().unwrap_or("system"),
+        text.into_iter().collect(),
+    )
 }
 
 fn blocks(content: &Value, at: Option<Timestamp>) -> Vec<Block> {
@@ -209,17 +270,34 @@ fn blocks(content: &Value, at: Option<Timestamp>) -> Vec<Block> {
 }
 
 fn block(item: &Value, at: Option<Timestamp>) -> Block {
-    let text = |key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |key: &str| {
+        item.get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
     match item.get("type").and_then(Value::as_str).unwrap_or_default() {
         "text" => Block::Text(text("text")),
         "thinking" => Block::Thinking(text("thinking")),
         "tool_use" | "server_tool_use" => {
             let input = item.get("input").map(Value::to_string).unwrap_or_default();
-            Block::Call(Call { id: text("id"), name: text("name"), input, started: at })
+            Block::Call(Call {
+                id: text("id"),
+                name: text("name"),
+                input,
+                started: at,
+            })
         }
         "tool_result" => {
-            let failed = item.get("is_error").and_then(Value::as_bool).unwrap_or(false);
-            Block::Answer { id: text("tool_use_id"), text: item.get("content").map_or_else(String::new, plain), failed }
+            let failed = item
+                .get("is_error")
+                .and_then(Value::as_bool)
+                .unwrap_or(false);
+            Block::Answer {
+                id: text("tool_use_id"),
+                text: item.get("content").map_or_else(String::new, plain),
+                failed,
+            }
         }
         kind => Block::Other(kind.to_owned()),
     }

@@ -16,7 +16,16 @@ pub fn read(line: &[u8]) -> Option<Line> {
         Some("token_usage_record") => (Some(usage(&line, payload)), None),
         Some("compacted") => {
             let said = text(payload, "message").map(|said| Block::Text(said.to_owned()));
-            (Some(message(&line, payload, Role::System, "summary", said.into_iter().collect())), None)
+            (
+                Some(message(
+                    &line,
+                    payload,
+                    Role::System,
+                    "summary",
+                    said.into_iter().collect(),
+                )),
+                None,
+            )
         }
         _ => (None, None),
     };
@@ -30,17 +39,26 @@ pub fn read(line: &[u8]) -> Option<Line> {
         },
         _ => Facts::default(),
     };
-    Some(Line { message, mark, facts })
+    Some(Line {
+        message,
+        mark,
+        facts,
+    })
 }
 
 fn message(line: &Value, payload: &Value, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
-    Message { uuid: json::owned(payload, "id"), at: json::time(line, "timestamp"), ..Message::new(role, kind, blocks) }
+    Message {
+        uuid: json::owned(payload, "id"),
+        at: json::time(line, "timestamp"),
+        ..Message::new(role, kind, blocks)
+    }
 }
 
 /// Whether a line is of a sub-agent, as far as it says.
 fn is_sub_agents(payload: &Value) -> bool {
     let root = text(payload, "root_turn_id");
-    text(payload, "thread_source") == Some("subagent") || (root.is_some() && root != text(payload, "turn_id"))
+    text(payload, "thread_source") == Some("subagent")
+        || (root.is_some() && root != text(payload, "turn_id"))
 }
 
 /// What the model was given or gave.
@@ -58,29 +76,59 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
             }
         }
         "reasoning" => {
-            let thought = ["summary", "content"].iter().filter_map(|key| payload.get(*key)).flat_map(said);
-            let thought = thought.map(|block| if let Block::Text(text) = block { Block::Thinking(text) } else { block });
+            let thought = ["summary", "content"]
+                .iter()
+                .filter_map(|key| payload.get(*key))
+                .flat_map(said);
+            let thought = thought.map(|block| {
+                if let Block::Text(text) = block {
+                    Block::Thinking(text)
+                } else {
+                    block
+                }
+            });
             (Role::Assistant, "thinking", thought.collect())
         }
         _ if kind.ends_with("_call") => {
             // Functions are given arguments, custom tools an input, the shell an action.
-            let input = ["arguments", "input", "action"].iter().find_map(|key| payload.get(*key));
+            let input = ["arguments", "input", "action"]
+                .iter()
+                .find_map(|key| payload.get(*key));
             let call = Call {
-                id: json::owned(payload, "call_id").or_else(|| json::owned(payload, "id")).unwrap_or_default(),
+                id: json::owned(payload, "call_id")
+                    .or_else(|| json::owned(payload, "id"))
+                    .unwrap_or_default(),
                 name: json::owned(payload, "name").unwrap_or_else(|| kind.to_owned()),
                 input: input.map(json::plain).unwrap_or_default(),
                 started: json::time(line, "timestamp"),
             };
             // What the server does itself is never answered in a line of its own.
-            let block = if payload.get("call_id").is_some() { Block::Call(call) } else { Block::Other(kind.to_owned()) };
+            let block = if payload.get("call_id").is_some() {
+                Block::Call(call)
+            } else {
+                Block::Other(kind.to_owned())
+            };
             (Role::Assistant, "tool_use", vec![block])
         }
         _ if kind.ends_with("_call_output") => {
             let output = payload.get("output");
-            let failed = output.and_then(|output| output.get("success")).and_then(Value::as_bool) == Some(false);
-            let said = output.map(|output| json::plain(output.get("content").unwrap_or(output))).unwrap_or_default();
+            let failed = output
+                .and_then(|output| output.get("success"))
+                .and_then(Value::as_bool)
+                == Some(false);
+            let said = output
+                .map(|output| json::plain(output.get("content").unwrap_or(output)))
+                .unwrap_or_default();
             let id = json::owned(payload, "call_id").unwrap_or_default();
-            (Role::Tool, "tool_result", vec![Block::Answer { id, text: said, failed }])
+            (
+                Role::Tool,
+                "tool_result",
+                vec![Block::Answer {
+                    id,
+                    text: said,
+                    failed,
+                }],
+            )
         }
         other => (Role::System, other, Vec::new()),
     };
@@ -89,10 +137,17 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
 
 /// Whether a person said it. Newer versions say so; older ones put what they add themselves between tags.
 fn is_prompt(payload: &Value, blocks: &[Block]) -> bool {
-    let kinds = payload.get("internal_chat_message_metadata_passthrough").and_then(|told| told.get("content_item_kinds"));
+    let kinds = payload
+        .get("internal_chat_message_metadata_passthrough")
+        .and_then(|told| told.get("content_item_kinds"));
     match kinds.and_then(Value::as_array) {
-        Some(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| kind.starts_with("user.")),
-        None => !matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with('<') || said.starts_with("# AGENTS.md")),
+        Some(kinds) => kinds
+            .iter()
+            .filter_map(Value::as_str)
+            .any(|kind| kind.starts_with("user.")),
+        None => {
+            !matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with('<') || said.starts_with("# AGENTS.md"))
+        }
     }
 }
 
@@ -105,22 +160,41 @@ fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<Mark>) {
         "turn_aborted" => Mark::End(text(payload, "reason").unwrap_or("aborted").to_owned()),
         _ => return (None, None),
     };
-    (Some(message(line, payload, Role::System, kind, Vec::new())), (!is_sub_agents(payload)).then_some(mark))
+    (
+        Some(message(line, payload, Role::System, kind, Vec::new())),
+        (!is_sub_agents(payload)).then_some(mark),
+    )
 }
 
 /// What an answer took.
 fn usage(line: &Value, payload: &Value) -> Message {
-    let took = |key: &str| payload.get("usage").and_then(|usage| usage.get(key)).and_then(Value::as_u64).unwrap_or(0);
-    let (cache_read, cache_write) = (took("cached_input_tokens"), took("cache_write_input_tokens"));
+    let took = |key: &str| {
+        payload
+            .get("usage")
+            .and_then(|usage| usage.get(key))
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
+    let (cache_read, cache_write) = (
+        took("cached_input_tokens"),
+        took("cache_write_input_tokens"),
+    );
     let tokens = Tokens {
         // Codex counts what came from a cache, or went there, as input too.
-        input: took("input_tokens").saturating_sub(cache_read).saturating_sub(cache_write),
+        input: took("input_tokens")
+            .saturating_sub(cache_read)
+            .saturating_sub(cache_write),
         output: took("output_tokens"),
         cache_read,
         cache_write,
     };
     let answer = json::owned(payload, "response_id");
-    Message { answer, tokens: Some(tokens), complete: true, ..message(line, payload, Role::System, "usage", Vec::new()) }
+    Message {
+        answer,
+        tokens: Some(tokens),
+        complete: true,
+        ..message(line, payload, Role::System, "usage", Vec::new())
+    }
 }
 
 /// The pieces of a message.
@@ -129,5 +203,7 @@ fn said(content: &Value) -> Vec<Block> {
         (Some(said), _) => Block::Text(said.to_owned()),
         (None, kind) => Block::Other(kind.unwrap_or_default().to_owned()),
     };
-    content.as_array().map_or_else(Vec::new, |items| items.iter().map(piece).collect())
+    content
+        .as_array()
+        .map_or_else(Vec::new, |items| items.iter().map(piece).collect())
 }

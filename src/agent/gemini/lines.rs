@@ -15,19 +15,37 @@ pub fn read(line: &[u8]) -> Option<Line> {
         // What the session is, and changes to that.
         None => (None, None),
     };
-    let facts = Facts { model: json::owned(&line, "model"), ..Facts::default() };
-    Some(Line { message, mark, facts })
+    let facts = Facts {
+        model: json::owned(&line, "model"),
+        ..Facts::default()
+    };
+    Some(Line {
+        message,
+        mark,
+        facts,
+    })
 }
 
 fn message(line: &Value, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
-    Message { uuid: json::owned(line, "id"), at: json::time(line, "timestamp"), ..Message::new(role, kind, blocks) }
+    Message {
+        uuid: json::owned(line, "id"),
+        at: json::time(line, "timestamp"),
+        ..Message::new(role, kind, blocks)
+    }
 }
 
 fn user(line: &Value) -> (Option<Message>, Option<Mark>) {
     let blocks = said(line);
-    let begins = |tag: &str| matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with(tag));
+    let begins =
+        |tag: &str| matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with(tag));
     let (role, kind, mark) = match &blocks {
-        blocks if blocks.iter().any(|block| matches!(block, Block::Answer { .. })) => (Role::Tool, "tool_result", None),
+        blocks
+            if blocks
+                .iter()
+                .any(|block| matches!(block, Block::Answer { .. })) =>
+        {
+            (Role::Tool, "tool_result", None)
+        }
         // What the client tells the model about where it is.
         _ if begins("<session_context>") => (Role::System, "context", None),
         _ => (Role::User, "text", Some(Mark::Prompt)),
@@ -37,10 +55,24 @@ fn user(line: &Value) -> (Option<Message>, Option<Mark>) {
 
 fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
     let at = json::time(line, "timestamp");
-    let thoughts = line.get("thoughts").and_then(Value::as_array).into_iter().flatten();
-    let thoughts = thoughts.map(|thought| Block::Thinking(json::owned(thought, "description").unwrap_or_default()));
-    let calls: Vec<Block> = line.get("toolCalls").and_then(Value::as_array).into_iter().flatten().map(|call| tool(call, at)).collect();
-    let blocks: Vec<Block> = thoughts.chain(said(line)).chain(calls.iter().cloned()).collect();
+    let thoughts = line
+        .get("thoughts")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let thoughts = thoughts
+        .map(|thought| Block::Thinking(json::owned(thought, "description").unwrap_or_default()));
+    let calls: Vec<Block> = line
+        .get("toolCalls")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .map(|call| tool(call, at))
+        .collect();
+    let blocks: Vec<Block> = thoughts
+        .chain(said(line))
+        .chain(calls.iter().cloned())
+        .collect();
     let kind = match blocks.last() {
         Some(Block::Call(_)) => "tool_use",
         Some(Block::Thinking(_)) => "thinking",
@@ -48,7 +80,12 @@ fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
     };
     // An answer that calls tools is first written without them, and often without a word.
     let ends = calls.is_empty() && blocks.iter().any(|block| matches!(block, Block::Text(_)));
-    let took = |key: &str| line.get("tokens").and_then(|tokens| tokens.get(key)).and_then(Value::as_u64).unwrap_or(0);
+    let took = |key: &str| {
+        line.get("tokens")
+            .and_then(|tokens| tokens.get(key))
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
     let tokens = Tokens {
         // What came from a cache counts as input there too, and thoughts cost what output costs.
         input: took("input").saturating_sub(took("cached")),
@@ -59,7 +96,10 @@ fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
     let told = Message {
         model: json::owned(line, "model"),
         answer: json::owned(line, "id"),
-        tokens: line.get("tokens").filter(|tokens| tokens.is_object()).map(|_| tokens),
+        tokens: line
+            .get("tokens")
+            .filter(|tokens| tokens.is_object())
+            .map(|_| tokens),
         complete: true,
         ..message(line, Role::Assistant, kind, blocks)
     };
@@ -68,7 +108,12 @@ fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
 
 fn tool(call: &Value, started: Option<jiff::Timestamp>) -> Block {
     let word = |key: &str| json::owned(call, key).unwrap_or_default();
-    Block::Call(Call { id: word("id"), name: word("name"), input: call.get("args").map(Value::to_string).unwrap_or_default(), started })
+    Block::Call(Call {
+        id: word("id"),
+        name: word("name"),
+        input: call.get("args").map(Value::to_string).unwrap_or_default(),
+        started,
+    })
 }
 
 /// The pieces of a message: a text, or a list of parts.
@@ -78,8 +123,15 @@ fn said(line: &Value) -> Vec<Block> {
         (None, Some(told)) => {
             let response = told.get("response");
             let failed = response.and_then(|response| response.get("error"));
-            let output = failed.or_else(|| response?.get("output")).map(json::plain).unwrap_or_default();
-            Block::Answer { id: json::owned(told, "id").unwrap_or_default(), text: output, failed: failed.is_some() }
+            let output = failed
+                .or_else(|| response?.get("output"))
+                .map(json::plain)
+                .unwrap_or_default();
+            Block::Answer {
+                id: json::owned(told, "id").unwrap_or_default(),
+                text: output,
+                failed: failed.is_some(),
+            }
         }
         _ => Block::Other("part".to_owned()),
     };

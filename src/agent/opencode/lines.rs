@@ -11,11 +11,22 @@ pub fn read(line: &[u8]) -> Option<(Option<String>, Line)> {
     let none = Value::Null;
     let row = line.get("row").unwrap_or(&none);
     // What a message is made of stands in a column, as JSON.
-    let data: Value = text(row, "data").and_then(|data| serde_json::from_str(data).ok()).unwrap_or_default();
+    let data: Value = text(row, "data")
+        .and_then(|data| serde_json::from_str(data).ok())
+        .unwrap_or_default();
     let of = json::owned(row, "session_id").or_else(|| json::owned(row, "id"));
     let read = match text(&line, "table") {
-        Some("session") => Line { facts: about(row), ..Line::default() },
-        Some("message") => Line { facts: Facts { model: json::owned(&data, "modelID"), ..Facts::default() }, ..Line::default() },
+        Some("session") => Line {
+            facts: about(row),
+            ..Line::default()
+        },
+        Some("message") => Line {
+            facts: Facts {
+                model: json::owned(&data, "modelID"),
+                ..Facts::default()
+            },
+            ..Line::default()
+        },
         Some("part") => part(text(&line, "role"), row, &data),
         _ => Line::default(),
     };
@@ -35,36 +46,60 @@ fn about(row: &Value) -> Facts {
 fn part(role: Option<&str>, row: &Value, data: &Value) -> Line {
     let kind = text(data, "type").unwrap_or_default();
     let said = || text(data, "text").unwrap_or_default().to_owned();
-    let finished = data.get("time").is_some_and(|time| time.get("end").is_some());
+    let finished = data
+        .get("time")
+        .is_some_and(|time| time.get("end").is_some());
     let message = |role, kind: &str, blocks| Message {
         uuid: json::owned(row, "id"),
         parent: json::owned(row, "message_id"),
-        at: row.get("time_updated").and_then(Value::as_i64).and_then(|at| jiff::Timestamp::from_millisecond(at).ok()),
+        at: row
+            .get("time_updated")
+            .and_then(Value::as_i64)
+            .and_then(|at| jiff::Timestamp::from_millisecond(at).ok()),
         ..Message::new(role, kind, blocks)
     };
     let (message, mark) = match (kind, role) {
-        ("text", Some("user")) if data.get("synthetic").and_then(Value::as_bool) != Some(true) => {
-            (message(Role::User, "text", vec![Block::Text(said())]), Some(Mark::Prompt))
-        }
-        ("text", Some("user")) => (message(Role::System, "context", vec![Block::Text(said())]), None),
-        ("text", _) if finished => (message(Role::Assistant, "text", vec![Block::Text(said())]), None),
-        ("reasoning", _) if finished => (message(Role::Assistant, "thinking", vec![Block::Thinking(said())]), None),
+        ("text", Some("user")) if data.get("synthetic").and_then(Value::as_bool) != Some(true) => (
+            message(Role::User, "text", vec![Block::Text(said())]),
+            Some(Mark::Prompt),
+        ),
+        ("text", Some("user")) => (
+            message(Role::System, "context", vec![Block::Text(said())]),
+            None,
+        ),
+        ("text", _) if finished => (
+            message(Role::Assistant, "text", vec![Block::Text(said())]),
+            None,
+        ),
+        ("reasoning", _) if finished => (
+            message(Role::Assistant, "thinking", vec![Block::Thinking(said())]),
+            None,
+        ),
         ("tool", _) => (message(Role::Assistant, "tool_use", tool(row, data)), None),
         ("step-finish", _) => {
             let took = Message {
                 answer: json::owned(row, "message_id"),
                 tokens: data.get("tokens").map(tokens),
-                cost: data.get("cost").and_then(Value::as_f64).filter(|cost| *cost > 0.0).map(|cost| (cost * 1e6).round() as u64),
+                cost: data
+                    .get("cost")
+                    .and_then(Value::as_f64)
+                    .filter(|cost| *cost > 0.0)
+                    .map(|cost| (cost * 1e6).round() as u64),
                 complete: true,
                 ..message(Role::System, "usage", Vec::new())
             };
             // Any other reason, and the model is asked again.
-            let ends = text(data, "reason").filter(|reason| !matches!(*reason, "tool-calls" | "unknown"));
+            let ends =
+                text(data, "reason").filter(|reason| !matches!(*reason, "tool-calls" | "unknown"));
             (took, ends.map(|reason| Mark::End(reason.to_owned())))
         }
         _ => return Line::default(),
     };
-    Line { message: Some(message), mark, facts: Facts::default() }
+    Line {
+        message: Some(message),
+        mark,
+        facts: Facts::default(),
+    }
 }
 
 /// A call, and its answer once there is one.
@@ -72,10 +107,22 @@ fn tool(row: &Value, data: &Value) -> Vec<Block> {
     let none = Value::Null;
     let state = data.get("state").unwrap_or(&none);
     let id = json::owned(data, "callID").unwrap_or_default();
-    let started = row.get("time_created").and_then(Value::as_i64).and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
+    let started = row
+        .get("time_created")
+        .and_then(Value::as_i64)
+        .and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
     let input = state.get("input").map(Value::to_string).unwrap_or_default();
-    let call = Block::Call(Call { id: id.clone(), name: json::owned(data, "tool").unwrap_or_default(), input, started });
-    let answer = |key: &str, failed| Block::Answer { id: id.clone(), text: json::owned(state, key).unwrap_or_default(), failed };
+    let call = Block::Call(Call {
+        id: id.clone(),
+        name: json::owned(data, "tool").unwrap_or_default(),
+        input,
+        started,
+    });
+    let answer = |key: &str, failed| Block::Answer {
+        id: id.clone(),
+        text: json::owned(state, key).unwrap_or_default(),
+        failed,
+    };
     match text(state, "status") {
         Some("completed") => vec![call, answer("output", false)],
         Some("error") => vec![call, answer("error", true)],

@@ -13,9 +13,13 @@ use crate::wire::{self, Parts};
 pub async fn look(parts: Option<&Parts>, findings: &mut Findings) {
     let agents = wire::agents_here();
     // A home that can be thrown away, for those that are not at home here.
-    let scratch = parts.map(|parts| std::env::temp_dir().join(format!("sessiond-ask-{:016x}", parts.logs.chance.next())));
+    let scratch = parts.map(|parts| {
+        std::env::temp_dir().join(format!("sessiond-ask-{:016x}", parts.logs.chance.next()))
+    });
     let scratch = scratch.filter(|scratch| std::fs::create_dir(scratch).is_ok());
-    let asked = agents.iter().map(|(profile, root)| version(&**profile, scratch.as_deref().filter(|_| !root.exists())));
+    let asked = agents
+        .iter()
+        .map(|(profile, root)| version(&**profile, scratch.as_deref().filter(|_| !root.exists())));
     let versions = join_all(asked).await;
     if let Some(scratch) = &scratch {
         let _ = std::fs::remove_dir_all(scratch);
@@ -28,20 +32,51 @@ pub async fn look(parts: Option<&Parts>, findings: &mut Findings) {
             continue;
         }
         seen += 1;
-        let version = version.map_or_else(|| "not on the PATH".to_owned(), |version| format!("version {version}"));
-        let text = format!("{}: {version}, {}{}", profile.name(), place(root), if ours { "; this is the one that is kept" } else { "" });
+        let version = version.map_or_else(
+            || "not on the PATH".to_owned(),
+            |version| format!("version {version}"),
+        );
+        let text = format!(
+            "{}: {version}, {}{}",
+            profile.name(),
+            place(root),
+            if ours {
+                "; this is the one that is kept"
+            } else {
+                ""
+            }
+        );
         let other = format!("sessiond daemon --agent {} keeps it", profile.name());
-        findings.add("agent", Grade::Ok, text, (!ours && root.exists()).then_some(other.as_str()));
+        findings.add(
+            "agent",
+            Grade::Ok,
+            text,
+            (!ours && root.exists()).then_some(other.as_str()),
+        );
     }
     if seen == 0 {
-        findings.add("agent", Grade::Warn, "none of those that are known is here", Some("--agent NAME and --root DIR name another"));
+        findings.add(
+            "agent",
+            Grade::Warn,
+            "none of those that are known is here",
+            Some("--agent NAME and --root DIR name another"),
+        );
     }
 }
 
 fn place(root: &Path) -> String {
-    if root.exists() { format!("in {}", root.display()) } else { format!("nothing in {} yet", root.display()) }
+    if root.exists() {
+        format!("in {}", root.display())
+    } else {
+        format!("nothing in {} yet", root.display())
+    }
 }
 
 async fn version(profile: &dyn Profile, elsewhere: Option<&Path>) -> Option<String> {
-    Some(installed::version(profile.program()?, elsewhere).await.ok()?.to_string())
+    Some(
+        installed::version(profile.program()?, elsewhere)
+            .await
+            .ok()?
+            .to_string(),
+    )
 }

@@ -29,7 +29,12 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
     };
     if root.is_symlink() && !root.exists() {
         let text = format!("{} is a link to nowhere", root.display());
-        return findings.add("folder", Grade::Wrong, text, Some("make what it points to, or give --root"));
+        return findings.add(
+            "folder",
+            Grade::Wrong,
+            text,
+            Some("make what it points to, or give --root"),
+        );
     }
     let Ok(found) = std::fs::metadata(root) else {
         return findings.add(
@@ -41,12 +46,27 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
     };
     let me = rustix::process::geteuid();
     if !me.is_root() && found.uid() != me.as_raw() {
-        let text = format!("{} belongs to user {} and sessiond runs as {}", root.display(), found.uid(), me.as_raw());
-        findings.add("folder", Grade::Wrong, text, Some("run sessiond as the agent's user"));
+        let text = format!(
+            "{} belongs to user {} and sessiond runs as {}",
+            root.display(),
+            found.uid(),
+            me.as_raw()
+        );
+        findings.add(
+            "folder",
+            Grade::Wrong,
+            text,
+            Some("run sessiond as the agent's user"),
+        );
     }
     if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
         let text = format!("{} cannot be written: {cause}", root.display());
-        findings.add("folder", Grade::Wrong, text, Some("sessiond keeps its ledgers in it; mend its mount or permissions"));
+        findings.add(
+            "folder",
+            Grade::Wrong,
+            text,
+            Some("sessiond keeps its ledgers in it; mend its mount or permissions"),
+        );
     }
     let Ok(disk) = parts.folder() else { return };
     match survey(&*disk, &*parts.profile, None) {
@@ -54,9 +74,23 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
         Ok(survey) => {
             let sessions = survey.logs.keys().filter(|name| !name.is_project()).count();
             let files: usize = survey.logs.values().map(Vec::len).sum();
-            let bytes: u64 = survey.logs.values().flatten().map(|file| file.stat.size).sum();
-            let lines = survey.logs.values().flatten().filter(|file| file.kind == FileKind::Append).count();
-            let text = format!("{}: {sessions} sessions in {files} files ({lines} transcripts), {}", root.display(), print::bytes(bytes));
+            let bytes: u64 = survey
+                .logs
+                .values()
+                .flatten()
+                .map(|file| file.stat.size)
+                .sum();
+            let lines = survey
+                .logs
+                .values()
+                .flatten()
+                .filter(|file| file.kind == FileKind::Append)
+                .count();
+            let text = format!(
+                "{}: {sessions} sessions in {files} files ({lines} transcripts), {}",
+                root.display(),
+                print::bytes(bytes)
+            );
             findings.add("folder", Grade::Ok, text, None);
             for oddity in &survey.oddities {
                 findings.add("folder", Grade::Warn, format!("not kept: {oddity}"), None);
@@ -75,10 +109,16 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
 /// An agent that does not own its transcript resumes and then saves nothing, without a word.
 fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
     let all = || survey.logs.values().flatten().map(|file| &file.path);
-    let foreign: Vec<&RelPath> =
-        all().filter(|path| std::fs::symlink_metadata(path.below(root)).is_ok_and(|found| found.uid() != owner)).collect();
+    let foreign: Vec<&RelPath> = all()
+        .filter(|path| {
+            std::fs::symlink_metadata(path.below(root)).is_ok_and(|found| found.uid() != owner)
+        })
+        .collect();
     if let Some(first) = foreign.first() {
-        let text = format!("{} files do not belong to the folder's owner (user {owner}), such as {first}", foreign.len());
+        let text = format!(
+            "{} files do not belong to the folder's owner (user {owner}), such as {first}",
+            foreign.len()
+        );
         findings.add(
             "owner",
             Grade::Wrong,
@@ -86,10 +126,17 @@ fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
             Some("chown -R to the agent's user: with another owner the agent resumes and saves nothing"),
         );
     }
-    let closed: Vec<&RelPath> = all().filter(|path| rustix::fs::access(path.below(root), rustix::fs::Access::READ_OK).is_err()).collect();
+    let closed: Vec<&RelPath> = all()
+        .filter(|path| rustix::fs::access(path.below(root), rustix::fs::Access::READ_OK).is_err())
+        .collect();
     if let Some(first) = closed.first() {
         let text = format!("{} files cannot be read, such as {first}", closed.len());
-        findings.add("owner", Grade::Wrong, text, Some("run sessiond as the agent's user, or mend their permissions"));
+        findings.add(
+            "owner",
+            Grade::Wrong,
+            text,
+            Some("run sessiond as the agent's user, or mend their permissions"),
+        );
     }
 }
 
@@ -97,26 +144,52 @@ fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
 fn twins(profile: &dyn Profile, survey: &Survey, findings: &mut Findings) {
     for (name, files) in &survey.logs {
         let mut places: BTreeMap<&str, Vec<&RelPath>> = BTreeMap::new();
-        for file in files.iter().filter(|file| profile.is_transcript(&file.path)) {
+        for file in files
+            .iter()
+            .filter(|file| profile.is_transcript(&file.path))
+        {
             places.entry(file.path.name()).or_default().push(&file.path);
         }
         for (_, places) in places.into_iter().filter(|(_, places)| places.len() > 1) {
-            let listed = places.iter().map(|path| path.as_str()).collect::<Vec<_>>().join(" and ");
-            let text = format!("session {name} stands in {} folders: {listed}", places.len());
-            findings.add("folder", Grade::Wrong, text, Some("move the older one away: a client that finds two takes neither"));
+            let listed = places
+                .iter()
+                .map(|path| path.as_str())
+                .collect::<Vec<_>>()
+                .join(" and ");
+            let text = format!(
+                "session {name} stands in {} folders: {listed}",
+                places.len()
+            );
+            findings.add(
+                "folder",
+                Grade::Wrong,
+                text,
+                Some("move the older one away: a client that finds two takes neither"),
+            );
         }
     }
 }
 
 /// The agent's own clean-up. What is stored stays; what is only here would be gone.
 fn sweep(parts: &Parts, folder: &dyn Folder, survey: &Survey, findings: &mut Findings) {
-    let settings = "settings.json".parse().ok().and_then(|path| folder.read(&path).ok().flatten());
-    let settings: Value = settings.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let Some(after) = parts.profile.sweeps_after(&settings) else { return };
+    let settings = "settings.json"
+        .parse()
+        .ok()
+        .and_then(|path| folder.read(&path).ok().flatten());
+    let settings: Value = settings
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let Some(after) = parts.profile.sweeps_after(&settings) else {
+        return;
+    };
     let now = parts.logs.clock.now().as_nanosecond();
     let soon = after.saturating_sub(SOON).as_nanos();
     let old = |files: &&Vec<crate::capture::survey::Seen>| {
-        let last = files.iter().filter(|file| parts.profile.is_transcript(&file.path)).map(|file| i128::from(file.stat.mtime_ns)).max();
+        let last = files
+            .iter()
+            .filter(|file| parts.profile.is_transcript(&file.path))
+            .map(|file| i128::from(file.stat.mtime_ns))
+            .max();
         last.is_some_and(|last| u128::try_from(now - last).is_ok_and(|age| age > soon))
     };
     let days = after.as_secs() / 86_400;
@@ -135,7 +208,9 @@ fn sweep(parts: &Parts, folder: &dyn Folder, survey: &Survey, findings: &mut Fin
 fn kept(profile: &dyn Profile, folder: &dyn Folder, findings: &mut Findings) {
     let (mut kept, mut left) = (Vec::new(), Vec::new());
     for item in folder.list(None).unwrap_or_default() {
-        let Ok(path) = item.name.parse::<RelPath>() else { continue };
+        let Ok(path) = item.name.parse::<RelPath>() else {
+            continue;
+        };
         let ours = match item.kind {
             ItemKind::Folder => profile.enter(&path),
             _ => profile.place(&path) != Place::Ignore,
@@ -149,21 +224,38 @@ fn kept(profile: &dyn Profile, folder: &dyn Folder, findings: &mut Findings) {
     let list = |mut names: Vec<String>| {
         let more = names.len().saturating_sub(MOST_NAMES);
         names.truncate(MOST_NAMES);
-        let listed = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-        if more > 0 { format!("{listed} and {more} more") } else { listed }
+        let listed = if names.is_empty() {
+            "nothing".to_owned()
+        } else {
+            names.join(", ")
+        };
+        if more > 0 {
+            format!("{listed} and {more} more")
+        } else {
+            listed
+        }
     };
-    findings.add("kept", Grade::Ok, format!("sessions in {}; left alone: {}", list(kept), list(left)), None);
+    findings.add(
+        "kept",
+        Grade::Ok,
+        format!("sessions in {}; left alone: {}", list(kept), list(left)),
+        None,
+    );
 }
 
 /// Each folder takes a watch; where the limit is too low, sessiond scans instead.
 fn watches(parts: &Parts, folder: &dyn Folder, findings: &mut Findings) {
-    let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches").ok().and_then(|text| text.trim().parse::<usize>().ok());
+    let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches")
+        .ok()
+        .and_then(|text| text.trim().parse::<usize>().ok());
     let mut open: Vec<Option<RelPath>> = vec![None];
     let mut folders = 0;
     while let Some(at) = open.pop() {
         folders += 1;
         for item in folder.list(at.as_ref()).unwrap_or_default() {
-            let path = at.as_ref().map_or_else(|| item.name.parse(), |at| at.join(&item.name));
+            let path = at
+                .as_ref()
+                .map_or_else(|| item.name.parse(), |at| at.join(&item.name));
             if let (ItemKind::Folder, Ok(path)) = (item.kind, path)
                 && parts.profile.enter(&path)
             {
@@ -180,6 +272,11 @@ fn watches(parts: &Parts, folder: &dyn Folder, findings: &mut Findings) {
                 Some("sysctl fs.inotify.max_user_watches=524288; until then sessiond scans"),
             );
         }
-        _ => findings.add("watches", Grade::Ok, format!("{folders} folders to watch"), None),
+        _ => findings.add(
+            "watches",
+            Grade::Ok,
+            format!("{folders} folders to watch"),
+            None,
+        ),
     }
 }

@@ -16,16 +16,34 @@ fn member(path: &str, bytes: &[u8]) -> Member {
 }
 
 fn manifest(files: &[(&str, &[u8])]) -> Manifest {
-    let said = Wishes { labels: [("team".to_owned(), "infra".to_owned())].into(), ..Wishes::default() };
+    let said = Wishes {
+        labels: [("team".to_owned(), "infra".to_owned())].into(),
+        ..Wishes::default()
+    };
     let made = "2026-05-01T12:00:00Z".parse().unwrap();
-    let files = files.iter().map(|(path, bytes)| member(path, bytes)).collect();
-    Manifest { files, ..Manifest::new("claude-code".parse().unwrap(), "s1".parse().unwrap(), 7, made, &said) }
+    let files = files
+        .iter()
+        .map(|(path, bytes)| member(path, bytes))
+        .collect();
+    Manifest {
+        files,
+        ..Manifest::new(
+            "claude-code".parse().unwrap(),
+            "s1".parse().unwrap(),
+            7,
+            made,
+            &said,
+        )
+    }
 }
 
 fn packed(manifest: &Manifest, files: &[(&str, &[u8])], base64: bool) -> Vec<u8> {
     let mut out = Vec::new();
     let mut bodies = files.iter().map(|(_, bytes)| bytes.to_vec());
-    write(&mut out, base64, manifest, |_| Ok(Box::new(std::io::Cursor::new(bodies.next().unwrap())))).unwrap();
+    write(&mut out, base64, manifest, |_| {
+        Ok(Box::new(std::io::Cursor::new(bodies.next().unwrap())))
+    })
+    .unwrap();
     out
 }
 
@@ -51,7 +69,10 @@ fn tar_of(text: &[u8], members: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<
 
 fn refused(archive: &[u8], why: &str) {
     let error = unpacked(archive).unwrap_err();
-    assert!(error.kind() == Kind::Corrupt && error.to_string().contains(why), "{error}");
+    assert!(
+        error.kind() == Kind::Corrupt && error.to_string().contains(why),
+        "{error}"
+    );
 }
 
 proptest! {
@@ -99,24 +120,64 @@ proptest! {
 fn what_is_no_honest_archive_is_refused() {
     let one: &[(&str, &[u8])] = &[("a", b"x")];
     let text = serde_json::to_vec(&manifest(one)).unwrap();
-    let say = |from: &str, to: &str| String::from_utf8(text.clone()).unwrap().replace(from, to).into_bytes();
-    let good = |tar: &mut tar::Builder<Vec<u8>>| append(tar, "a", (0o600, 0), 1, b"x".as_slice()).unwrap();
+    let say = |from: &str, to: &str| {
+        String::from_utf8(text.clone())
+            .unwrap()
+            .replace(from, to)
+            .into_bytes()
+    };
+    let good =
+        |tar: &mut tar::Builder<Vec<u8>>| append(tar, "a", (0o600, 0), 1, b"x".as_slice()).unwrap();
     unpacked(&tar_of(&text, good)).unwrap();
-    refused(&tar_of(&say("\"a\"", "\"../a\""), good), "leaves its folder");
+    refused(
+        &tar_of(&say("\"a\"", "\"../a\""), good),
+        "leaves its folder",
+    );
     refused(&tar_of(&say("\"a\"", "\"/a\""), good), "absolute");
     refused(&tar_of(&say("\"v\":1", "\"v\":2"), good), "version 2");
-    refused(&tar_of(&say("\"len\":1", "\"len\":2"), good), "not what its manifest says");
+    refused(
+        &tar_of(&say("\"len\":1", "\"len\":2"), good),
+        "not what its manifest says",
+    );
     refused(&tar_of(&text, |_| ()), "a is missing");
-    refused(&tar_of(&text, |tar| append(tar, "a", (0o600, 0), 1, b"y".as_slice()).unwrap()), "does not have the digest");
-    refused(&tar_of(&text, |tar| append(tar, "b", (0o600, 0), 1, b"x".as_slice()).unwrap()), "not what its manifest says");
+    refused(
+        &tar_of(&text, |tar| {
+            append(tar, "a", (0o600, 0), 1, b"y".as_slice()).unwrap()
+        }),
+        "does not have the digest",
+    );
+    refused(
+        &tar_of(&text, |tar| {
+            append(tar, "b", (0o600, 0), 1, b"x".as_slice()).unwrap()
+        }),
+        "not what its manifest says",
+    );
     let twice = |tar: &mut tar::Builder<Vec<u8>>| {
         good(tar);
         good(tar);
     };
     refused(&tar_of(&text, twice), "does not name");
-    refused(&tar_of(&serde_json::to_vec(&manifest(&[("a", b"x"), ("a", b"x")])).unwrap(), twice), "in it twice");
-    refused(&tar_of(&serde_json::to_vec(&manifest(&[("a", b"x"), ("a/b", b"x")])).unwrap(), twice), "lies in a file");
-    for kind in [tar::EntryType::Symlink, tar::EntryType::Link, tar::EntryType::Char, tar::EntryType::Directory, tar::EntryType::XHeader] {
+    refused(
+        &tar_of(
+            &serde_json::to_vec(&manifest(&[("a", b"x"), ("a", b"x")])).unwrap(),
+            twice,
+        ),
+        "in it twice",
+    );
+    refused(
+        &tar_of(
+            &serde_json::to_vec(&manifest(&[("a", b"x"), ("a/b", b"x")])).unwrap(),
+            twice,
+        ),
+        "lies in a file",
+    );
+    for kind in [
+        tar::EntryType::Symlink,
+        tar::EntryType::Link,
+        tar::EntryType::Char,
+        tar::EntryType::Directory,
+        tar::EntryType::XHeader,
+    ] {
         let link = |tar: &mut tar::Builder<Vec<u8>>| {
             let mut header = tar::Header::new_gnu();
             header.set_size(0);
@@ -142,32 +203,60 @@ fn bombs_are_refused_before_they_go_off() {
     header.set_entry_type(tar::EntryType::Regular);
     header.set_path(MANIFEST).unwrap();
     header.set_cksum();
-    refused(&[gzip(header.as_bytes()), zeros.clone()].concat(), "not a manifest");
+    refused(
+        &[gzip(header.as_bytes()), zeros.clone()].concat(),
+        "not a manifest",
+    );
     header.set_entry_type(tar::EntryType::GNULongName);
     header.set_cksum();
-    refused(&[gzip(header.as_bytes()), zeros.clone()].concat(), "something else than files");
+    refused(
+        &[gzip(header.as_bytes()), zeros.clone()].concat(),
+        "something else than files",
+    );
     let mut bomb = manifest(&[("a", b"x")]);
     bomb.files[0].len = 1 << 62;
-    refused(&tar_of(&serde_json::to_vec(&bomb).unwrap(), |_| ()), "claims to hold");
+    refused(
+        &tar_of(&serde_json::to_vec(&bomb).unwrap(), |_| ()),
+        "claims to hold",
+    );
     let long = vec![0; 8 << 20];
     let files: &[(&str, &[u8])] = &[("a", &long)];
     let archive = packed(&manifest(files), files, false);
     unpacked(&archive).unwrap();
-    let mut gzip = Inflating { small: 1 << 20, ..Inflating::new("x", archive.as_slice()).unwrap() };
+    let mut gzip = Inflating {
+        small: 1 << 20,
+        ..Inflating::new("x", archive.as_slice()).unwrap()
+    };
     let error = read_tar("x", &mut gzip, &mut InMemory::default()).unwrap_err();
     assert!(error.to_string().contains("200 times its size"), "{error}");
     let one: &[(&str, &[u8])] = &[("a", b"x")];
     refused(&[packed(&manifest(one), one, false), zeros].concat(), "");
-    assert!(inflate("x", self::gzip(&[0; 5000]).as_slice(), 4000).unwrap_err().to_string().contains("longer than it may be"));
+    assert!(
+        inflate("x", self::gzip(&[0; 5000]).as_slice(), 4000)
+            .unwrap_err()
+            .to_string()
+            .contains("longer than it may be")
+    );
 }
 
 #[test]
 fn plain_tar_opens_it() {
     let one: &[(&str, &[u8])] = &[("projects/-w/s1.jsonl", b"{}\n")];
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("x.tar.gz"), packed(&manifest(one), one, false)).unwrap();
-    let done = std::process::Command::new("tar").args(["-xzf", "x.tar.gz"]).current_dir(folder.path()).status().unwrap();
+    std::fs::write(
+        folder.path().join("x.tar.gz"),
+        packed(&manifest(one), one, false),
+    )
+    .unwrap();
+    let done = std::process::Command::new("tar")
+        .args(["-xzf", "x.tar.gz"])
+        .current_dir(folder.path())
+        .status()
+        .unwrap();
     assert!(done.success());
-    assert_eq!(std::fs::read(folder.path().join("projects/-w/s1.jsonl")).unwrap(), b"{}\n");
+    assert_eq!(
+        std::fs::read(folder.path().join("projects/-w/s1.jsonl")).unwrap(),
+        b"{}\n"
+    );
     assert!(folder.path().join(MANIFEST).exists());
 }

@@ -51,12 +51,18 @@ pub struct Summary {
 impl Record {
     /// Reads it; one that is missing or damaged knows nothing.
     pub fn load(folder: &dyn Folder, path: &RelPath) -> Result<Record> {
-        let bytes = folder.read(path).map_err(|cause| Error::io(format!("read {path}"), cause))?;
-        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default())
+        let bytes = folder
+            .read(path)
+            .map_err(|cause| Error::io(format!("read {path}"), cause))?;
+        Ok(bytes
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default())
     }
 
     fn save(&self, folder: &dyn Folder, path: &RelPath, meta: &Meta) -> Result<()> {
-        let bytes = serde_json::to_vec(self).map_err(|cause| Error::new(crate::error::Kind::Internal, "write a record").because(cause))?;
+        let bytes = serde_json::to_vec(self).map_err(|cause| {
+            Error::new(crate::error::Kind::Internal, "write a record").because(cause)
+        })?;
         // A name that the profile passes over until it is whole.
         let passing: RelPath = format!("{path}.tmp").parse()?;
         let write = || -> std::io::Result<()> {
@@ -122,19 +128,34 @@ impl Ids {
     pub fn append(&mut self, folder: &dyn Folder, append: &Append<'_>) -> Result<Written> {
         let Append { key, entries, .. } = append;
         let path = key.file();
-        let mut known = self.known(folder, path).doing_with(|| format!("read {path}"))?;
+        let mut known = self
+            .known(folder, path)
+            .doing_with(|| format!("read {path}"))?;
         let record_path = key.record()?;
         let mut record = Record::load(folder, &record_path)?;
         let version = record.summary.as_ref().map_or(0, |summary| summary.version);
-        let before = append.batch.and_then(|id| record.batches.iter().find(|batch| batch.id == id && batch.path == *path));
+        let before = append.batch.and_then(|id| {
+            record
+                .batches
+                .iter()
+                .find(|batch| batch.id == id && batch.path == *path)
+        });
         let here = |batch: &Batch| known.len >= batch.start + batch.len;
         if before.is_some_and(here) {
-            return Ok(Written::All { new: 0, files: vec![path.clone(), record_path], summary: version });
+            return Ok(Written::All {
+                new: 0,
+                files: vec![path.clone(), record_path],
+                summary: version,
+            });
         }
         let last = record.batches.iter().rfind(|batch| batch.path == *path);
-        if let Some(torn) = before.filter(|before| last.is_some_and(|last| last.id == before.id) && before.start < known.len) {
+        if let Some(torn) = before.filter(|before| {
+            last.is_some_and(|last| last.id == before.id) && before.start < known.len
+        }) {
             // A crash cut it short: it is written anew, so that no entry without an id stands there twice.
-            folder.write_at(path, torn.start, b"").map_err(|cause| Error::io(format!("cut {path}"), cause))?;
+            folder
+                .write_at(path, torn.start, b"")
+                .map_err(|cause| Error::io(format!("cut {path}"), cause))?;
             known = self.known(folder, path)?;
         }
         if before.is_none() && append.summary.is_some_and(|(from, _)| from != version) {
@@ -152,26 +173,49 @@ impl Ids {
             fresh.extend(id);
             new += 1;
             // Between tokens a line break is white space, and within a string JSON has none.
-            bytes.extend(entry.get().bytes().filter(|byte| !matches!(byte, b'\n' | b'\r')));
+            bytes.extend(
+                entry
+                    .get()
+                    .bytes()
+                    .filter(|byte| !matches!(byte, b'\n' | b'\r')),
+            );
             bytes.push(b'\n');
         }
         let mtime = append.now.max(known.stat.mtime_ns / 1_000_000 + 1);
-        let meta = Meta { mode: 0o600, mtime_ns: mtime.saturating_mul(1_000_000), owner: None };
+        let meta = Meta {
+            mode: 0o600,
+            mtime_ns: mtime.saturating_mul(1_000_000),
+            owner: None,
+        };
         let mut summary = version;
         if before.is_none() {
             if let Some((_, data)) = append.summary.filter(|_| new > 0) {
                 summary += 1;
-                record.summary = Some(Summary { version: summary, mtime, data: data.to_owned() });
+                record.summary = Some(Summary {
+                    version: summary,
+                    mtime,
+                    data: data.to_owned(),
+                });
             }
             if let Some(id) = append.batch.filter(|_| new > 0) {
-                record.remember(Batch { id: id.to_owned(), path: path.clone(), start, len: bytes.len() as u64 });
+                record.remember(Batch {
+                    id: id.to_owned(),
+                    path: path.clone(),
+                    start,
+                    len: bytes.len() as u64,
+                });
             }
             if new > 0 && (append.batch.is_some() || append.summary.is_some()) {
                 record.save(folder, &record_path, &meta)?;
             }
         }
         if new > 0 {
-            let write = || folder.write_at(path, start, &bytes).and_then(|()| folder.finish(path, &meta)).and_then(|()| folder.stat(path));
+            let write = || {
+                folder
+                    .write_at(path, start, &bytes)
+                    .and_then(|()| folder.finish(path, &meta))
+                    .and_then(|()| folder.stat(path))
+            };
             let stat = write().map_err(|cause| Error::io(format!("write {path}"), cause));
             match stat {
                 Ok(Some(stat)) => {
@@ -185,11 +229,17 @@ impl Ids {
                 }
             }
         }
-        Ok(Written::All { new, files: vec![path.clone(), record_path], summary })
+        Ok(Written::All {
+            new,
+            files: vec![path.clone(), record_path],
+            summary,
+        })
     }
 
     fn known(&mut self, folder: &dyn Folder, path: &RelPath) -> Result<&mut Known> {
-        let stat = folder.stat(path).map_err(|cause| Error::io("look at it", cause))?;
+        let stat = folder
+            .stat(path)
+            .map_err(|cause| Error::io("look at it", cause))?;
         let same = |known: &Known| Some(known.stat) == stat || stat.is_none() && known.len == 0;
         if !self.0.get(path).is_some_and(same) {
             let known = scan(folder, path).map_err(|cause| Error::io("read it", cause))?;
@@ -200,12 +250,24 @@ impl Ids {
 }
 
 fn nothing() -> Known {
-    Known { stat: Stat { dev: 0, ino: 0, size: 0, mtime_ns: 0, mode: 0 }, len: 0, ids: HashSet::new() }
+    Known {
+        stat: Stat {
+            dev: 0,
+            ino: 0,
+            size: 0,
+            mtime_ns: 0,
+            mode: 0,
+        },
+        len: 0,
+        ids: HashSet::new(),
+    }
 }
 
 fn scan(folder: &dyn Folder, path: &RelPath) -> std::io::Result<Known> {
     let mut known = nothing();
-    let Some(file) = folder.open(path)? else { return Ok(known) };
+    let Some(file) = folder.open(path)? else {
+        return Ok(known);
+    };
     known.stat = file.stat()?;
     let mut line = Vec::new();
     let mut chunk = vec![0; CHUNK];

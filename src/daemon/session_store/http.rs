@@ -44,9 +44,20 @@ struct Server {
 }
 
 /// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
-pub async fn serve(store: Arc<SessionStore>, listener: Listener, stop: impl Future<Output = Instant>) {
-    let server = Server { store, room: Semaphore::new(ALL_TOGETHER as usize) };
-    let limits = Limits { connections: CONNECTIONS, patience: PATIENCE, one_call: None };
+pub async fn serve(
+    store: Arc<SessionStore>,
+    listener: Listener,
+    stop: impl Future<Output = Instant>,
+) {
+    let server = Server {
+        store,
+        room: Semaphore::new(ALL_TOGETHER as usize),
+    };
+    let limits = Limits {
+        connections: CONNECTIONS,
+        patience: PATIENCE,
+        one_call: None,
+    };
     http::serve(Arc::new(server), listener, limits, stop).await;
 }
 
@@ -98,28 +109,53 @@ impl Answers for Server {
 impl Server {
     async fn call(&self, path: &str, request: Request<Incoming>) -> Result<Answer> {
         if !from_here(request.headers()) {
-            return Err(Error::usage("this is for programs on this machine, not for web pages"));
+            return Err(Error::usage(
+                "this is for programs on this machine, not for web pages",
+            ));
         }
         if (request.method(), path) == (&Method::GET, "/health") {
-            return Ok(http::json(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") })));
+            return Ok(http::json(
+                StatusCode::OK,
+                &json!({ "version": env!("CARGO_PKG_VERSION") }),
+            ));
         }
         if !CALLS.contains(&path) {
-            return Ok(http::json(StatusCode::NOT_FOUND, &json!({ "error": format!("there is no call {path}"), "calls": CALLS })));
+            return Ok(http::json(
+                StatusCode::NOT_FOUND,
+                &json!({ "error": format!("there is no call {path}"), "calls": CALLS }),
+            ));
         }
-        if request.method() != Method::POST || request.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != "application/json") {
-            return Err(Error::usage(format!("{path}: a POST of application/json is wanted")));
+        if request.method() != Method::POST
+            || request
+                .headers()
+                .get(CONTENT_TYPE)
+                .is_none_or(|kind| kind != "application/json")
+        {
+            return Err(Error::usage(format!(
+                "{path}: a POST of application/json is wanted"
+            )));
         }
         let expected = request.body().size_hint().upper().unwrap_or(LARGEST);
         if expected > LARGEST {
             return Ok(too_large());
         }
         let kibibytes = u32::try_from(expected / 1024 + 1).unwrap_or(ALL_TOGETHER);
-        let _room = self.room.acquire_many(kibibytes).await.map_err(|cause| Error::new(Kind::Internal, "wait for room").because(cause))?;
+        let _room = self
+            .room
+            .acquire_many(kibibytes)
+            .await
+            .map_err(|cause| Error::new(Kind::Internal, "wait for room").because(cause))?;
         let body = Limited::new(request.into_body(), LARGEST as usize).collect();
         let body = match tokio::time::timeout(PATIENCE, body).await {
-            Err(_) => return Err(Error::usage(format!("{path}: the body did not arrive within {PATIENCE:?}"))),
+            Err(_) => {
+                return Err(Error::usage(format!(
+                    "{path}: the body did not arrive within {PATIENCE:?}"
+                )));
+            }
             Ok(Err(cause)) if cause.is::<LengthLimitError>() => return Ok(too_large()),
-            Ok(Err(cause)) => return Err(Error::usage(format!("{path}: read the body")).because(cause)),
+            Ok(Err(cause)) => {
+                return Err(Error::usage(format!("{path}: read the body")).because(cause));
+            }
             Ok(Ok(body)) => body.to_bytes(),
         };
         let (store, path) = (self.store.clone(), path.to_owned());
@@ -144,16 +180,23 @@ async fn dispatch(store: &SessionStore, path: &str, body: &[u8]) -> Result<Answe
         LIST | SUMMARIES => {
             let project = project(&read::<ProjectCall>(body)?.project_key)?;
             match path {
-                LIST => Ok(found(&json!({ "sessions": served(store.list(&project).await)? }))),
-                _ => Ok(found(&json!({ "summaries": served(store.summaries(&project))? }))),
+                LIST => Ok(found(
+                    &json!({ "sessions": served(store.list(&project).await)? }),
+                )),
+                _ => Ok(found(
+                    &json!({ "summaries": served(store.summaries(&project))? }),
+                )),
             }
         }
         _ => {
             let key = store.key(&read::<KeyCall>(body)?.key)?;
             match path {
                 LOAD => Ok(served(store.load(&key).await)?.map_or_else(absent, lines)),
-                SUBKEYS => Ok(found(&json!({ "subkeys": served(store.subkeys(&key).await)? }))),
-                SUMMARY => Ok(served(store.summary(&key).await)?.map_or_else(absent, |summary| found(&summary))),
+                SUBKEYS => Ok(found(
+                    &json!({ "subkeys": served(store.subkeys(&key).await)? }),
+                )),
+                SUMMARY => Ok(served(store.summary(&key).await)?
+                    .map_or_else(absent, |summary| found(&summary))),
                 _ => served(store.delete(&key).await).map(|()| found(&json!({}))),
             }
         }
@@ -163,29 +206,53 @@ async fn dispatch(store: &SessionStore, path: &str, body: &[u8]) -> Result<Answe
 /// Once a call is understood, what fails is not the caller's fault: a bucket that does not exist, say.
 fn served<T>(done: Result<T>) -> Result<T> {
     done.map_err(|error| match (error.kind(), error.hint_text()) {
-        (Kind::Usage | Kind::NotFound, hint) => Error::new(Kind::Internal, error.to_string()).hint(hint.unwrap_or("see the server's log")),
+        (Kind::Usage | Kind::NotFound, hint) => Error::new(Kind::Internal, error.to_string())
+            .hint(hint.unwrap_or("see the server's log")),
         _ => error,
     })
 }
 
 async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
     let key = store.key(&call.key)?;
-    if let Some(at) = call.entries.iter().position(|entry| !entry.get().starts_with('{')) {
-        return Err(Error::usage(format!("append: entry {at} is not a JSON object")));
+    if let Some(at) = call
+        .entries
+        .iter()
+        .position(|entry| !entry.get().starts_with('{'))
+    {
+        return Err(Error::usage(format!(
+            "append: entry {at} is not a JSON object"
+        )));
     }
-    if call.batch.as_ref().is_some_and(|batch| batch.is_empty() || batch.len() > 128) {
-        return Err(Error::usage("append: the name of a batch has 1 to 128 characters"));
+    if call
+        .batch
+        .as_ref()
+        .is_some_and(|batch| batch.is_empty() || batch.len() > 128)
+    {
+        return Err(Error::usage(
+            "append: the name of a batch has 1 to 128 characters",
+        ));
     }
     let summary = call.summary.map(|summary| (summary.after, summary.data));
-    if summary.is_some_and(|(_, data)| data.get().len() > LARGEST_SUMMARY || !data.get().starts_with('{')) {
-        return Err(Error::usage(format!("append: a summary is a JSON object of at most {LARGEST_SUMMARY} bytes")));
+    if summary
+        .is_some_and(|(_, data)| data.get().len() > LARGEST_SUMMARY || !data.get().starts_with('{'))
+    {
+        return Err(Error::usage(format!(
+            "append: a summary is a JSON object of at most {LARGEST_SUMMARY} bytes"
+        )));
     }
-    let batch = Batch { id: call.batch.as_deref(), entries: &call.entries, summary };
+    let batch = Batch {
+        id: call.batch.as_deref(),
+        entries: &call.entries,
+        summary,
+    };
     match served(store.append(&key, batch).await)? {
         Some(appended) => Ok(found(&appended)),
         None => {
             let error = "the summary was made from another one than there is now; nothing is written: ask for it and send again";
-            Ok(http::json(StatusCode::PRECONDITION_FAILED, &json!({ "error": error })))
+            Ok(http::json(
+                StatusCode::PRECONDITION_FAILED,
+                &json!({ "error": error }),
+            ))
         }
     }
 }
@@ -196,8 +263,14 @@ fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
 
 /// A page in a browser can reach a port of its own machine: it sends where it comes from, or a name that somebody made point here.
 fn from_here(headers: &HeaderMap) -> bool {
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit())).map_or(host, |(name, _)| name);
+    let host = headers
+        .get(HOST)
+        .and_then(|host| host.to_str().ok())
+        .unwrap_or_default();
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()))
+        .map_or(host, |(name, _)| name);
     headers.get(ORIGIN).is_none() && matches!(name, "" | "localhost" | "127.0.0.1" | "[::1]")
 }
 
@@ -227,7 +300,10 @@ fn refused(error: &Error) -> Answer {
     if status.is_server_error() {
         tracing::warn!(%error, "a call failed");
     }
-    http::json(status, &json!({ "error": error.to_string(), "hint": error.hint_text() }))
+    http::json(
+        status,
+        &json!({ "error": error.to_string(), "hint": error.hint_text() }),
+    )
 }
 
 /// A transcript, piece by piece: memory does not grow with it.
@@ -240,10 +316,21 @@ fn lines(lines: Lines) -> Answer {
         let mut piece = vec![0; (lines.len - at).min(CHUNK) as usize];
         let got = lines.file.read_at(&mut piece, at)?;
         if got == 0 {
-            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the transcript was cut while it was read"));
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::UnexpectedEof,
+                "the transcript was cut while it was read",
+            ));
         }
         piece.truncate(got);
-        Ok(Some((Frame::data(Bytes::from(piece)), (lines, at + got as u64))))
+        Ok(Some((
+            Frame::data(Bytes::from(piece)),
+            (lines, at + got as u64),
+        )))
     });
-    http::answer(StatusCode::OK, "application/x-ndjson", BodyExt::boxed_unsync(StreamBody::new(pieces)), Some(len))
+    http::answer(
+        StatusCode::OK,
+        "application/x-ndjson",
+        BodyExt::boxed_unsync(StreamBody::new(pieces)),
+        Some(len),
+    )
 }

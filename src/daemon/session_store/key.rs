@@ -37,15 +37,28 @@ impl Key {
             None => format!("projects/{project}/{session}.jsonl"),
             Some(subpath) => format!("projects/{project}/{session}/{subpath}.jsonl"),
         };
-        let file: RelPath = file.parse().map_err(|cause: Error| Error::usage("read the key").because(cause))?;
+        let file: RelPath = file
+            .parse()
+            .map_err(|cause: Error| Error::usage("read the key").because(cause))?;
         let own = LogName::Session(session.clone());
-        let unnamed = sent.subpath.as_ref().is_some_and(|subpath| subpath.split('/').any(str::is_empty));
-        if unnamed || profile.place(&file) != Place::Keep(own, FileKind::Append) || sent.subpath.is_none() != profile.is_transcript(&file) {
+        let unnamed = sent
+            .subpath
+            .as_ref()
+            .is_some_and(|subpath| subpath.split('/').any(str::is_empty));
+        if unnamed
+            || profile.place(&file) != Place::Keep(own, FileKind::Append)
+            || sent.subpath.is_none() != profile.is_transcript(&file)
+        {
             return Err(Error::usage(format!("read the key: {file} is no place of a transcript of session {session}")).hint(
                 "a session id is a UUID; a subpath is one such as subagents/agent-1, and left out for the session's own transcript",
             ));
         }
-        Ok(Key { project, session, subpath: sent.subpath.clone(), file })
+        Ok(Key {
+            project,
+            session,
+            subpath: sent.subpath.clone(),
+            file,
+        })
     }
 
     /// The log that it belongs to.
@@ -119,16 +132,33 @@ mod tests {
 
     fn read(project: &str, session: &str, subpath: Option<&str>) -> Result<Key> {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
-        let sent = Sent { project_key: project.to_owned(), session_id: session.to_owned(), subpath: subpath.map(str::to_owned) };
+        let sent = Sent {
+            project_key: project.to_owned(),
+            session_id: session.to_owned(),
+            subpath: subpath.map(str::to_owned),
+        };
         Key::read(&profile, &sent)
     }
 
     #[test]
     fn a_key_is_the_path_that_claude_code_has() {
-        let path = |project, session, subpath| read(project, session, subpath).map(|key| key.file().to_string()).unwrap();
-        assert_eq!(path("-work-app", "3f2a", None), "projects/-work-app/3f2a.jsonl");
-        assert_eq!(path("-work-app", "3f2a", Some("subagents/agent-1")), "projects/-work-app/3f2a/subagents/agent-1.jsonl");
-        assert_eq!(path("tenant/7", "3f2a", None), "projects/tenant=2F7/3f2a.jsonl");
+        let path = |project, session, subpath| {
+            read(project, session, subpath)
+                .map(|key| key.file().to_string())
+                .unwrap()
+        };
+        assert_eq!(
+            path("-work-app", "3f2a", None),
+            "projects/-work-app/3f2a.jsonl"
+        );
+        assert_eq!(
+            path("-work-app", "3f2a", Some("subagents/agent-1")),
+            "projects/-work-app/3f2a/subagents/agent-1.jsonl"
+        );
+        assert_eq!(
+            path("tenant/7", "3f2a", None),
+            "projects/tenant=2F7/3f2a.jsonl"
+        );
         assert_ne!(path("a=2Fb", "s", None), path("a/b", "s", None));
     }
 
@@ -149,7 +179,11 @@ mod tests {
             ("p", "s", Some("resume-head")),
         ] {
             let refused = read(project, session, subpath).map(|key| key.file().to_string());
-            assert_eq!(refused.map_err(|error| error.kind()), Err(crate::error::Kind::Usage), "{project:?} {session:?} {subpath:?}");
+            assert_eq!(
+                refused.map_err(|error| error.kind()),
+                Err(crate::error::Kind::Usage),
+                "{project:?} {session:?} {subpath:?}"
+            );
         }
     }
 }

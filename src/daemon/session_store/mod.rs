@@ -146,7 +146,14 @@ impl SessionStore {
         // What an earlier one left that was killed; we hold the folder's lock.
         let _ = std::fs::remove_dir_all(copies(disk.root()));
         let (handle, feed) = (service.handle(), service.feed());
-        Ok(SessionStore { parts: parts.clone(), disk, handle, feed, sessions: Mutex::default(), restoring: AsyncMutex::default() })
+        Ok(SessionStore {
+            parts: parts.clone(),
+            disk,
+            handle,
+            feed,
+            sessions: Mutex::default(),
+            restoring: AsyncMutex::default(),
+        })
     }
 
     /// Checks a key.
@@ -160,28 +167,46 @@ impl SessionStore {
         let session = self.session(key);
         let mut session = session.lock().await;
         if batch.entries.is_empty() {
-            return Ok(Some(Appended { new: 0, summary: self.version(key)? }));
+            return Ok(Some(Appended {
+                new: 0,
+                summary: self.version(key)?,
+            }));
         }
         self.bring(&mut session, key).await?;
         let summary = batch.summary.filter(|_| key.subpath().is_none());
         let now = self.parts.logs.clock.now().as_millisecond();
-        let append = Append { key, batch: batch.id, entries: batch.entries, summary, now };
+        let append = Append {
+            key,
+            batch: batch.id,
+            entries: batch.entries,
+            summary,
+            now,
+        };
         // Reads the whole file the first time, and waits for the disk.
         let written = block_in_place(|| session.ids.append(&*self.disk, &append))?;
-        let Written::All { new, files, summary } = written else { return Ok(None) };
+        let Written::All {
+            new,
+            files,
+            summary,
+        } = written
+        else {
+            return Ok(None);
+        };
         self.durable(key, files).await?;
         Ok(Some(Appended { new, summary }))
     }
 
     /// Waits until files of a session are durable in its log.
     async fn durable(&self, key: &Key, files: Vec<RelPath>) -> Result<()> {
-        let flushed = tokio::time::timeout(DURABLE_WITHIN, self.handle.wrote(key.name(), files)).await;
+        let flushed =
+            tokio::time::timeout(DURABLE_WITHIN, self.handle.wrote(key.name(), files)).await;
         let report = flushed.map_err(|_| {
             Error::unavailable(format!("session {}: not durable after {DURABLE_WITHIN:?}", key.session()))
                 .hint("it is written here, and goes out when the store answers; the same append may be sent again")
         })??;
         if report.logs.iter().any(|log| log.is_branch()) {
-            return Err(fenced(&self.id(key), None).hint("load the session again to go on from what the other wrote"));
+            return Err(fenced(&self.id(key), None)
+                .hint("load the session again to go on from what the other wrote"));
         }
         Ok(())
     }
@@ -190,25 +215,45 @@ impl SessionStore {
     pub async fn load(&self, key: &Key) -> Result<Option<Lines>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        let Some(view) = self.view(&mut session, key).await? else { return Ok(None) };
+        let Some(view) = self.view(&mut session, key).await? else {
+            return Ok(None);
+        };
         let failed = |cause| Error::io(format!("read {}", key.file()), cause);
-        let Some(file) = view.folder().open(key.file()).map_err(failed)? else { return Ok(None) };
+        let Some(file) = view.folder().open(key.file()).map_err(failed)? else {
+            return Ok(None);
+        };
         let len = batch::whole(&*file).map_err(failed)?;
         // What was deleted alone is an empty file.
-        Ok((len > 0).then_some(Lines { file, len, _view: view }))
+        Ok((len > 0).then_some(Lines {
+            file,
+            len,
+            _view: view,
+        }))
     }
 
     /// The other transcripts of a session.
     pub async fn subkeys(&self, key: &Key) -> Result<Vec<String>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        let Some(view) = self.view(&mut session, key).await? else { return Ok(Vec::new()) };
+        let Some(view) = self.view(&mut session, key).await? else {
+            return Ok(Vec::new());
+        };
         let folder = key.folder()?;
         let mut found = Vec::new();
-        for path in files_below(view.folder(), &folder).map_err(|cause| Error::io(format!("list {folder}"), cause))? {
+        for path in files_below(view.folder(), &folder)
+            .map_err(|cause| Error::io(format!("list {folder}"), cause))?
+        {
             let kept = self.parts.profile.place(&path) == Place::Keep(key.name(), FileKind::Append);
-            let filled = view.folder().stat(&path).ok().flatten().is_some_and(|stat| stat.size > 0);
-            let subpath = path.as_str().strip_prefix(folder.as_str()).and_then(|rest| rest.strip_prefix('/')?.strip_suffix(".jsonl"));
+            let filled = view
+                .folder()
+                .stat(&path)
+                .ok()
+                .flatten()
+                .is_some_and(|stat| stat.size > 0);
+            let subpath = path
+                .as_str()
+                .strip_prefix(folder.as_str())
+                .and_then(|rest| rest.strip_prefix('/')?.strip_suffix(".jsonl"));
             found.extend(subpath.filter(|_| kept && filled).map(str::to_owned));
         }
         Ok(found)
@@ -226,15 +271,28 @@ impl SessionStore {
                 Some(_) => {}
             }
         }
-        Ok(found.into_iter().map(|(session_id, mtime)| Listed { session_id, mtime }).collect())
+        Ok(found
+            .into_iter()
+            .map(|(session_id, mtime)| Listed { session_id, mtime })
+            .collect())
     }
 
     /// What the SDK made of the sessions of a project, of those here.
     pub fn summaries(&self, project: &SessionId) -> Result<Vec<Summarised>> {
         let mut found = Vec::new();
         for session_id in self.here(project)?.into_keys() {
-            if let Some(Summary { version, mtime, data }) = Record::load(&*self.disk, &key::record(project, &session_id)?)?.summary {
-                found.push(Summarised { session_id, mtime, version, data });
+            if let Some(Summary {
+                version,
+                mtime,
+                data,
+            }) = Record::load(&*self.disk, &key::record(project, &session_id)?)?.summary
+            {
+                found.push(Summarised {
+                    session_id,
+                    mtime,
+                    version,
+                    data,
+                });
             }
         }
         Ok(found)
@@ -248,7 +306,18 @@ impl SessionStore {
         self.bring(&mut session, key).await?;
         let summary = Record::load(&*self.disk, &key.record()?)?.summary;
         let session_id = key.session().to_string();
-        Ok(summary.map(|Summary { version, mtime, data }| Summarised { session_id, mtime, version, data }))
+        Ok(summary.map(
+            |Summary {
+                 version,
+                 mtime,
+                 data,
+             }| Summarised {
+                session_id,
+                mtime,
+                version,
+                data,
+            },
+        ))
     }
 
     /// Deletes a transcript, or a whole session; `sessiond undelete` brings the latter back within the grace period.
@@ -259,13 +328,23 @@ impl SessionStore {
         let state = self.parts.logs.read_state(&id).await?;
         let stored = state.seq > 0 && state.removed.is_none();
         let folder = format!("{}/", key.folder()?);
-        let own = |path: &RelPath| *path == *key.file() || key.subpath().is_none() && path.as_str().starts_with(&folder);
-        let in_use = |(path, file): &(&RelPath, &crate::model::FileAt)| file.len > 0 && path.name().ends_with(".jsonl");
-        let others = state.files.iter().filter(in_use).any(|(path, _)| !own(path));
+        let own = |path: &RelPath| {
+            *path == *key.file() || key.subpath().is_none() && path.as_str().starts_with(&folder)
+        };
+        let in_use = |(path, file): &(&RelPath, &crate::model::FileAt)| {
+            file.len > 0 && path.name().ends_with(".jsonl")
+        };
+        let others = state
+            .files
+            .iter()
+            .filter(in_use)
+            .any(|(path, _)| !own(path));
         if stored && (key.subpath().is_some() || others) {
             // The log goes on without it.
             self.bring(&mut session, key).await?;
-            let emptied = self.empty(key).map_err(|cause| Error::io(format!("empty {}", key.file()), cause))?;
+            let emptied = self
+                .empty(key)
+                .map_err(|cause| Error::io(format!("empty {}", key.file()), cause))?;
             return self.durable(key, emptied).await;
         }
         self.handle.hold(key.name()).await?;
@@ -273,7 +352,15 @@ impl SessionStore {
         *session = Session::default();
         self.handle.release(key.name()).await?;
         done?;
-        if stored && let Err(error) = reindex::catch_up(&self.parts.logs, &*self.parts.index, &*self.parts.profile, &id).await {
+        if stored
+            && let Err(error) = reindex::catch_up(
+                &self.parts.logs,
+                &*self.parts.index,
+                &*self.parts.profile,
+                &id,
+            )
+            .await
+        {
             tracing::warn!(%error, "the index was not told; it catches up by itself");
             self.feed.stale(key.name());
         }
@@ -304,7 +391,10 @@ impl SessionStore {
             None => vec![key.transcript()?, key.folder()?, Ledger::path(id)?],
             Some(_) => vec![key.file().clone()],
         };
-        paths.iter().try_for_each(|path| self.disk.remove(path)).map_err(|cause| Error::io(format!("remove {}", key.file()), cause))
+        paths
+            .iter()
+            .try_for_each(|path| self.disk.remove(path))
+            .map_err(|cause| Error::io(format!("remove {}", key.file()), cause))
     }
 
     fn id(&self, key: &Key) -> LogId {
@@ -315,13 +405,18 @@ impl SessionStore {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() > MOST_QUIET {
             // Not one that somebody has read to go on from it.
-            sessions.retain(|_, session| Arc::strong_count(session) > 1 || session.try_lock().is_ok_and(|session| session.take));
+            sessions.retain(|_, session| {
+                Arc::strong_count(session) > 1
+                    || session.try_lock().is_ok_and(|session| session.take)
+            });
         }
         sessions.entry(key.session().clone()).or_default().clone()
     }
 
     fn version(&self, key: &Key) -> Result<u64> {
-        Ok(Record::load(&*self.disk, &key.record()?)?.summary.map_or(0, |summary| summary.version))
+        Ok(Record::load(&*self.disk, &key.record()?)?
+            .summary
+            .map_or(0, |summary| summary.version))
     }
 
     fn ledger(&self, id: &LogId) -> Option<Ledger> {
@@ -330,8 +425,17 @@ impl SessionStore {
 
     /// Whether what was shipped is still here: a folder that somebody emptied in part must not be gone on from.
     fn is_whole(&self, ledger: &Ledger) -> bool {
-        let mut appended = ledger.files.iter().filter(|(_, cursor)| cursor.kind == FileKind::Append);
-        let size = |path| self.disk.stat(path).ok().flatten().map_or(0, |stat| stat.size);
+        let mut appended = ledger
+            .files
+            .iter()
+            .filter(|(_, cursor)| cursor.kind == FileKind::Append);
+        let size = |path| {
+            self.disk
+                .stat(path)
+                .ok()
+                .flatten()
+                .map_or(0, |stat| stat.size)
+        };
         appended.all(|(path, cursor)| size(path) >= cursor.len)
     }
 
@@ -339,21 +443,40 @@ impl SessionStore {
     /// was read before.
     async fn bring(&self, session: &mut Session, key: &Key) -> Result<()> {
         let id = self.id(key);
-        if !session.here && (session.take || !self.ledger(&id).is_some_and(|ledger| self.is_whole(&ledger))) {
+        if !session.here
+            && (session.take
+                || !self
+                    .ledger(&id)
+                    .is_some_and(|ledger| self.is_whole(&ledger)))
+        {
             let _one = self.restoring.lock().await;
             self.handle.hold(key.name()).await?;
-            let context =
-                restore::Context { folder: self.disk.clone(), profile: self.parts.profile.clone(), logs: self.parts.logs.clone() };
+            let context = restore::Context {
+                folder: self.disk.clone(),
+                profile: self.parts.profile.clone(),
+                logs: self.parts.logs.clone(),
+            };
             // What is here and differs is on a branch already, and is moved aside.
-            let options = restore::Options { claim: true, force: true, ..restore::Options::default() };
+            let options = restore::Options {
+                claim: true,
+                force: true,
+                ..restore::Options::default()
+            };
             let began = Instant::now();
             let restored = restore::restore(&context, &id, &options).await;
             self.handle.release(key.name()).await?;
             match restored {
                 Ok(report) => {
                     let now = self.parts.logs.clock.now();
-                    self.feed.counts().note(|tally| tally.restored(report.bytes, began.elapsed(), now));
-                    tracing::info!(session = report.session, entry = report.seq, files = report.written(), "taken over");
+                    self.feed
+                        .counts()
+                        .note(|tally| tally.restored(report.bytes, began.elapsed(), now));
+                    tracing::info!(
+                        session = report.session,
+                        entry = report.seq,
+                        files = report.written(),
+                        "taken over"
+                    );
                     self.feed.stale(key.name());
                 }
                 Err(error) if error.kind() == Kind::NotFound => {}
@@ -363,7 +486,12 @@ impl SessionStore {
                 }
             }
         }
-        *session = Session { here: true, take: false, copy: None, ids: std::mem::take(&mut session.ids) };
+        *session = Session {
+            here: true,
+            take: false,
+            copy: None,
+            ids: std::mem::take(&mut session.ids),
+        };
         Ok(())
     }
 
@@ -372,7 +500,9 @@ impl SessionStore {
         let id = self.id(key);
         let logs = &self.parts.logs;
         let head = pieces::head(&logs.newest_pieces(&id).await?);
-        let newest = |ledger: Ledger| ledger.pen.ground != Ground::Branch && ledger.pen.seq >= head && self.is_whole(&ledger);
+        let newest = |ledger: Ledger| {
+            ledger.pen.ground != Ground::Branch && ledger.pen.seq >= head && self.is_whole(&ledger)
+        };
         let current = self.ledger(&id).map_or(head == 0, newest);
         if current {
             return Ok(Some(View::Here(self.disk.clone())));
@@ -383,8 +513,15 @@ impl SessionStore {
             return Ok(Some(View::Copy(copy.clone())));
         }
         let place = copies(self.disk.root()).join(format!("{:016x}", logs.chance.next()));
-        let copy = Arc::new(Copy { head, disk: Disk::new(&place) });
-        let context = restore::Context { folder: Arc::new(Disk::new(place)), profile: self.parts.profile.clone(), logs: logs.clone() };
+        let copy = Arc::new(Copy {
+            head,
+            disk: Disk::new(&place),
+        });
+        let context = restore::Context {
+            folder: Arc::new(Disk::new(place)),
+            profile: self.parts.profile.clone(),
+            logs: logs.clone(),
+        };
         match restore::restore(&context, &id, &restore::Options::default()).await {
             Ok(_) => {
                 session.copy = Some(copy.clone());
@@ -401,9 +538,15 @@ impl SessionStore {
         let folder = key::sessions(project)?;
         let mut found = HashMap::new();
         for item in self.disk.list(Some(&folder)).map_err(failed)? {
-            let Some(session) = item.name.strip_suffix(".jsonl") else { continue };
+            let Some(session) = item.name.strip_suffix(".jsonl") else {
+                continue;
+            };
             let path = key::transcript(project, session)?;
-            let stat = self.disk.stat(&path).map_err(failed)?.filter(|stat| stat.size > 0);
+            let stat = self
+                .disk
+                .stat(&path)
+                .map_err(failed)?
+                .filter(|stat| stat.size > 0);
             if let Some(stat) = stat.filter(|_| self.parts.profile.is_transcript(&path)) {
                 found.insert(session.to_owned(), stat.mtime_ns / 1_000_000);
             }
@@ -426,7 +569,12 @@ impl SessionStore {
         };
         let mut rows = Vec::new();
         loop {
-            let page = self.parts.index.sessions(&filter).await.doing("list the sessions of a project")?;
+            let page = self
+                .parts
+                .index
+                .sessions(&filter)
+                .await
+                .doing("list the sessions of a project")?;
             rows.extend(page.sessions);
             match page.next {
                 Some(next) => filter.cursor = Some(next),
@@ -436,7 +584,11 @@ impl SessionStore {
     }
 
     fn is_behind(&self, row: &SessionRow) -> bool {
-        let ledger = row.id.parse().ok().and_then(|name| self.ledger(&self.parts.logs.id(name)));
+        let ledger = row
+            .id
+            .parse()
+            .ok()
+            .and_then(|name| self.ledger(&self.parts.logs.id(name)));
         ledger.is_none_or(|ledger| ledger.pen.ground == Ground::Branch || ledger.pen.seq < row.head)
     }
 }

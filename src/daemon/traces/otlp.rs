@@ -28,7 +28,11 @@ pub(super) struct Attributes {
 
 impl Attributes {
     fn set(&mut self, field: &Field, value: Value) {
-        match self.named.iter_mut().find(|(name, _)| *name == field.name()) {
+        match self
+            .named
+            .iter_mut()
+            .find(|(name, _)| *name == field.name())
+        {
             Some(known) => known.1 = value,
             None => self.named.push((field.name(), value)),
         }
@@ -75,7 +79,10 @@ impl Resource {
             all.retain(|(name, _)| name != "service.name");
             all.push(("service.name".to_owned(), service.to_owned()));
         }
-        for (name, value) in [("service.name", "sessiond"), ("service.version", env!("CARGO_PKG_VERSION"))] {
+        for (name, value) in [
+            ("service.name", "sessiond"),
+            ("service.version", env!("CARGO_PKG_VERSION")),
+        ] {
             if !all.iter().any(|(known, _)| known == name) {
                 all.push((name.to_owned(), value.to_owned()));
             }
@@ -86,14 +93,28 @@ impl Resource {
 
 /// `name=value,name=value` with percent-encoding, as OpenTelemetry's variables have it. What is none is passed over.
 pub(super) fn pairs(text: Option<&str>) -> Vec<(String, String)> {
-    let plain = |text: &str| percent_decode_str(text.trim()).decode_utf8_lossy().into_owned();
-    let pairs = text.unwrap_or_default().split(',').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(name, value)| (plain(name), plain(value))).filter(|(name, _)| !name.is_empty()).collect()
+    let plain = |text: &str| {
+        percent_decode_str(text.trim())
+            .decode_utf8_lossy()
+            .into_owned()
+    };
+    let pairs = text
+        .unwrap_or_default()
+        .split(',')
+        .filter_map(|pair| pair.split_once('='));
+    pairs
+        .map(|(name, value)| (plain(name), plain(value)))
+        .filter(|(name, _)| !name.is_empty())
+        .collect()
 }
 
 /// A request that tells of these.
 pub(super) fn request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
-    let who: Vec<Value> = resource.0.iter().map(|(name, value)| json!({ "key": name, "value": { "stringValue": value } })).collect();
+    let who: Vec<Value> = resource
+        .0
+        .iter()
+        .map(|(name, value)| json!({ "key": name, "value": { "stringValue": value } }))
+        .collect();
     let body = json!({ "resourceSpans": [{
         "resource": { "attributes": who },
         "scopeSpans": [{
@@ -105,7 +126,12 @@ pub(super) fn request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
 }
 
 fn spelt(span: &Span) -> Value {
-    let attributes: Vec<Value> = span.attributes.named.iter().map(|(name, value)| json!({ "key": name, "value": value })).collect();
+    let attributes: Vec<Value> = span
+        .attributes
+        .named
+        .iter()
+        .map(|(name, value)| json!({ "key": name, "value": value }))
+        .collect();
     let mut spelt = json!({
         "traceId": format!("{:032x}", span.trace),
         "spanId": format!("{:016x}", span.id),
@@ -133,9 +159,17 @@ mod tests {
     #[test]
     fn pairs_are_read_and_what_is_none_is_passed_over() {
         let read = |text| pairs(Some(text));
-        assert_eq!(read("a=b, c = d%20e ,,x,=y"), [("a".into(), "b".into()), ("c".into(), "d e".into())] as [(String, String); 2]);
+        assert_eq!(
+            read("a=b, c = d%20e ,,x,=y"),
+            [("a".into(), "b".into()), ("c".into(), "d e".into())] as [(String, String); 2]
+        );
         assert!(pairs(None).is_empty());
-        let named = |service, attributes| Resource::new(service, attributes).0.into_iter().find(|(name, _)| name == "service.name");
+        let named = |service, attributes| {
+            Resource::new(service, attributes)
+                .0
+                .into_iter()
+                .find(|(name, _)| name == "service.name")
+        };
         assert_eq!(named(None, None).unwrap().1, "sessiond");
         assert_eq!(named(None, Some("service.name=a")).unwrap().1, "a");
         assert_eq!(named(Some("b"), Some("service.name=a")).unwrap().1, "b");

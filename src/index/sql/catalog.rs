@@ -6,13 +6,19 @@ use sqlx::Row;
 use super::list::Statement;
 use super::{SqlIndex, browse, search, stats};
 use crate::error::Result;
-use crate::index::{Catalog, Found, MessageFilter, MessagePage, SearchFilter, StatsFilter, StatsRow};
+use crate::index::{
+    Catalog, Found, MessageFilter, MessagePage, SearchFilter, StatsFilter, StatsRow,
+};
 use crate::model::LogId;
 
 #[async_trait]
 impl Catalog for SqlIndex {
     async fn messages(&self, log: &LogId, filter: &MessageFilter) -> Result<MessagePage> {
-        let cursor = filter.cursor.as_deref().map(browse::Cursor::parse).transpose()?;
+        let cursor = filter
+            .cursor
+            .as_deref()
+            .map(browse::Cursor::parse)
+            .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             browse::page(&mut connection, log, filter, cursor).await
@@ -39,8 +45,16 @@ impl Catalog for SqlIndex {
 
 impl SqlIndex {
     /// How the database would find a page of messages, in its own words: for who watches that no page needs a scan.
-    pub async fn plan_of_messages(&self, log: &LogId, filter: &MessageFilter) -> Result<Vec<String>> {
-        let cursor = filter.cursor.as_deref().map(browse::Cursor::parse).transpose()?;
+    pub async fn plan_of_messages(
+        &self,
+        log: &LogId,
+        filter: &MessageFilter,
+    ) -> Result<Vec<String>> {
+        let cursor = filter
+            .cursor
+            .as_deref()
+            .map(browse::Cursor::parse)
+            .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             let (explain, column) = self.target.explain();

@@ -41,7 +41,11 @@ const LIST_VERSIONS: &str = "SELECT version FROM sessiond_migrations ORDER BY ve
 const MIGRATION_LOCK: i64 = 0x5e55_104d;
 
 /// Path characters that need no escape in a URL.
-const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+const PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'.')
+    .remove(b'-')
+    .remove(b'_');
 
 /// Which database it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,24 +78,39 @@ impl Target {
         let scheme = text.split(':').next().unwrap_or_default();
         match scheme {
             "sqlite" => Target::sqlite(text),
-            "postgres" | "postgresql" if text[scheme.len()..].starts_with("://") => Target::postgres(text),
-            _ => Err(Error::usage("read the index URL: it begins with neither sqlite:// nor postgres://").hint(FORMS)),
+            "postgres" | "postgresql" if text[scheme.len()..].starts_with("://") => {
+                Target::postgres(text)
+            }
+            _ => Err(Error::usage(
+                "read the index URL: it begins with neither sqlite:// nor postgres://",
+            )
+            .hint(FORMS)),
         }
     }
 
     fn sqlite(text: &str) -> Result<Target> {
-        let refuse = |why: &str| Error::usage(format!("read index URL {text:?}: {why}")).hint(FORMS);
-        let path = text.strip_prefix("sqlite://").filter(|path| path.starts_with('/')).ok_or_else(|| refuse("its path is not absolute"))?;
+        let refuse =
+            |why: &str| Error::usage(format!("read index URL {text:?}: {why}")).hint(FORMS);
+        let path = text
+            .strip_prefix("sqlite://")
+            .filter(|path| path.starts_with('/'))
+            .ok_or_else(|| refuse("its path is not absolute"))?;
         if path.contains(['?', '#']) {
             return Err(refuse("it takes no parameters"));
         }
-        let path = percent_decode_str(path).decode_utf8().map_err(|_| refuse("its path is not UTF-8"))?;
+        let path = percent_decode_str(path)
+            .decode_utf8()
+            .map_err(|_| refuse("its path is not UTF-8"))?;
         if path.contains('\0') || path.ends_with('/') {
             return Err(refuse("its path names no file"));
         }
         let url = format!("sqlite://{}?mode=rw", utf8_percent_encode(&path, PATH));
         let url = Url::parse(&url).map_err(|_| refuse("its path makes no URL"))?;
-        Ok(Target { address: format!("sqlite://{path}"), engine: Engine::Sqlite(PathBuf::from(path.as_ref())), url })
+        Ok(Target {
+            address: format!("sqlite://{path}"),
+            engine: Engine::Sqlite(PathBuf::from(path.as_ref())),
+            url,
+        })
     }
 
     fn postgres(text: &str) -> Result<Target> {
@@ -100,16 +119,42 @@ impl Target {
             .map_err(|_| refuse("it is not a URL; in a password write %40 for @, %2F for /, %23 for #, %3A for :, %25 for %"))?;
         // The driver reads the URL again at each connection; what it refuses is better said now. Its message may
         // repeat a part of the URL, so it stays out of ours.
-        sqlx::postgres::PgConnectOptions::from_url(&url).map_err(|_| refuse("a parameter of it is not one that PostgreSQL takes"))?;
-        let given = |name: &str| url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned());
-        let user = Some(url.username()).filter(|user| !user.is_empty()).map(str::to_owned).or_else(|| given("user"));
-        let host = url.host_str().filter(|host| !host.is_empty()).map(str::to_owned).or_else(|| given("host"));
-        let port = url.port().map(|port| port.to_string()).or_else(|| given("port")).unwrap_or_else(|| "5432".to_owned());
-        let database =
-            Some(url.path().trim_start_matches('/')).filter(|name| !name.is_empty()).map(str::to_owned).or_else(|| given("dbname"));
+        sqlx::postgres::PgConnectOptions::from_url(&url)
+            .map_err(|_| refuse("a parameter of it is not one that PostgreSQL takes"))?;
+        let given = |name: &str| {
+            url.query_pairs()
+                .find(|(key, _)| key == name)
+                .map(|(_, value)| value.into_owned())
+        };
+        let user = Some(url.username())
+            .filter(|user| !user.is_empty())
+            .map(str::to_owned)
+            .or_else(|| given("user"));
+        let host = url
+            .host_str()
+            .filter(|host| !host.is_empty())
+            .map(str::to_owned)
+            .or_else(|| given("host"));
+        let port = url
+            .port()
+            .map(|port| port.to_string())
+            .or_else(|| given("port"))
+            .unwrap_or_else(|| "5432".to_owned());
+        let database = Some(url.path().trim_start_matches('/'))
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .or_else(|| given("dbname"));
         let user = user.map(|user| format!("{user}@")).unwrap_or_default();
-        let address = format!("postgres://{user}{}:{port}/{}", host.unwrap_or_default(), database.unwrap_or_default());
-        Ok(Target { engine: Engine::Postgres, url, address })
+        let address = format!(
+            "postgres://{user}{}:{port}/{}",
+            host.unwrap_or_default(),
+            database.unwrap_or_default()
+        );
+        Ok(Target {
+            engine: Engine::Postgres,
+            url,
+            address,
+        })
     }
 
     /// Where it is, without secrets.
@@ -137,8 +182,12 @@ impl Target {
     /// What each new connection is told. The server gives up on a statement a little before we do.
     fn settings(&self) -> &'static str {
         match self.engine {
-            Engine::Sqlite(_) => "PRAGMA busy_timeout = 5000; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = OFF",
-            Engine::Postgres => "SET statement_timeout = 14000; SET idle_in_transaction_session_timeout = 30000",
+            Engine::Sqlite(_) => {
+                "PRAGMA busy_timeout = 5000; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = OFF"
+            }
+            Engine::Postgres => {
+                "SET statement_timeout = 14000; SET idle_in_transaction_session_timeout = 30000"
+            }
         }
     }
 
@@ -147,7 +196,8 @@ impl Target {
     /// The first connection is not the pool's: a pool hides why it cannot connect and only says that it took too long.
     pub(super) async fn connect(&self) -> Result<AnyPool, Fault> {
         // An error means that they are installed already.
-        let _ = sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
+        let _ =
+            sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
         if let Engine::Sqlite(path) = &self.engine {
             let path = path.clone();
             tokio::task::spawn_blocking(move || make_file(&path))
@@ -155,8 +205,12 @@ impl Target {
                 .map_err(|error| Error::unavailable("make the index file").because(error))??;
         }
         let options = AnyConnectOptions::from_url(&self.url)?.disable_statement_logging();
-        let mut connection = tokio::time::timeout(CONNECT, options.connect()).await.map_err(|_| Fault::Slow)??;
-        sqlx::raw_sql(self.settings()).execute(&mut connection).await?;
+        let mut connection = tokio::time::timeout(CONNECT, options.connect())
+            .await
+            .map_err(|_| Fault::Slow)??;
+        sqlx::raw_sql(self.settings())
+            .execute(&mut connection)
+            .await?;
         if matches!(self.engine, Engine::Sqlite(_)) {
             write_ahead(&mut connection).await?;
         }
@@ -170,7 +224,14 @@ impl Target {
             .min_connections(0)
             .idle_timeout(IDLE)
             .acquire_timeout(CONNECT)
-            .after_connect(move |connection, _| Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(|_| ()) }))
+            .after_connect(move |connection, _| {
+                Box::pin(async move {
+                    sqlx::raw_sql(settings)
+                        .execute(connection)
+                        .await
+                        .map(|_| ())
+                })
+            })
             .connect_lazy_with(options))
     }
 
@@ -180,7 +241,10 @@ impl Target {
         // Up to date is the usual case, and a role that may only read and write rows cannot even try the rest.
         let versions = sqlx::query(LIST_VERSIONS).fetch_all(&mut *connection).await;
         if let Ok(rows) = &versions {
-            let found: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+            let found: Vec<i64> = rows
+                .iter()
+                .map(|row| row.try_get(0))
+                .collect::<Result<_, _>>()?;
             if migrator.iter().map(|migration| migration.version).eq(found) {
                 return Ok(());
             }
@@ -190,10 +254,17 @@ impl Target {
         migrator.dangerous_set_table_name(VERSIONS);
         let mut transaction = connection.begin_with(self.begin()).await?;
         if self.engine == Engine::Postgres {
-            sqlx::query("SELECT 1 FROM (SELECT pg_advisory_xact_lock($1)) AS held").bind(MIGRATION_LOCK).execute(&mut *transaction).await?;
-            let known = sqlx::query("SELECT 1 WHERE to_regtype('bytewise_text') IS NOT NULL").fetch_optional(&mut *transaction).await?;
+            sqlx::query("SELECT 1 FROM (SELECT pg_advisory_xact_lock($1)) AS held")
+                .bind(MIGRATION_LOCK)
+                .execute(&mut *transaction)
+                .await?;
+            let known = sqlx::query("SELECT 1 WHERE to_regtype('bytewise_text') IS NOT NULL")
+                .fetch_optional(&mut *transaction)
+                .await?;
             if known.is_none() {
-                sqlx::raw_sql("CREATE DOMAIN bytewise_text AS TEXT COLLATE \"C\"").execute(&mut *transaction).await?;
+                sqlx::raw_sql("CREATE DOMAIN bytewise_text AS TEXT COLLATE \"C\"")
+                    .execute(&mut *transaction)
+                    .await?;
             }
         }
         migrator.run_direct(None, &mut *transaction, false).await?;
@@ -212,9 +283,17 @@ impl Target {
 async fn write_ahead(connection: &mut AnyConnection) -> Result<(), Fault> {
     let mut tries = 100;
     loop {
-        match sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&mut *connection).await {
+        match sqlx::raw_sql("PRAGMA journal_mode = WAL")
+            .execute(&mut *connection)
+            .await
+        {
             Ok(_) => return Ok(()),
-            Err(sqlx::Error::Database(error)) if tries > 0 && error.code().is_some_and(|code| code == "5" || code == "261") => {
+            Err(sqlx::Error::Database(error))
+                if tries > 0
+                    && error
+                        .code()
+                        .is_some_and(|code| code == "5" || code == "261") =>
+            {
                 tries -= 1;
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -230,9 +309,18 @@ fn make_file(path: &Path) -> Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _held = ONE_AT_A_TIME.lock();
     if let Some(folder) = path.parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| refuse(folder, error))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| refuse(folder, error))?;
     }
-    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+    match std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+    {
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(refuse(path, error)),

@@ -44,8 +44,15 @@ impl Fault {
         match self {
             Fault::Slow => true,
             Fault::Sql(error) => {
-                matches!(error, E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed)
-                    || matches!(error, E::InvalidSavePointStatement | E::BeginFailed)
+                matches!(
+                    error,
+                    E::Io(_)
+                        | E::Tls(_)
+                        | E::Protocol(_)
+                        | E::PoolTimedOut
+                        | E::PoolClosed
+                        | E::WorkerCrashed
+                ) || matches!(error, E::InvalidSavePointStatement | E::BeginFailed)
                     || matches!(error, E::Database(error) if error.code().is_some_and(|code| ends_transactions(&code)))
             }
             Fault::Migrate(_) | Fault::Ours(_) => false,
@@ -56,22 +63,37 @@ impl Fault {
 /// NOMEM, INTERRUPT, IOERR, FULL: SQLite may roll back by itself then, and the driver, which still counts a transaction,
 /// never begins another on that connection. No code of PostgreSQL's is so short.
 fn ends_transactions(code: &str) -> bool {
-    code.len() < 5 && matches!(code.parse::<u32>().map(|code| code & 0xff), Ok(7 | 9 | 10 | 13))
+    code.len() < 5
+        && matches!(
+            code.parse::<u32>().map(|code| code & 0xff),
+            Ok(7 | 9 | 10 | 13)
+        )
 }
 
 const DOWN: &str = "see that the database runs and can be reached; streaming, and restoring by id, go on without it";
-const FULL: &str = "free some space on the database's disk; streaming, and restoring by id, go on without it";
-const LOGIN: &str = "mend user, password or database name in the index URL: postgres://USER:PASSWORD@HOST/DATABASE";
-const RIGHTS: &str = "give that role the rights, or make it the database's owner: ALTER DATABASE … OWNER TO …";
+const FULL: &str =
+    "free some space on the database's disk; streaming, and restoring by id, go on without it";
+const LOGIN: &str =
+    "mend user, password or database name in the index URL: postgres://USER:PASSWORD@HOST/DATABASE";
+const RIGHTS: &str =
+    "give that role the rights, or make it the database's owner: ALTER DATABASE … OWNER TO …";
 const NEWER: &str = "upgrade sessiond: a newer one has changed this index";
 const STRANGE: &str = "give sessiond a database (or file) of its own, then run: sessiond reindex";
 
 /// Says what the caller does about a fault. `address` holds no secret.
 pub(super) fn classify(fault: Fault, address: &str) -> Error {
-    let (kind, hint, cause): (Kind, Option<&str>, Option<Box<dyn std::error::Error + Send + Sync>>) = match fault {
+    let (kind, hint, cause): (
+        Kind,
+        Option<&str>,
+        Option<Box<dyn std::error::Error + Send + Sync>>,
+    ) = match fault {
         Fault::Ours(error) => return error.doing(format_args!("index {address}")),
-        Fault::Slow => return Error::unavailable(format!("index {address}: no answer in time")).hint(DOWN),
-        Fault::Sql(error) | Fault::Migrate(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+        Fault::Slow => {
+            return Error::unavailable(format!("index {address}: no answer in time")).hint(DOWN);
+        }
+        Fault::Sql(error)
+        | Fault::Migrate(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) =>
+        {
             let (kind, hint) = of_sql(&error);
             (kind, hint, Some(said(error)))
         }
@@ -103,7 +125,9 @@ fn said(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
 
 fn of_migration(error: &MigrateError) -> (Kind, Option<&'static str>) {
     match error {
-        MigrateError::VersionMissing(_) | MigrateError::VersionTooNew(..) => (Kind::Usage, Some(NEWER)),
+        MigrateError::VersionMissing(_) | MigrateError::VersionTooNew(..) => {
+            (Kind::Usage, Some(NEWER))
+        }
         MigrateError::VersionMismatch(_) | MigrateError::Dirty(_) => (Kind::Usage, Some(STRANGE)),
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => of_sql(error),
         _ => (Kind::Internal, None),
@@ -114,18 +138,33 @@ fn of_sql(error: &sqlx::Error) -> (Kind, Option<&'static str>) {
     use sqlx::Error as E;
     match error {
         E::Database(error) => match error.code() {
-            Some(code) if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() => of_postgres(&code),
+            Some(code)
+                if error
+                    .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+                    .is_some() =>
+            {
+                of_postgres(&code)
+            }
             Some(code) => of_sqlite(&code),
             None => (Kind::Internal, None),
         },
-        E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => (Kind::Unavailable, Some(DOWN)),
+        E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
+            (Kind::Unavailable, Some(DOWN))
+        }
         // A transaction that ended without the driver's knowledge; the next connection knows of none.
         E::InvalidSavePointStatement | E::BeginFailed => (Kind::Unavailable, Some(DOWN)),
         // Bytes that are no answer of a database: a proxy between, or a reply cut in the middle.
         E::Protocol(_) => (Kind::Unavailable, Some(DOWN)),
-        E::Tls(_) => (Kind::Usage, Some("see sslmode and sslrootcert in the index URL: postgres://…?sslmode=verify-full&sslrootcert=FILE")),
+        E::Tls(_) => (
+            Kind::Usage,
+            Some(
+                "see sslmode and sslrootcert in the index URL: postgres://…?sslmode=verify-full&sslrootcert=FILE",
+            ),
+        ),
         E::Configuration(_) => (Kind::Usage, Some(super::connect::FORMS)),
-        E::ColumnDecode { .. } | E::Decode(_) => (Kind::Corrupt, Some("make the rows again: sessiond reindex")),
+        E::ColumnDecode { .. } | E::Decode(_) => {
+            (Kind::Corrupt, Some("make the rows again: sessiond reindex"))
+        }
         _ => (Kind::Internal, None),
     }
 }
@@ -159,16 +198,24 @@ fn of_postgres(code: &str) -> (Kind, Option<&'static str>) {
 fn of_sqlite(code: &str) -> (Kind, Option<&'static str>) {
     match code.parse::<u32>().map(|code| code & 0xff) {
         // PERM, READONLY, AUTH
-        Ok(3 | 8 | 23) => (Kind::Usage, Some("run sessiond as the user that owns the index file, or mend its permissions")),
+        Ok(3 | 8 | 23) => (
+            Kind::Usage,
+            Some("run sessiond as the user that owns the index file, or mend its permissions"),
+        ),
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, CANTOPEN, PROTOCOL
         Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => (
             Kind::Unavailable,
-            Some("another process holds the index file, or its disk fails; streaming, and restoring by id, go on without it"),
+            Some(
+                "another process holds the index file, or its disk fails; streaming, and restoring by id, go on without it",
+            ),
         ),
         // FULL
         Ok(13) => (Kind::Unavailable, Some(FULL)),
         // CORRUPT
-        Ok(11) => (Kind::Corrupt, Some("move the index file away, then run: sessiond reindex")),
+        Ok(11) => (
+            Kind::Corrupt,
+            Some("move the index file away, then run: sessiond reindex"),
+        ),
         // NOTADB
         Ok(26) => (Kind::Usage, Some(STRANGE)),
         _ => (Kind::Internal, None),
@@ -184,7 +231,9 @@ mod tests {
         for code in ["28P01", "28000", "3D000", "42501", "42P07"] {
             assert_eq!(of_postgres(code).0, Kind::Usage, "{code}");
         }
-        for code in ["08006", "53300", "53100", "57P01", "57P03", "57014", "40P01", "40001", "25006"] {
+        for code in [
+            "08006", "53300", "53100", "57P01", "57P03", "57014", "40P01", "40001", "25006",
+        ] {
             assert_eq!(of_postgres(code).0, Kind::Unavailable, "{code}");
         }
         for code in ["42703", "", "é", "x"] {
@@ -212,8 +261,15 @@ mod tests {
 
     #[test]
     fn a_newer_schema_asks_for_an_upgrade() {
-        let error = classify(MigrateError::VersionMissing(7).into(), "postgres://u@h:5432/d");
+        let error = classify(
+            MigrateError::VersionMissing(7).into(),
+            "postgres://u@h:5432/d",
+        );
         assert_eq!(error.kind(), Kind::Usage);
-        assert!(error.hint_text().is_some_and(|hint| hint.contains("upgrade sessiond")));
+        assert!(
+            error
+                .hint_text()
+                .is_some_and(|hint| hint.contains("upgrade sessiond"))
+        );
     }
 }

@@ -10,7 +10,9 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Row};
 
 use super::Terms;
 use super::fault::Fault;
-use super::rows::{LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, tokens, whole};
+use super::rows::{
+    LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, tokens, whole,
+};
 use super::texts;
 use crate::config::Prices;
 use crate::error::Result;
@@ -100,15 +102,27 @@ pub(super) async fn take(
     part: &Part,
     totals: &mut Totals,
 ) -> Result<Taken, Fault> {
-    let Some(span) = record.told.read.get(&part.path) else { return Ok(Taken::Read(ReadTo::default())) };
+    let Some(span) = record.told.read.get(&part.path) else {
+        return Ok(Taken::Read(ReadTo::default()));
+    };
     let (namespace, agent, id) = log_columns(&record.log);
     let file = Digest::of(part.path.as_str().as_bytes()).to_string();
-    let known = sqlx::query(KNOWN).bind(namespace).bind(agent).bind(&id).bind(&file).fetch_optional(&mut *transaction).await?;
+    let known = sqlx::query(KNOWN)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(&file)
+        .fetch_optional(&mut *transaction)
+        .await?;
     let (len, mut read) = match &known {
         None => (0, ReadTo::default()),
         Some(row) => {
-            let read =
-                ReadTo { open: count(row, "open")?, position: row.try_get("position")?, unread: count(row, "unread")?, deleted: false };
+            let read = ReadTo {
+                open: count(row, "open")?,
+                position: row.try_get("position")?,
+                unread: count(row, "unread")?,
+                deleted: false,
+            };
             (count(row, "len")?, read)
         }
     };
@@ -117,13 +131,34 @@ pub(super) async fn take(
     }
     if part.start < len {
         for sql in CUT {
-            let cut = sqlx::query(sql).bind(namespace).bind(agent).bind(&id).bind(&file).bind(whole("length", span.from)?);
+            let cut = sqlx::query(sql)
+                .bind(namespace)
+                .bind(agent)
+                .bind(&id)
+                .bind(&file)
+                .bind(whole("length", span.from)?);
             cut.execute(&mut *transaction).await?;
         }
-        let last = sqlx::query(LAST).bind(namespace).bind(agent).bind(&id).bind(&file).fetch_optional(&mut *transaction).await?;
-        read = ReadTo { position: last.map_or(Ok(0), |row| row.try_get("position"))?, deleted: true, unread: 0, open: 0 };
+        let last = sqlx::query(LAST)
+            .bind(namespace)
+            .bind(agent)
+            .bind(&id)
+            .bind(&file)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        read = ReadTo {
+            position: last.map_or(Ok(0), |row| row.try_get("position"))?,
+            deleted: true,
+            unread: 0,
+            open: 0,
+        };
     }
-    let said: Vec<&Said> = record.told.said.iter().filter(|said| said.path == part.path).collect();
+    let said: Vec<&Said> = record
+        .told
+        .said
+        .iter()
+        .filter(|said| said.path == part.path)
+        .collect();
     for some in said.chunks(ROWS) {
         insert(transaction, (record, terms), &file, some, &mut read, totals).await?;
         if terms.text {
@@ -147,7 +182,12 @@ struct Took {
 impl Took {
     fn of(message: &Message, prices: &Prices) -> Option<Took> {
         let tokens = message.tokens?;
-        Some(Took { tokens, cost: message.cost.or_else(|| prices.cost(message.model.as_deref()?, tokens)) })
+        Some(Took {
+            tokens,
+            cost: message
+                .cost
+                .or_else(|| prices.cost(message.model.as_deref()?, tokens)),
+        })
     }
 
     fn count(self, totals: &mut Totals) {
@@ -159,12 +199,19 @@ impl Took {
     fn uncount(self, totals: &mut Totals) {
         totals.tokens = totals.tokens.without(self.tokens);
         totals.cost = totals.cost.saturating_sub(self.cost.unwrap_or(0));
-        totals.uncosted = totals.uncosted.saturating_sub(u64::from(self.cost.is_none()));
+        totals.uncosted = totals
+            .uncosted
+            .saturating_sub(u64::from(self.cost.is_none()));
     }
 
     /// As columns.
     fn numbers(self) -> Result<[Option<i64>; 5]> {
-        let Tokens { input, output, cache_read, cache_write } = self.tokens;
+        let Tokens {
+            input,
+            output,
+            cache_read,
+            cache_write,
+        } = self.tokens;
         let number = |number: u64| whole("tokens", number).map(Some);
         Ok([
             number(input)?,
@@ -188,7 +235,10 @@ async fn insert(
     // What an answer took is told with each of its pieces; the last one that is complete is right, and it counts once.
     let mut took: BTreeMap<String, (Took, bool)> = BTreeMap::new();
     for message in said.iter().map(|said| &said.message) {
-        let (Some(answer), Some(now)) = (clip_some(message.answer.as_deref(), LONGEST_PROJECT), Took::of(message, &terms.prices)) else {
+        let (Some(answer), Some(now)) = (
+            clip_some(message.answer.as_deref(), LONGEST_PROJECT),
+            Took::of(message, &terms.prices),
+        ) else {
             continue;
         };
         let known = took.entry(answer).or_insert((now, message.complete));
@@ -202,7 +252,11 @@ async fn insert(
         {
             before.uncount(totals);
             now.count(totals);
-            let mut correct = sqlx::query(CORRECT).bind(namespace).bind(agent).bind(&id).bind(answer);
+            let mut correct = sqlx::query(CORRECT)
+                .bind(namespace)
+                .bind(agent)
+                .bind(&id)
+                .bind(answer);
             for number in now.numbers()? {
                 correct = correct.bind(number);
             }
@@ -211,15 +265,23 @@ async fn insert(
     }
     let width = COLUMNS.split(',').count();
     let row = |row: usize| {
-        let values: Vec<String> = (1..=width).map(|column| format!("${}", row * width + column)).collect();
+        let values: Vec<String> = (1..=width)
+            .map(|column| format!("${}", row * width + column))
+            .collect();
         format!("({})", values.join(", "))
     };
     let rows: Vec<String> = (0..said.len()).map(row).collect();
-    let sql = format!("INSERT INTO messages ({COLUMNS}) VALUES {}", rows.join(", "));
+    let sql = format!(
+        "INSERT INTO messages ({COLUMNS}) VALUES {}",
+        rows.join(", ")
+    );
     let mut query = sqlx::query::<Any>(AssertSqlSafe(sql)).persistent(false);
     for said in said {
         let message = &said.message;
-        read.position = message.at.map_or(0, jiff::Timestamp::as_microsecond).max(read.position.saturating_add(1));
+        read.position = message
+            .at
+            .map_or(0, jiff::Timestamp::as_microsecond)
+            .max(read.position.saturating_add(1));
         totals.messages += 1;
         let answer = clip_some(message.answer.as_deref(), LONGEST_PROJECT);
         let counts = match &answer {
@@ -263,35 +325,76 @@ async fn counted(
         return Ok(Vec::new());
     }
     let (namespace, agent, id) = log_columns(&record.log);
-    let places: Vec<String> = (0..answers.len()).map(|at| format!("${}", at + 4)).collect();
+    let places: Vec<String> = (0..answers.len())
+        .map(|at| format!("${}", at + 4))
+        .collect();
     let sql = format!(
         "SELECT answer, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost FROM messages \
          WHERE namespace = $1 AND agent = $2 AND session = $3 AND input_tokens IS NOT NULL AND answer IN ({})",
         places.join(", ")
     );
-    let mut query = sqlx::query::<Any>(AssertSqlSafe(sql)).persistent(false).bind(namespace).bind(agent).bind(id);
+    let mut query = sqlx::query::<Any>(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(namespace)
+        .bind(agent)
+        .bind(id);
     for answer in answers.keys() {
         query = query.bind(answer.clone());
     }
     let read = |row: &AnyRow| {
         let cost: Option<i64> = row.try_get("cost")?;
-        Ok((text(row, "answer")?, Took { tokens: tokens(row)?, cost: cost.and_then(|cost| u64::try_from(cost).ok()) }))
+        Ok((
+            text(row, "answer")?,
+            Took {
+                tokens: tokens(row)?,
+                cost: cost.and_then(|cost| u64::try_from(cost).ok()),
+            },
+        ))
     };
-    query.fetch_all(transaction).await?.iter().map(read).collect()
+    query
+        .fetch_all(transaction)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
 }
 
 /// A file got another path.
-pub(super) async fn rename(transaction: &mut AnyConnection, record: &Record, from: &str, to: &str) -> Result<(), Fault> {
+pub(super) async fn rename(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    from: &str,
+    to: &str,
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     for sql in RENAME {
-        sqlx::query(sql).bind(namespace).bind(agent).bind(&id).bind(from).bind(to).execute(&mut *transaction).await?;
+        sqlx::query(sql)
+            .bind(namespace)
+            .bind(agent)
+            .bind(&id)
+            .bind(from)
+            .bind(to)
+            .execute(&mut *transaction)
+            .await?;
     }
     Ok(())
 }
 
 /// Counts all that is there: after rows went.
-pub(super) async fn count_anew(transaction: &mut AnyConnection, record: &Record, turns: u64) -> Result<Totals, Fault> {
+pub(super) async fn count_anew(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    turns: u64,
+) -> Result<Totals, Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
-    let row = sqlx::query(COUNT).bind(namespace).bind(agent).bind(&id).fetch_one(transaction).await?;
-    Ok(Totals { turns, ..Totals::read(&row)? })
+    let row = sqlx::query(COUNT)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .fetch_one(transaction)
+        .await?;
+    Ok(Totals {
+        turns,
+        ..Totals::read(&row)?
+    })
 }

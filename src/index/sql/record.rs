@@ -8,7 +8,10 @@ use sqlx::any::AnyRow;
 use super::Terms;
 use super::fault::Fault;
 use super::messages::{self, Taken, Totals};
-use super::rows::{self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text, whole};
+use super::rows::{
+    self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text,
+    whole,
+};
 use super::say;
 use crate::error::{Error, Result};
 use crate::index::{Record, Recorded};
@@ -77,29 +80,50 @@ fn raw_of(record: &Record) -> u64 {
     if record.header.fork.is_some() {
         return 0;
     }
-    record.header.covers.as_ref().map_or_else(|| record.header.body_len(), |covers| covers.raw)
+    record
+        .header
+        .covers
+        .as_ref()
+        .map_or_else(|| record.header.body_len(), |covers| covers.raw)
 }
 
 /// Bytes that the entries had, of which a record is one or for which it stands.
 fn stored_of(record: &Record) -> u64 {
-    record.header.covers.as_ref().map_or(record.stored, |covers| covers.stored)
+    record
+        .header
+        .covers
+        .as_ref()
+        .map_or(record.stored, |covers| covers.stored)
 }
 
 /// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
-pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, terms: &Terms) -> Result<Recorded, Fault> {
+pub(super) async fn record(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    terms: &Terms,
+) -> Result<Recorded, Fault> {
     let header = &record.header;
     if header.seq == 0 || header.follows() >= header.seq {
-        let doing = format!("record entry {} of {}: it cannot follow entry {}", header.seq, record.log, header.follows());
+        let doing = format!(
+            "record entry {} of {}: it cannot follow entry {}",
+            header.seq,
+            record.log,
+            header.follows()
+        );
         return Err(Error::corrupt(doing).into());
     }
     let (namespace, agent, id) = log_columns(&record.log);
     let at = stamp(header.at);
-    let head = sqlx::query(if record.branch.is_some() { BRANCH_SESSION } else { LOCK })
-        .bind(namespace)
-        .bind(agent)
-        .bind(&id)
-        .bind(&at)
-        .bind(header.writer.as_str());
+    let head = sqlx::query(if record.branch.is_some() {
+        BRANCH_SESSION
+    } else {
+        LOCK
+    })
+    .bind(namespace)
+    .bind(agent)
+    .bind(&id)
+    .bind(&at)
+    .bind(header.writer.as_str());
     let known = match record.branch {
         Some(_) => head.execute(&mut *transaction).await.map(|_| None)?,
         None => Some(Known::read(&head.fetch_one(&mut *transaction).await?)?),
@@ -132,7 +156,12 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
         totals = Totals::default();
         (known.raw, known.stored) = (0, 0);
         for sql in CLEAR {
-            sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+            sqlx::query(sql)
+                .bind(namespace)
+                .bind(agent)
+                .bind(&id)
+                .execute(&mut *transaction)
+                .await?;
         }
     }
     if header.kind == EntryKind::Purge {
@@ -161,7 +190,13 @@ pub(super) async fn record(transaction: &mut AnyConnection, record: &Record, ter
     }
     if let Some(newest) = header.points().map(|point| point.number).max() {
         let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
-        sqlx::query(FORGET).bind(namespace).bind(agent).bind(&id).bind(past).execute(&mut *transaction).await?;
+        sqlx::query(FORGET)
+            .bind(namespace)
+            .bind(agent)
+            .bind(&id)
+            .bind(past)
+            .execute(&mut *transaction)
+            .await?;
     }
     update_session(transaction, (record, terms), &at, known, totals).await?;
     Ok(Recorded::New)
@@ -202,8 +237,15 @@ async fn update_session(
     let (namespace, agent, id) = log_columns(&record.log);
     let (header, facts) = (&record.header, &record.told.facts);
     let raw = known.raw.saturating_add(raw_of(record));
-    let began = header.covers.as_ref().map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
-    let status = if header.kind.is_removal() { "removed" } else { say::status(raw, known.rest.as_ref()) };
+    let began = header
+        .covers
+        .as_ref()
+        .map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
+    let status = if header.kind.is_removal() {
+        "removed"
+    } else {
+        say::status(raw, known.rest.as_ref())
+    };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first. One that begins
     // anew says so again: what comes before it is not always there to be read.
     let first = known.head == 0 || header.begins_anew();
@@ -212,15 +254,29 @@ async fn update_session(
         .bind(agent)
         .bind(&id)
         .bind(status)
-        .bind(if first { began.as_str() } else { known.created.as_str() })
-        .bind(if first { at } else { at.max(known.updated.as_str()) })
+        .bind(if first {
+            began.as_str()
+        } else {
+            known.created.as_str()
+        })
+        .bind(if first {
+            at
+        } else {
+            at.max(known.updated.as_str())
+        })
         .bind(whole("entry number", header.seq)?)
         .bind(header.writer.as_str())
         .bind(whole("length", raw)?)
-        .bind(whole("stored length", known.stored.saturating_add(stored_of(record)))?)
+        .bind(whole(
+            "stored length",
+            known.stored.saturating_add(stored_of(record)),
+        )?)
         .bind(clip_some(facts.project.as_deref(), LONGEST_PROJECT))
         .bind(clip_some(facts.cwd.as_deref(), LONGEST))
-        .bind(clip_some(facts.title.as_deref().filter(|_| !terms.sealed), LONGEST))
+        .bind(clip_some(
+            facts.title.as_deref().filter(|_| !terms.sealed),
+            LONGEST,
+        ))
         .bind(clip_some(facts.model.as_deref(), LONGEST))
         .bind(clip_some(facts.agent_version.as_deref(), LONGEST))
         .bind(whole("messages", totals.messages)?)
@@ -239,23 +295,43 @@ async fn update_session(
 }
 
 /// True if a file was replaced by it.
-async fn apply_move(transaction: &mut AnyConnection, record: &Record, rename: &Move) -> Result<bool, Fault> {
+async fn apply_move(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    rename: &Move,
+) -> Result<bool, Fault> {
     if rename.from == rename.to {
         return Ok(false);
     }
     let (namespace, agent, id) = log_columns(&record.log);
     let from = Digest::of(rename.from.as_str().as_bytes()).to_string();
     let to = Digest::of(rename.to.as_str().as_bytes()).to_string();
-    let uncover = sqlx::query(UNCOVER).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to);
+    let uncover = sqlx::query(UNCOVER)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(&from)
+        .bind(&to);
     let covered = uncover.execute(&mut *transaction).await?.rows_affected() > 0;
-    let moved = sqlx::query(RENAME).bind(namespace).bind(agent).bind(&id).bind(&from).bind(&to).bind(rename.to.as_str());
+    let moved = sqlx::query(RENAME)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(&from)
+        .bind(&to)
+        .bind(rename.to.as_str());
     if moved.execute(&mut *transaction).await?.rows_affected() > 0 {
         messages::rename(transaction, record, &from, &to).await?;
     }
     Ok(covered)
 }
 
-async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Part, read: &messages::ReadTo) -> Result<(), Fault> {
+async fn apply_part(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    part: &Part,
+    read: &messages::ReadTo,
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     sqlx::query(FILE)
         .bind(namespace)
@@ -268,7 +344,10 @@ async fn apply_part(transaction: &mut AnyConnection, record: &Record, part: &Par
         .bind(part.file_sha256.to_string())
         .bind(i64::from(part.mode))
         .bind(part.mtime_ns)
-        .bind(whole("entry number", part.seq.unwrap_or(record.header.seq))?)
+        .bind(whole(
+            "entry number",
+            part.seq.unwrap_or(record.header.seq),
+        )?)
         .bind(whole("length", read.open)?)
         .bind(read.position)
         .bind(whole("lines", read.unread)?)
@@ -285,7 +364,12 @@ pub(super) async fn name_points(
 ) -> Result<(), Fault> {
     const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
     let (namespace, agent, id) = log_columns(log);
-    sqlx::query(CLEAR).bind(namespace).bind(agent).bind(id).execute(&mut *transaction).await?;
+    sqlx::query(CLEAR)
+        .bind(namespace)
+        .bind(agent)
+        .bind(id)
+        .execute(&mut *transaction)
+        .await?;
     for (name, point) in named {
         add_checkpoint(transaction, (log, terms), name, point).await?;
     }
@@ -299,7 +383,11 @@ async fn add_checkpoint(
     point: &Checkpoint,
 ) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(log);
-    let body = if terms.sealed { rows::json(&point.without_text())? } else { rows::json(point)? };
+    let body = if terms.sealed {
+        rows::json(&point.without_text())?
+    } else {
+        rows::json(point)?
+    };
     sqlx::query(CHECKPOINT)
         .bind(namespace)
         .bind(agent)

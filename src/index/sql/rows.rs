@@ -27,7 +27,11 @@ pub(super) const SESSION: &str = "namespace, agent, id, project, cwd, title, mod
 
 /// The columns that name a log.
 pub(super) fn log_columns(log: &LogId) -> (&str, &str, String) {
-    (log.namespace.as_str(), log.agent.as_str(), log.name.to_string())
+    (
+        log.namespace.as_str(),
+        log.agent.as_str(),
+        log.name.to_string(),
+    )
 }
 
 /// A time as text of one width. Years before 1 have another width and no time of PostgreSQL; no clock shows them.
@@ -39,7 +43,8 @@ pub(super) fn stamp(at: Timestamp) -> String {
 
 /// A number as both databases keep it.
 pub(super) fn whole(what: &str, number: u64) -> Result<i64> {
-    i64::try_from(number).map_err(|_| Error::corrupt(format!("{what} {number} is more than a database can count")))
+    i64::try_from(number)
+        .map_err(|_| Error::corrupt(format!("{what} {number} is more than a database can count")))
 }
 
 /// Text as PostgreSQL takes it: no NUL in it, and not without end.
@@ -56,7 +61,8 @@ pub(super) fn clip_some(text: Option<&str>, longest: usize) -> Option<String> {
 
 /// A value as PostgreSQL takes it: JSON without NUL.
 pub(super) fn json(value: &impl serde::Serialize) -> Result<String> {
-    let text = serde_json::to_string(value).map_err(|cause| Error::corrupt("write JSON").because(cause))?;
+    let text = serde_json::to_string(value)
+        .map_err(|cause| Error::corrupt("write JSON").because(cause))?;
     Ok(text.replace("\\u0000", ""))
 }
 
@@ -69,7 +75,10 @@ pub(super) fn file_kind(kind: FileKind) -> &'static str {
 }
 
 fn damaged(column: &str, text: &str) -> Error {
-    Error::corrupt(format!("read column {column}: {text:?} is not what belongs there")).hint("make the rows again: sessiond reindex")
+    Error::corrupt(format!(
+        "read column {column}: {text:?} is not what belongs there"
+    ))
+    .hint("make the rows again: sessiond reindex")
 }
 
 /// A text column.
@@ -86,7 +95,9 @@ pub(super) fn count(row: &AnyRow, column: &str) -> Result<u64, Fault> {
 /// A column that counts, where there is something to count.
 pub(super) fn maybe_count(row: &AnyRow, column: &str) -> Result<Option<u64>, Fault> {
     let number: Option<i64> = row.try_get(column)?;
-    Ok(number.map(|number| u64::try_from(number).map_err(|_| damaged(column, &number.to_string()))).transpose()?)
+    Ok(number
+        .map(|number| u64::try_from(number).map_err(|_| damaged(column, &number.to_string())))
+        .transpose()?)
 }
 
 /// The tokens of a row.
@@ -148,7 +159,11 @@ pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
             messages: count(row, "messages")?,
             turns: count(row, "turns")?,
             tokens: tokens(row)?,
-            cost: cost_of(count(row, "cost")?, count(row, "uncosted")?, maybe_count(row, "told_cost")?),
+            cost: cost_of(
+                count(row, "cost")?,
+                count(row, "uncosted")?,
+                maybe_count(row, "told_cost")?,
+            ),
             unread: count(row, "unread")?,
         },
         branches: Vec::new(),
@@ -167,7 +182,9 @@ pub(super) fn message(row: &AnyRow) -> Result<MessageRow, Fault> {
         parent: row.try_get("parent")?,
         role: text(row, "role")?,
         kind: text(row, "kind")?,
-        at: at.map(|at| at.parse().map_err(|_| damaged("at", &at))).transpose()?,
+        at: at
+            .map(|at| at.parse().map_err(|_| damaged("at", &at)))
+            .transpose()?,
         model: row.try_get("model")?,
         answer: row.try_get("answer")?,
         tokens: match maybe_count(row, "input_tokens")? {
@@ -195,7 +212,10 @@ pub(super) fn file(row: &AnyRow) -> Result<NamedFile, Fault> {
         mtime_ns: row.try_get("mtime_ns")?,
         seq: count(row, "seq")?,
     };
-    Ok(NamedFile { path: parsed(row, "path")?, at })
+    Ok(NamedFile {
+        path: parsed(row, "path")?,
+        at,
+    })
 }
 
 /// An entry.
@@ -226,7 +246,10 @@ pub(super) fn failure(row: &AnyRow) -> Result<Failure, Fault> {
 
 /// A fence.
 pub(super) fn fence(row: &AnyRow) -> Result<FenceRow, Fault> {
-    Ok(FenceRow { seq: count(row, "seq")?, writer: parsed(row, "writer")? })
+    Ok(FenceRow {
+        seq: count(row, "seq")?,
+        writer: parsed(row, "writer")?,
+    })
 }
 
 #[cfg(test)]
@@ -242,8 +265,16 @@ mod tests {
             "2026-11-16T04:21:49Z",
             "9999-12-30T22:00:00.9Z",
         ];
-        let stamps: Vec<String> = times.iter().map(|time| stamp(time.parse().expect("a time"))).collect();
-        assert!(stamps.iter().all(|stamp| stamp.len() == "2026-11-16T04:21:49.000000Z".len()), "{stamps:?}");
+        let stamps: Vec<String> = times
+            .iter()
+            .map(|time| stamp(time.parse().expect("a time")))
+            .collect();
+        assert!(
+            stamps
+                .iter()
+                .all(|stamp| stamp.len() == "2026-11-16T04:21:49.000000Z".len()),
+            "{stamps:?}"
+        );
         assert!(stamps.is_sorted(), "{stamps:?}");
         assert_eq!(stamps[3], "2026-11-16T04:21:49.000000Z");
     }

@@ -20,7 +20,8 @@ const SESSION: &str = "UPDATE sessions SET status = $4, request_id = $5, ttl = $
 
 const CLEAR: &str = "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3";
 
-const LABEL: &str = "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
+const LABEL: &str =
+    "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
 
 const FORGET: &str = "UPDATE sessions SET request_id = NULL, ttl = NULL, rest = NULL, rest_bytes = NULL, wishes = 0 \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
@@ -35,7 +36,13 @@ impl Rest {
     /// Reads it from a session's row.
     pub(super) fn read(row: &AnyRow) -> Result<Option<Rest>, Fault> {
         let word: Option<String> = row.try_get("rest")?;
-        word.map(|word| Ok(Rest { word, bytes: count(row, "rest_bytes")? })).transpose()
+        word.map(|word| {
+            Ok(Rest {
+                word,
+                bytes: count(row, "rest_bytes")?,
+            })
+        })
+        .transpose()
     }
 }
 
@@ -49,13 +56,31 @@ pub(super) fn status(raw: u64, rest: Option<&Rest>) -> &str {
 }
 
 /// Takes in what was said.
-pub(super) async fn say(transaction: &mut AnyConnection, log: &LogId, number: u64, wishes: &Wishes) -> Result<(), Fault> {
+pub(super) async fn say(
+    transaction: &mut AnyConnection,
+    log: &LogId,
+    number: u64,
+    wishes: &Wishes,
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(log);
-    let lock = sqlx::query(LOCK).bind(namespace).bind(agent).bind(&id).bind(whole("number", number)?);
-    let Some(known) = lock.fetch_optional(&mut *transaction).await? else { return Ok(()) };
-    let rest = wishes.status.map(|rest| Rest { word: Status::from(rest.is).word().to_owned(), bytes: rest.raw });
+    let lock = sqlx::query(LOCK)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(whole("number", number)?);
+    let Some(known) = lock.fetch_optional(&mut *transaction).await? else {
+        return Ok(());
+    };
+    let rest = wishes.status.map(|rest| Rest {
+        word: Status::from(rest.is).word().to_owned(),
+        bytes: rest.raw,
+    });
     let before = text(&known, "status")?;
-    let status = if before == "removed" { "removed" } else { status(count(&known, "raw_bytes")?, rest.as_ref()) };
+    let status = if before == "removed" {
+        "removed"
+    } else {
+        status(count(&known, "raw_bytes")?, rest.as_ref())
+    };
     sqlx::query(SESSION)
         .bind(namespace)
         .bind(agent)
@@ -64,11 +89,20 @@ pub(super) async fn say(transaction: &mut AnyConnection, log: &LogId, number: u6
         .bind(wishes.request_id.as_deref())
         .bind(wishes.ttl.map(ttl_column).transpose()?)
         .bind(rest.as_ref().map(|rest| rest.word.as_str()))
-        .bind(rest.as_ref().map(|rest| whole("length", rest.bytes)).transpose()?)
+        .bind(
+            rest.as_ref()
+                .map(|rest| whole("length", rest.bytes))
+                .transpose()?,
+        )
         .bind(whole("number", number)?)
         .execute(&mut *transaction)
         .await?;
-    sqlx::query(CLEAR).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+    sqlx::query(CLEAR)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .execute(&mut *transaction)
+        .await?;
     for (name, value) in &wishes.labels {
         sqlx::query(LABEL)
             .bind(namespace)
@@ -86,7 +120,12 @@ pub(super) async fn say(transaction: &mut AnyConnection, log: &LogId, number: u6
 pub(super) async fn forget(transaction: &mut AnyConnection, log: &LogId) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(log);
     for sql in [FORGET, CLEAR] {
-        sqlx::query(sql).bind(namespace).bind(agent).bind(&id).execute(&mut *transaction).await?;
+        sqlx::query(sql)
+            .bind(namespace)
+            .bind(agent)
+            .bind(&id)
+            .execute(&mut *transaction)
+            .await?;
     }
     Ok(())
 }

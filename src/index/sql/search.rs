@@ -17,9 +17,14 @@ use crate::index::{Found, Hit, SearchFilter};
 const MOST_FOUND: u32 = 1000;
 
 /// The messages that hold the words, the best first.
-pub(super) async fn search(connection: &mut AnyConnection, filter: &SearchFilter) -> Result<Found, Fault> {
+pub(super) async fn search(
+    connection: &mut AnyConnection,
+    filter: &SearchFilter,
+) -> Result<Found, Fault> {
     let limit = filter.limit.clamp(1, MOST_FOUND) as usize;
-    let found = query(filter, is_postgres(connection), limit + 1).fetch(connection).await?;
+    let found = query(filter, is_postgres(connection), limit + 1)
+        .fetch(connection)
+        .await?;
     let more = found.len() > limit;
     let mut hits = Vec::new();
     for row in found.iter().take(limit) {
@@ -37,7 +42,11 @@ pub(super) async fn search(connection: &mut AnyConnection, filter: &SearchFilter
         });
     }
     let indexed = !hits.is_empty() || any_text(connection, filter).await?;
-    Ok(Found { hits, more, indexed })
+    Ok(Found {
+        hits,
+        more,
+        indexed,
+    })
 }
 
 async fn any_text(connection: &mut AnyConnection, filter: &SearchFilter) -> Result<bool, Fault> {
@@ -65,9 +74,14 @@ fn query(filter: &SearchFilter, postgres: bool, limit: usize) -> Statement {
     statement.say(" CROSS JOIN messages AS m CROSS JOIN sessions AS s WHERE ");
     match postgres {
         true => statement.say("t.words @@ q.words"),
-        false => statement.say("texts_words MATCH ").value(fts5(&filter.words)).say(" AND t.number = texts_words.rowid"),
+        false => statement
+            .say("texts_words MATCH ")
+            .value(fts5(&filter.words))
+            .say(" AND t.number = texts_words.rowid"),
     };
-    statement.say(" AND t.namespace = ").value(filter.namespace.as_str());
+    statement
+        .say(" AND t.namespace = ")
+        .value(filter.namespace.as_str());
     statement
         .say(" AND m.namespace = t.namespace AND m.agent = t.agent AND m.session = t.session AND m.file = t.file AND m.start = t.start");
     statement.say(" AND s.namespace = t.namespace AND s.agent = t.agent AND s.id = t.session AND s.status <> 'removed'");
@@ -75,7 +89,9 @@ fn query(filter: &SearchFilter, postgres: bool, limit: usize) -> Statement {
         statement.say(" AND t.agent = ").value(agent.as_str());
     }
     if let Some(project) = &filter.project {
-        statement.say(" AND s.project = ").value(clip(project, LONGEST_PROJECT));
+        statement
+            .say(" AND s.project = ")
+            .value(clip(project, LONGEST_PROJECT));
     }
     if let Some(since) = filter.since {
         statement.say(" AND m.at >= ").value(stamp(since));
@@ -92,30 +108,61 @@ fn query(filter: &SearchFilter, postgres: bool, limit: usize) -> Statement {
             .value(clip(value, LONGEST_PROJECT))
             .say(")");
     }
-    let rank = if postgres { "ts_rank_cd(t.words, q.words) DESC" } else { "bm25(texts_words)" };
-    statement.say(" ORDER BY ").say(rank).say(", m.position DESC, t.session, t.file, t.start LIMIT ").say(&limit.to_string());
+    let rank = if postgres {
+        "ts_rank_cd(t.words, q.words) DESC"
+    } else {
+        "bm25(texts_words)"
+    };
+    statement
+        .say(" ORDER BY ")
+        .say(rank)
+        .say(", m.position DESC, t.session, t.file, t.start LIMIT ")
+        .say(&limit.to_string());
     statement
 }
 
 /// A search as SQLite's engine takes it. Every phrase is quoted, and words hold nothing but letters and digits.
 fn fts5(words: &Words) -> String {
     let phrases = |phrases: &[Vec<String>], between: &str| {
-        phrases.iter().map(|phrase| format!("\"{}\"", phrase.join(" "))).collect::<Vec<_>>().join(between)
+        phrases
+            .iter()
+            .map(|phrase| format!("\"{}\"", phrase.join(" ")))
+            .collect::<Vec<_>>()
+            .join(between)
     };
     let alternative = |one: &Alternative| {
-        let without: String = one.without.iter().map(|phrase| format!(" NOT \"{}\"", phrase.join(" "))).collect();
+        let without: String = one
+            .without
+            .iter()
+            .map(|phrase| format!(" NOT \"{}\"", phrase.join(" ")))
+            .collect();
         format!("(({}){without})", phrases(&one.with, " AND "))
     };
-    words.alternatives().iter().map(alternative).collect::<Vec<_>>().join(" OR ")
+    words
+        .alternatives()
+        .iter()
+        .map(alternative)
+        .collect::<Vec<_>>()
+        .join(" OR ")
 }
 
 /// The same for PostgreSQL.
 fn say_tsquery(statement: &mut Statement, one: &Alternative) {
     statement.say("(");
-    let with = one.with.iter().map(|phrase| ("phraseto_tsquery('simple', ", phrase));
-    let without = one.without.iter().map(|phrase| ("!! phraseto_tsquery('simple', ", phrase));
+    let with = one
+        .with
+        .iter()
+        .map(|phrase| ("phraseto_tsquery('simple', ", phrase));
+    let without = one
+        .without
+        .iter()
+        .map(|phrase| ("!! phraseto_tsquery('simple', ", phrase));
     for (number, (make, phrase)) in with.chain(without).enumerate() {
-        statement.say(if number == 0 { "" } else { " && " }).say(make).value(phrase.join(" ")).say(")");
+        statement
+            .say(if number == 0 { "" } else { " && " })
+            .say(make)
+            .value(phrase.join(" "))
+            .say(")");
     }
     statement.say(")");
 }

@@ -16,25 +16,54 @@ use crate::index::{By, StatsFilter, StatsRow};
 
 /// Sums of tokens, with the columns of this table.
 fn sums(table: &str) -> String {
-    let sum = |column: &str| format!("CAST(COALESCE(SUM({table}.{column}), 0) AS BIGINT) AS {column}");
-    ["input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"].map(sum).join(", ")
+    let sum =
+        |column: &str| format!("CAST(COALESCE(SUM({table}.{column}), 0) AS BIGINT) AS {column}");
+    [
+        "input_tokens",
+        "output_tokens",
+        "cache_read_tokens",
+        "cache_write_tokens",
+    ]
+    .map(sum)
+    .join(", ")
 }
 
 /// What sessions amount to.
-pub(super) async fn stats(connection: &mut AnyConnection, filter: &StatsFilter) -> Result<Vec<StatsRow>, Fault> {
+pub(super) async fn stats(
+    connection: &mut AnyConnection,
+    filter: &StatsFilter,
+) -> Result<Vec<StatsRow>, Fault> {
     let mut rows: BTreeMap<Key, StatsRow> = BTreeMap::new();
-    let whole_sessions = filter.since.is_none() && filter.until.is_none() && !matches!(filter.by, Some(By::Day | By::Model));
-    let said = if whole_sessions { sessions(filter) } else { messages(filter) };
+    let whole_sessions = filter.since.is_none()
+        && filter.until.is_none()
+        && !matches!(filter.by, Some(By::Day | By::Model));
+    let said = if whole_sessions {
+        sessions(filter)
+    } else {
+        messages(filter)
+    };
     for row in said.fetch(connection).await? {
         let known = count(&row, "unknown")? == 0;
         let stats = StatsRow {
             group: group(&row)?,
             sessions: count(&row, "sessions")?,
             messages: count(&row, "messages")?,
-            turns: if whole_sessions { Some(count(&row, "turns")?) } else { None },
+            turns: if whole_sessions {
+                Some(count(&row, "turns")?)
+            } else {
+                None
+            },
             tokens: tokens(&row)?,
-            cost: if known { Some(count(&row, "cost")?) } else { None },
-            bytes: if whole_sessions { Some(count(&row, "bytes")?) } else { None },
+            cost: if known {
+                Some(count(&row, "cost")?)
+            } else {
+                None
+            },
+            bytes: if whole_sessions {
+                Some(count(&row, "bytes")?)
+            } else {
+                None
+            },
         };
         rows.insert(Key::of(&stats.group), stats);
     }
@@ -66,7 +95,11 @@ impl Key {
 
 fn entry(rows: &mut BTreeMap<Key, StatsRow>, group: Option<String>) -> &mut StatsRow {
     // Bytes that say nothing cost nothing.
-    rows.entry(Key::of(&group)).or_insert(StatsRow { group, cost: Some(0), ..StatsRow::default() })
+    rows.entry(Key::of(&group)).or_insert(StatsRow {
+        group,
+        cost: Some(0),
+        ..StatsRow::default()
+    })
 }
 
 fn group(row: &AnyRow) -> Result<Option<String>, Fault> {
@@ -80,7 +113,9 @@ fn group_by(filter: &StatsFilter, table: &str) -> String {
         Some(By::Day) => format!("substr({table}.at, 1, 10)"),
         Some(By::Project) => "s.project".to_owned(),
         Some(By::Model) => format!("{table}.model"),
-        Some(By::Label) => "CASE WHEN l.name IS NULL THEN NULL ELSE l.name || '=' || l.value END".to_owned(),
+        Some(By::Label) => {
+            "CASE WHEN l.name IS NULL THEN NULL ELSE l.name || '=' || l.value END".to_owned()
+        }
     }
 }
 
@@ -88,13 +123,26 @@ fn group_by(filter: &StatsFilter, table: &str) -> String {
 fn say_from(statement: &mut Statement, filter: &StatsFilter, table: Option<(&str, &str)>) {
     statement.say(" FROM sessions AS s");
     if let Some((name, table)) = table {
-        statement.say(" JOIN ").say(name).say(" AS ").say(table).say(" ON ").say(table).say(".namespace = s.namespace AND ").say(table);
-        statement.say(".agent = s.agent AND ").say(table).say(".session = s.id");
+        statement
+            .say(" JOIN ")
+            .say(name)
+            .say(" AS ")
+            .say(table)
+            .say(" ON ")
+            .say(table)
+            .say(".namespace = s.namespace AND ")
+            .say(table);
+        statement
+            .say(".agent = s.agent AND ")
+            .say(table)
+            .say(".session = s.id");
     }
     if filter.by == Some(By::Label) {
         statement.say(" LEFT JOIN labels AS l ON l.namespace = s.namespace AND l.agent = s.agent AND l.session = s.id");
     }
-    statement.say(" WHERE s.namespace = ").value(filter.namespace.as_str());
+    statement
+        .say(" WHERE s.namespace = ")
+        .value(filter.namespace.as_str());
     statement.say(" AND s.status <> 'removed' AND substr(s.id, 1, 1) <> '@'");
     if let Some(agent) = &filter.agent {
         statement.say(" AND s.agent = ").value(agent.as_str());
@@ -102,10 +150,20 @@ fn say_from(statement: &mut Statement, filter: &StatsFilter, table: Option<(&str
     let Some((_, table)) = table else { return };
     if let Some(since) = filter.since {
         // What was said since then was shipped since then.
-        statement.say(" AND s.updated >= ").value(stamp(since)).say(" AND ").say(table).say(".at >= ").value(stamp(since));
+        statement
+            .say(" AND s.updated >= ")
+            .value(stamp(since))
+            .say(" AND ")
+            .say(table)
+            .say(".at >= ")
+            .value(stamp(since));
     }
     if let Some(until) = filter.until {
-        statement.say(" AND ").say(table).say(".at < ").value(stamp(until));
+        statement
+            .say(" AND ")
+            .say(table)
+            .say(".at < ")
+            .value(stamp(until));
     }
 }
 
@@ -153,7 +211,9 @@ fn messages(filter: &StatsFilter) -> Statement {
 }
 
 fn turns(filter: &StatsFilter) -> Statement {
-    let mut statement = Statement::new("SELECT grp, COUNT(*) AS turns FROM (SELECT DISTINCT s.agent, s.id, c.turn, ");
+    let mut statement = Statement::new(
+        "SELECT grp, COUNT(*) AS turns FROM (SELECT DISTINCT s.agent, s.id, c.turn, ",
+    );
     statement.say(&group_by(filter, "c")).say(" AS grp");
     say_from(&mut statement, filter, Some(("checkpoints", "c")));
     statement.say(" AND c.name = '') AS complete GROUP BY grp");
@@ -162,7 +222,9 @@ fn turns(filter: &StatsFilter) -> Statement {
 
 fn bytes(filter: &StatsFilter) -> Statement {
     let group = group_by(filter, "e");
-    let mut statement = Statement::new(format!("SELECT {group} AS grp, CAST(SUM(e.raw_bytes) AS BIGINT) AS bytes"));
+    let mut statement = Statement::new(format!(
+        "SELECT {group} AS grp, CAST(SUM(e.raw_bytes) AS BIGINT) AS bytes"
+    ));
     say_from(&mut statement, filter, Some(("entries", "e")));
     statement.say(" AND e.branch = '' GROUP BY ").say(&group);
     statement

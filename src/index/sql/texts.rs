@@ -59,25 +59,53 @@ pub(super) fn is_postgres(connection: &AnyConnection) -> bool {
 }
 
 /// What people and agents said, of these messages of a file.
-pub(super) async fn insert(transaction: &mut AnyConnection, record: &Record, file: &str, said: &[&Said]) -> Result<(), Fault> {
+pub(super) async fn insert(
+    transaction: &mut AnyConnection,
+    record: &Record,
+    file: &str,
+    said: &[&Said],
+) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
-    let spoken = said.iter().filter(|said| matches!(said.message.role, Role::User | Role::Assistant));
+    let spoken = said
+        .iter()
+        .filter(|said| matches!(said.message.role, Role::User | Role::Assistant));
     let texts: Vec<(i64, String)> = spoken
-        .map(|said| Ok((whole("offset", said.start)?, clip(&said.message.text(), LONGEST_TEXT))))
-        .filter(|text| text.as_ref().map_or(true, |(_, text)| !text.trim().is_empty()))
+        .map(|said| {
+            Ok((
+                whole("offset", said.start)?,
+                clip(&said.message.text(), LONGEST_TEXT),
+            ))
+        })
+        .filter(|text| {
+            text.as_ref()
+                .map_or(true, |(_, text)| !text.trim().is_empty())
+        })
         .collect::<Result<_>>()?;
     if texts.is_empty() {
         return Ok(());
     }
     let postgres = is_postgres(transaction);
     let row = |row: usize| match postgres {
-        true => format!("($1, $2, $3, $4, ${}, ${}, to_tsvector('simple', ${}))", row * 3 + 5, row * 3 + 6, row * 3 + 7),
+        true => format!(
+            "($1, $2, $3, $4, ${}, ${}, to_tsvector('simple', ${}))",
+            row * 3 + 5,
+            row * 3 + 6,
+            row * 3 + 7
+        ),
         false => format!("($1, $2, $3, $4, ${}, ${})", row * 2 + 5, row * 2 + 6),
     };
     let rows: Vec<String> = (0..texts.len()).map(row).collect();
     let words_column = if postgres { ", words" } else { "" };
-    let sql = format!("INSERT INTO texts (namespace, agent, session, file, start, body{words_column}) VALUES {}", rows.join(", "));
-    let mut query = sqlx::query::<Any>(AssertSqlSafe(sql)).persistent(false).bind(namespace).bind(agent).bind(id).bind(file);
+    let sql = format!(
+        "INSERT INTO texts (namespace, agent, session, file, start, body{words_column}) VALUES {}",
+        rows.join(", ")
+    );
+    let mut query = sqlx::query::<Any>(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(namespace)
+        .bind(agent)
+        .bind(id)
+        .bind(file);
     for (start, text) in texts {
         let plain = postgres.then(|| words::plain(&text));
         query = query.bind(start).bind(text);

@@ -43,10 +43,14 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let part = (cut, proptest::collection::vec(any::<u8>(), 0..12));
     let parts = proptest::collection::btree_map(0u8..4, part, 0..4);
     // More than one makes swaps, through a third path or not at all.
-    let moves = prop_oneof![3 => Just(Vec::new()), 2 => proptest::collection::vec((0u8..4, 0u8..4), 1..4)];
+    let moves =
+        prop_oneof![3 => Just(Vec::new()), 2 => proptest::collection::vec((0u8..4, 0u8..4), 1..4)];
     let delta = (moves, parts).prop_map(|(moves, parts)| Act::Delta { moves, parts });
     let remove = any::<bool>().prop_map(|for_good| Act::Remove { for_good });
-    proptest::collection::vec(prop_oneof![12 => delta, 2 => Just(Act::Claim), 1 => Just(Act::Anew), 1 => remove], 2..16)
+    proptest::collection::vec(
+        prop_oneof![12 => delta, 2 => Just(Act::Claim), 1 => Just(Act::Anew), 1 => remove],
+        2..16,
+    )
 }
 
 /// A log as it is read: what `State` says, and the bytes, put together in the plainest way.
@@ -77,7 +81,13 @@ impl Model {
             let file = self.files.entry(part.path.clone()).or_default();
             file.truncate(part.start as usize);
             file.extend_from_slice(bytes);
-            assert_eq!(Digest::of(file), part.file_sha256, "{} after entry {}", part.path, entry.header.seq);
+            assert_eq!(
+                Digest::of(file),
+                part.file_sha256,
+                "{} after entry {}",
+                part.path,
+                entry.header.seq
+            );
         }
     }
 }
@@ -99,13 +109,21 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             Act::Claim => (EntryKind::Claim, None, Vec::new(), BTreeMap::new()),
             Act::Anew => (EntryKind::Claim, Some(0), Vec::new(), BTreeMap::new()),
             Act::Remove { for_good: true } => (EntryKind::Purge, None, Vec::new(), BTreeMap::new()),
-            Act::Remove { for_good: false } => (EntryKind::Tombstone, None, Vec::new(), BTreeMap::new()),
+            Act::Remove { for_good: false } => {
+                (EntryKind::Tombstone, None, Vec::new(), BTreeMap::new())
+            }
             Act::Delta { moves, parts } => (EntryKind::Delta, None, moves, parts),
         };
         if kind != EntryKind::Delta {
             writer += 1;
         }
-        let moves: Vec<Move> = moves.into_iter().map(|(from, to)| Move { from: path(from), to: path(to) }).collect();
+        let moves: Vec<Move> = moves
+            .into_iter()
+            .map(|(from, to)| Move {
+                from: path(from),
+                to: path(to),
+            })
+            .collect();
         let mut moved = model.files.clone();
         for Move { from, to } in &moves {
             if let Some(file) = moved.remove(from) {
@@ -124,7 +142,11 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             file.extend_from_slice(&bytes);
             written.push(Part {
                 path: path(number),
-                kind: if number % 2 == 0 { FileKind::Append } else { FileKind::Whole },
+                kind: if number % 2 == 0 {
+                    FileKind::Append
+                } else {
+                    FileKind::Whole
+                },
                 start: start as u64,
                 len: bytes.len() as u64,
                 file_sha256: Digest::of(&file),
@@ -142,7 +164,11 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             seq,
             writer: format!("w{writer}").parse().unwrap(),
             at: Timestamp::from_second(seq as i64).unwrap(),
-            prev: if after == Some(0) { None } else { entries.last().map(|entry| entry.digest) },
+            prev: if after == Some(0) {
+                None
+            } else {
+                entries.last().map(|entry| entry.digest)
+            },
             after,
             covers: None,
             moves,
@@ -168,8 +194,16 @@ fn is_ambiguous(pieces: &[Entry]) -> bool {
             (seen, from_nothing) = (BTreeSet::new(), true);
         }
         for (at, moved) in header.moves.iter().enumerate() {
-            let moves_on = header.moves.iter().skip(at + 1).any(|next| next.from == moved.to);
-            let anew = !moves_on && header.parts.iter().any(|part| part.path == moved.to && part.start == 0);
+            let moves_on = header
+                .moves
+                .iter()
+                .skip(at + 1)
+                .any(|next| next.from == moved.to);
+            let anew = !moves_on
+                && header
+                    .parts
+                    .iter()
+                    .any(|part| part.path == moved.to && part.start == 0);
             if seen.remove(&moved.from) {
                 seen.insert(&moved.to);
             } else if !from_nothing && seen.contains(&moved.to) && !anew {
@@ -188,20 +222,38 @@ fn merge(pieces: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), TestC
     for piece in run {
         if let Err(error) = merger.take(piece) {
             prop_assert_eq!(error.kind(), Kind::Conflict);
-            prop_assert!(is_ambiguous(run), "{} in {:#?}", error, run.iter().map(|piece| &piece.header).collect::<Vec<_>>());
+            prop_assert!(
+                is_ambiguous(run),
+                "{} in {:#?}",
+                error,
+                run.iter().map(|piece| &piece.header).collect::<Vec<_>>()
+            );
             return Ok(());
         }
     }
     let header = &run[0].header;
-    let from = header.covers.as_ref().map_or(header.seq, |covers| covers.from);
+    let from = header
+        .covers
+        .as_ref()
+        .map_or(header.seq, |covers| covers.from);
     let Some(made) = merger.finish(from).unwrap() else {
-        prop_assert!(run.last().unwrap().header.kind.is_removal(), "nothing was made");
+        prop_assert!(
+            run.last().unwrap().header.kind.is_removal(),
+            "nothing was made"
+        );
         return Ok(());
     };
     let is_snapshot = made.header.kind == EntryKind::Snapshot;
-    let decoded = if is_snapshot { snapshot::decode("x", &made.bytes) } else { entry::decode("x", &made.bytes) };
+    let decoded = if is_snapshot {
+        snapshot::decode("x", &made.bytes)
+    } else {
+        entry::decode("x", &made.bytes)
+    };
     // A snapshot stands for all that came before, too.
-    pieces.splice(if is_snapshot { 0 } else { first }..=last, [decoded.unwrap()]);
+    pieces.splice(
+        if is_snapshot { 0 } else { first }..=last,
+        [decoded.unwrap()],
+    );
     Ok(())
 }
 
@@ -215,8 +267,16 @@ fn assert_linked(pieces: &[Entry]) {
         out.push(piece);
     }
     // What came before a claim that begins anew does not have to come out.
-    let begins = pieces.iter().rposition(|piece| piece.header.begins_anew()).unwrap_or(0);
-    let seqs = |pieces: &[Entry]| pieces.iter().map(|piece| piece.header.seq).collect::<Vec<_>>();
+    let begins = pieces
+        .iter()
+        .rposition(|piece| piece.header.begins_anew())
+        .unwrap_or(0);
+    let seqs = |pieces: &[Entry]| {
+        pieces
+            .iter()
+            .map(|piece| piece.header.seq)
+            .collect::<Vec<_>>()
+    };
     assert!(seqs(&out).ends_with(&seqs(&pieces[begins..])));
     assert_eq!(Model::of(&out), Model::of(pieces));
 }
@@ -266,7 +326,10 @@ proptest! {
 fn a_file_that_moves_on_in_the_same_step_is_not_taken_for_the_one_it_replaced() {
     let delta = |moves: &[(u8, u8)], parts: &[(u8, &[u8])]| Act::Delta {
         moves: moves.to_vec(),
-        parts: parts.iter().map(|(number, bytes)| (*number, (Cut::End, bytes.to_vec()))).collect(),
+        parts: parts
+            .iter()
+            .map(|(number, bytes)| (*number, (Cut::End, bytes.to_vec())))
+            .collect(),
     };
     let mut pieces = history(vec![
         delta(&[], &[(0, b"zero")]),
@@ -279,18 +342,34 @@ fn a_file_that_moves_on_in_the_same_step_is_not_taken_for_the_one_it_replaced() 
     merge(&mut pieces, 3, 4).unwrap();
     assert_eq!((pieces.len(), &Model::of(&pieces)), (4, &whole));
     merge(&mut pieces, 2, 3).unwrap();
-    assert_eq!((pieces.len(), &Model::of(&pieces)), (4, &whole), "it cannot be known which file is 2");
+    assert_eq!(
+        (pieces.len(), &Model::of(&pieces)),
+        (4, &whole),
+        "it cannot be known which file is 2"
+    );
     merge(&mut pieces, 0, 3).unwrap();
-    assert_eq!((pieces.len(), &Model::of(&pieces)), (1, &whole), "from the first entry on it is");
+    assert_eq!(
+        (pieces.len(), &Model::of(&pieces)),
+        (1, &whole),
+        "from the first entry on it is"
+    );
 }
 
 #[test]
 fn a_run_that_ends_with_a_removal_is_left_alone_and_one_that_begins_with_it_is_not() {
     let write = |number: u8| {
         let parts = BTreeMap::from([(number, (Cut::End, b"text".to_vec()))]);
-        Act::Delta { moves: Vec::new(), parts }
+        Act::Delta {
+            moves: Vec::new(),
+            parts,
+        }
     };
-    let entries = history(vec![write(0), Act::Remove { for_good: false }, Act::Claim, write(1)]);
+    let entries = history(vec![
+        write(0),
+        Act::Remove { for_good: false },
+        Act::Claim,
+        write(1),
+    ]);
     let merged = |run: &[Entry]| {
         let mut merger = Merger::default();
         run.iter().for_each(|entry| merger.take(entry).unwrap());

@@ -24,9 +24,20 @@ pub(super) struct Temp {
 
 impl Temp {
     pub(super) fn write(folder: &Path, body: &[u8]) -> io::Result<Temp> {
-        let path = folder.join(format!("{:016x}{:016x}", SystemChance.next(), SystemChance.next()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let temp = Temp { path, placed: false };
+        let path = folder.join(format!(
+            "{:016x}{:016x}",
+            SystemChance.next(),
+            SystemChance.next()
+        ));
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
+        let temp = Temp {
+            path,
+            placed: false,
+        };
         file.write_all(body)?;
         file.sync_all()?;
         Ok(temp)
@@ -49,9 +60,18 @@ impl Drop for Temp {
 
 /// Makes `folder` and what is missing above it, durably.
 pub(super) fn make_folders(folder: &Path) -> io::Result<()> {
-    let missing: Vec<&Path> = folder.ancestors().take_while(|part| !part.exists()).collect();
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    missing.into_iter().filter_map(Path::parent).try_for_each(sync_folder)
+    let missing: Vec<&Path> = folder
+        .ancestors()
+        .take_while(|part| !part.exists())
+        .collect();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    missing
+        .into_iter()
+        .filter_map(Path::parent)
+        .try_for_each(sync_folder)
 }
 
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
@@ -67,8 +87,16 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 pub(super) fn lacks_links(cause: &io::Error) -> bool {
-    let lacking = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOTSUP, Errno::MLINK, Errno::NOSYS];
-    cause.raw_os_error().is_some_and(|code| lacking.iter().any(|errno| errno.raw_os_error() == code))
+    let lacking = [
+        Errno::PERM,
+        Errno::OPNOTSUPP,
+        Errno::NOTSUP,
+        Errno::MLINK,
+        Errno::NOSYS,
+    ];
+    cause
+        .raw_os_error()
+        .is_some_and(|code| lacking.iter().any(|errno| errno.raw_os_error() == code))
 }
 
 pub(super) fn is_missing(cause: &io::Error) -> bool {
@@ -77,10 +105,16 @@ pub(super) fn is_missing(cause: &io::Error) -> bool {
 
 /// Removes what processes that died have left in the folder of temp files.
 pub(super) fn sweep(temp: &Path) {
-    let Ok(entries) = fs::read_dir(temp) else { return };
+    let Ok(entries) = fs::read_dir(temp) else {
+        return;
+    };
     for entry in entries.flatten() {
         let modified = entry.metadata().and_then(|found| found.modified());
-        let age = modified.ok().and_then(|modified| SystemTime::from(SystemClock.now()).duration_since(modified).ok());
+        let age = modified.ok().and_then(|modified| {
+            SystemTime::from(SystemClock.now())
+                .duration_since(modified)
+                .ok()
+        });
         if age.is_some_and(|age| age > STALE) {
             // Best effort: another process may sweep at the same time.
             let _ = fs::remove_file(entry.path());
@@ -99,7 +133,10 @@ mod tests {
         fs::write(&from, b"new").expect("write");
         rename_new(&from, &to).expect("first");
         fs::write(&from, b"newer").expect("write");
-        assert_eq!(rename_new(&from, &to).expect_err("second").kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            rename_new(&from, &to).expect_err("second").kind(),
+            ErrorKind::AlreadyExists
+        );
         assert_eq!(fs::read(&to).expect("read"), b"new");
     }
 }

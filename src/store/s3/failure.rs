@@ -17,19 +17,28 @@ const REGION: &str = "name the bucket's own region: region=… in the store's UR
 const CLOCK: &str = "set this machine's clock";
 const TRUST: &str = "if the server's certificate is of a private authority, name its PEM file with ca=… in the store's URL";
 const PLAIN: &str = "the server does not answer in TLS; if it speaks plain HTTP, write endpoint=http://… in the store's URL";
-const SERVER: &str = "see whether the server runs and can be reached from here; what streams goes on by itself then";
+const SERVER: &str =
+    "see whether the server runs and can be reached from here; what streams goes on by itself then";
 
 /// The HTTP status and the error code of an answer; status 0 and no code where there was none.
 pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> (u16, &str) {
     match error {
-        SdkError::ServiceError(context) => (context.raw().status().as_u16(), context.err().code().unwrap_or_default()),
+        SdkError::ServiceError(context) => (
+            context.raw().status().as_u16(),
+            context.err().code().unwrap_or_default(),
+        ),
         SdkError::ResponseError(context) => (context.raw().status().as_u16(), ""),
         _ => (0, ""),
     }
 }
 
 /// Turns an error of the SDK into ours; `bucket` is for hints, `endpoint` is the server that was named.
-pub(super) fn classify<E>(doing: String, bucket: &str, endpoint: Option<&str>, error: &SdkError<E, HttpResponse>) -> Error
+pub(super) fn classify<E>(
+    doing: String,
+    bucket: &str,
+    endpoint: Option<&str>,
+    error: &SdkError<E, HttpResponse>,
+) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
 {
@@ -57,7 +66,9 @@ where
 fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str>) {
     match code {
         "NoSuchBucket" => return (Kind::Usage, None),
-        "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => return (Kind::Usage, Some(RIGHTS)),
+        "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => {
+            return (Kind::Usage, Some(RIGHTS));
+        }
         "InvalidAccessKeyId"
         | "SignatureDoesNotMatch"
         | "ExpiredToken"
@@ -66,7 +77,9 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
         | "TokenRefreshRequired" => {
             return (Kind::Usage, Some(SIGNING));
         }
-        "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException" => return (Kind::Usage, Some(REGION)),
+        "AuthorizationHeaderMalformed"
+        | "PermanentRedirect"
+        | "IllegalLocationConstraintException" => return (Kind::Usage, Some(REGION)),
         "RequestTimeTooSkewed" => return (Kind::Unavailable, Some(CLOCK)),
         // Bytes hurt on their way, or a request the server lost patience with: the next one may arrive whole.
         "BadDigest"
@@ -77,7 +90,11 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
         | "RequestTimeout" => {
             return (Kind::Unavailable, None);
         }
-        "SlowDown" | "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequests" => return (Kind::Unavailable, None),
+        "SlowDown"
+        | "Throttling"
+        | "ThrottlingException"
+        | "RequestLimitExceeded"
+        | "TooManyRequests" => return (Kind::Unavailable, None),
         "NotImplemented" => return (Kind::Usage, Some(FEATURE)),
         _ => {}
     }
@@ -88,7 +105,10 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
         500.. => (Kind::Unavailable, Some(SERVER)),
         401 | 403 => (Kind::Usage, Some(RIGHTS)),
         300..400 => (Kind::Usage, Some(REGION)),
-        400 if ["checksum", "if-none-match", "header", "trailer"].iter().any(|word| message.to_lowercase().contains(word)) => {
+        400 if ["checksum", "if-none-match", "header", "trailer"]
+            .iter()
+            .any(|word| message.to_lowercase().contains(word)) =>
+        {
             (Kind::Usage, Some(FEATURE))
         }
         // Not one of 400…: a proxy or something that is no S3 server.
@@ -103,22 +123,40 @@ fn at(endpoint: Option<&str>, what: &str) -> String {
 }
 
 /// What a request means that got no answer, or none that could be read.
-fn unsent(error: &(dyn std::error::Error + 'static), endpoint: Option<&str>) -> (Kind, String, Option<&'static str>) {
+fn unsent(
+    error: &(dyn std::error::Error + 'static),
+    endpoint: Option<&str>,
+) -> (Kind, String, Option<&'static str>) {
     let mut texts = Vec::new();
     let mut cause = Some(error);
     while let Some(error) = cause {
         texts.push(error.to_string());
         cause = error.source();
     }
-    let any = |words: &[&str]| texts.iter().any(|text| words.iter().any(|word| text.to_lowercase().contains(word)));
+    let any = |words: &[&str]| {
+        texts
+            .iter()
+            .any(|text| words.iter().any(|word| text.to_lowercase().contains(word)))
+    };
     // The SDK does not export the type of this one.
     if any(&["credential", "no identity", "identity resolver"]) {
         let timed_out = any(&["timed out", "timeout"]);
-        let kind = if timed_out { Kind::Unavailable } else { Kind::Usage };
-        return (kind, "no credentials were found".to_owned(), Some(CREDENTIALS));
+        let kind = if timed_out {
+            Kind::Unavailable
+        } else {
+            Kind::Usage
+        };
+        return (
+            kind,
+            "no credentials were found".to_owned(),
+            Some(CREDENTIALS),
+        );
     }
     // The outer ones only say that a dispatch failed.
-    let root = at(endpoint, texts.last().map(String::as_str).unwrap_or_default());
+    let root = at(
+        endpoint,
+        texts.last().map(String::as_str).unwrap_or_default(),
+    );
     if any(&["certificate", "unknownissuer"]) {
         return (Kind::Unavailable, root, Some(TRUST));
     }
@@ -148,16 +186,30 @@ mod tests {
     fn answers_tell_the_caller_what_to_do() {
         let kind = |status, code, message| refusal(status, code, message).0;
         assert_eq!(kind(404, "NoSuchBucket", ""), Kind::Usage);
-        for code in ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"] {
+        for code in [
+            "AccessDenied",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+        ] {
             assert_eq!(kind(403, code, ""), Kind::Usage, "{code}");
         }
-        assert_eq!(kind(409, "ConditionalRequestConflict", ""), Kind::Unavailable);
+        assert_eq!(
+            kind(409, "ConditionalRequestConflict", ""),
+            Kind::Unavailable
+        );
         assert_eq!(kind(503, "SlowDown", ""), Kind::Unavailable);
         assert_eq!(kind(500, "", ""), Kind::Unavailable);
         assert_eq!(kind(502, "", ""), Kind::Unavailable);
         assert_eq!(kind(400, "RequestTimeout", ""), Kind::Unavailable);
-        assert_eq!(refusal(501, "NotImplemented", ""), (Kind::Usage, Some(FEATURE)));
-        assert_eq!(refusal(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"), (Kind::Usage, Some(FEATURE)));
+        assert_eq!(
+            refusal(501, "NotImplemented", ""),
+            (Kind::Usage, Some(FEATURE))
+        );
+        assert_eq!(
+            refusal(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"),
+            (Kind::Usage, Some(FEATURE))
+        );
         assert_eq!(refusal(301, "", ""), (Kind::Usage, Some(REGION)));
         assert_eq!(kind(400, "InvalidArgument", ""), Kind::Usage);
     }

@@ -104,21 +104,30 @@ impl S3Settings {
             );
         }
         if url.port().is_some() || url.fragment().is_some() {
-            return Err(
-                wrong("it has a port or a fragment").hint("name the server as ?endpoint=http://host:port, and write # in a prefix as %23")
-            );
+            return Err(wrong("it has a port or a fragment").hint(
+                "name the server as ?endpoint=http://host:port, and write # in a prefix as %23",
+            ));
         }
         let bucket = url.host_str().unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
         if bucket.is_empty() || !bucket.chars().all(plain) {
             return Err(wrong("it names no bucket").hint("write s3://BUCKET/PREFIX"));
         }
-        let path = percent_decode_str(url.path()).decode_utf8().map_err(|cause| wrong("its prefix is not UTF-8").because(cause))?;
+        let path = percent_decode_str(url.path())
+            .decode_utf8()
+            .map_err(|cause| wrong("its prefix is not UTF-8").because(cause))?;
         let prefix = path.trim_matches('/');
-        if !prefix.is_empty() && prefix.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        if !prefix.is_empty()
+            && prefix
+                .split('/')
+                .any(|part| matches!(part, "" | "." | ".."))
+        {
             return Err(wrong("its prefix has an empty part or a dot part"));
         }
-        let mut settings = S3Settings { prefix: prefix.to_owned(), ..S3Settings::new(bucket) };
+        let mut settings = S3Settings {
+            prefix: prefix.to_owned(),
+            ..S3Settings::new(bucket)
+        };
         settings.take_parameters(&url)?;
         Ok(settings)
     }
@@ -130,9 +139,12 @@ impl S3Settings {
             if seen.contains(&name) {
                 return Err(wrong(format!("parameter {name:?} is there twice")));
             }
-            let refused = |known: &str| Err(wrong(format!("parameter {name:?} is not one of {known}")));
+            let refused =
+                |known: &str| Err(wrong(format!("parameter {name:?} is not one of {known}")));
             match (&*name, &*value) {
-                ("endpoint" | "region" | "kms-key" | "ca", "") => return Err(wrong(format!("parameter {name:?} is empty"))),
+                ("endpoint" | "region" | "kms-key" | "ca", "") => {
+                    return Err(wrong(format!("parameter {name:?} is empty")));
+                }
                 ("endpoint", value) => self.endpoint = Some(endpoint(value)?),
                 ("region", value) => self.region = Some(value.to_owned()),
                 ("path-style", "true") => self.path_style = Some(true),
@@ -146,7 +158,10 @@ impl S3Settings {
                 ("checksums", "supported") => self.checksums = Some(Checksums::Supported),
                 ("checksums", "required") => self.checksums = Some(Checksums::Required),
                 ("checksums", _) => return refused("supported, required"),
-                _ => return Err(wrong(format!("it has an unknown parameter {name:?}")).hint(format!("the known ones are {KNOWN}"))),
+                _ => {
+                    return Err(wrong(format!("it has an unknown parameter {name:?}"))
+                        .hint(format!("the known ones are {KNOWN}")));
+                }
             }
             seen.push(name);
         }
@@ -164,10 +179,16 @@ impl S3Settings {
 /// Checks an endpoint, wherever it was named: it becomes part of the store's address, so it holds no secret.
 pub(super) fn endpoint(value: &str) -> Result<String> {
     const FORM: &str = "write endpoint=http://host:port, or --endpoint http://host:port";
-    let url = Url::parse(value).map_err(|cause| wrong("its endpoint is no URL").because(cause).hint(FORM))?;
-    let clean = url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
+    let url = Url::parse(value)
+        .map_err(|cause| wrong("its endpoint is no URL").because(cause).hint(FORM))?;
+    let clean = url.username().is_empty()
+        && url.password().is_none()
+        && url.query().is_none()
+        && url.fragment().is_none();
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !clean {
-        return Err(wrong("its endpoint is not of the form http://host:port or https://host").hint(FORM));
+        return Err(
+            wrong("its endpoint is not of the form http://host:port or https://host").hint(FORM),
+        );
     }
     Ok(value.trim_end_matches('/').to_owned())
 }
@@ -187,9 +208,15 @@ mod tests {
             "s3://bucket/a%20b/c/?endpoint=http://127.0.0.1:8333&region=eu-west-1&path-style=false&sse=aws:kms&kms-key=arn:aws:kms:x&ca=/ca.pem&checksums=required",
         )
         .expect("url");
-        assert_eq!((settings.bucket.as_str(), settings.prefix.as_str()), ("bucket", "a b/c"));
+        assert_eq!(
+            (settings.bucket.as_str(), settings.prefix.as_str()),
+            ("bucket", "a b/c")
+        );
         assert_eq!(settings.endpoint.as_deref(), Some("http://127.0.0.1:8333"));
-        assert_eq!((settings.region.as_deref(), settings.path_style), (Some("eu-west-1"), Some(false)));
+        assert_eq!(
+            (settings.region.as_deref(), settings.path_style),
+            (Some("eu-west-1"), Some(false))
+        );
         assert_eq!(settings.sse, Some(Sse::Kms(Some("arn:aws:kms:x".into()))));
         assert_eq!(settings.ca_file, Some(PathBuf::from("/ca.pem")));
         assert_eq!(settings.checksums, Some(Checksums::Required));
@@ -198,8 +225,15 @@ mod tests {
     #[test]
     fn a_short_url_has_defaults() {
         let settings = S3Settings::from_url("s3://my.Bucket_1").expect("url");
-        assert_eq!((settings.bucket.as_str(), settings.prefix.as_str()), ("my.Bucket_1", ""));
-        assert!(settings.endpoint.is_none() && settings.path_style.is_none() && settings.credentials.is_none());
+        assert_eq!(
+            (settings.bucket.as_str(), settings.prefix.as_str()),
+            ("my.Bucket_1", "")
+        );
+        assert!(
+            settings.endpoint.is_none()
+                && settings.path_style.is_none()
+                && settings.credentials.is_none()
+        );
     }
 
     #[test]
@@ -239,13 +273,30 @@ mod tests {
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
         let error = S3Settings::from_url("s3://b/?bogus=1").expect_err("unknown");
-        assert!(error.to_string().contains("bogus") && error.hint_text().is_some_and(|hint| hint.contains("path-style")));
+        assert!(
+            error.to_string().contains("bogus")
+                && error
+                    .hint_text()
+                    .is_some_and(|hint| hint.contains("path-style"))
+        );
     }
 
     #[test]
     fn debug_hides_credentials() {
-        let credentials = Some(Credentials { access_key: "AKIA".into(), secret_key: "hunter2".into() });
-        let text = format!("{:?}", S3Settings { credentials, ..S3Settings::new("b") });
-        assert!(!text.contains("hunter2") && !text.contains("AKIA"), "{text}");
+        let credentials = Some(Credentials {
+            access_key: "AKIA".into(),
+            secret_key: "hunter2".into(),
+        });
+        let text = format!(
+            "{:?}",
+            S3Settings {
+                credentials,
+                ..S3Settings::new("b")
+            }
+        );
+        assert!(
+            !text.contains("hunter2") && !text.contains("AKIA"),
+            "{text}"
+        );
     }
 }

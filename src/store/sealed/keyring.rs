@@ -46,27 +46,37 @@ impl Keyring {
         let mut keyring = Keyring::default();
         for path in &settings.identity {
             let found = keyring.identities.len();
-            read_lines(&path.to_string_lossy(), "identity", path, &mut keyring.identities)?;
+            read_lines(
+                &path.to_string_lossy(),
+                "identity",
+                path,
+                &mut keyring.identities,
+            )?;
             if keyring.identities.len() == found {
-                return Err(Error::usage(format!("read --identity {}: there is no identity in it", path.display()))
-                    .hint("sessiond keygen makes one"));
+                return Err(Error::usage(format!(
+                    "read --identity {}: there is no identity in it",
+                    path.display()
+                ))
+                .hint("sessiond keygen makes one"));
             }
         }
         for name in &settings.encrypt_to {
             let (name, found) = (name.trim(), keyring.recipients.len());
             if name.starts_with(RECIPIENT) {
                 keyring.recipients.push(parse(name).map_err(|why| {
-                    Error::usage(format!("read --encrypt-to {name}: {why}"))
-                        .hint("a recipient is the public key that sessiond keygen or age-keygen says")
+                    Error::usage(format!("read --encrypt-to {name}: {why}")).hint(
+                        "a recipient is the public key that sessiond keygen or age-keygen says",
+                    )
                 })?);
                 continue;
             }
             let path = Path::new(name.strip_prefix('@').unwrap_or(name));
             read_lines(name, "encrypt-to", path, &mut keyring.recipients)?;
             if keyring.recipients.len() == found {
-                return Err(
-                    Error::usage(format!("read --encrypt-to {name}: there is no recipient in it")).hint("one recipient a line, age1…")
-                );
+                return Err(Error::usage(format!(
+                    "read --encrypt-to {name}: there is no recipient in it"
+                ))
+                .hint("one recipient a line, age1…"));
             }
         }
         keyring.named = !keyring.recipients.is_empty();
@@ -79,7 +89,13 @@ impl Keyring {
     /// The same, with a key of our own in that folder where one is needed.
     #[must_use]
     pub fn at(&self, folder: Arc<dyn Folder>) -> Keyring {
-        Keyring { own: Some(Arc::new(Own { folder, key: OnceLock::new() })), ..self.clone() }
+        Keyring {
+            own: Some(Arc::new(Own {
+                folder,
+                key: OnceLock::new(),
+            })),
+            ..self.clone()
+        }
     }
 
     /// Whether what is written is sealed.
@@ -99,7 +115,9 @@ impl Keyring {
 
     /// Whether one of the identities opens what is sealed from now on.
     pub fn opens_its_own(&self) -> bool {
-        self.identities.iter().any(|identity| self.recipients.contains(&identity.to_public()))
+        self.identities
+            .iter()
+            .any(|identity| self.recipients.contains(&identity.to_public()))
     }
 
     /// To whom to seal; nobody means: not at all.
@@ -113,7 +131,10 @@ impl Keyring {
 
     /// With what to open.
     pub(super) fn with(&self) -> Vec<&Identity> {
-        self.identities.iter().chain(self.own.as_ref().and_then(|own| own.found())).collect()
+        self.identities
+            .iter()
+            .chain(self.own.as_ref().and_then(|own| own.found()))
+            .collect()
     }
 }
 
@@ -151,7 +172,10 @@ impl Own {
 }
 
 fn first_identity(bytes: &[u8]) -> Option<Identity> {
-    std::str::from_utf8(bytes).ok()?.lines().find_map(|line| line.trim().parse().ok())
+    std::str::from_utf8(bytes)
+        .ok()?
+        .lines()
+        .find_map(|line| line.trim().parse().ok())
 }
 
 /// An identity as a file, and the recipient that stands for it.
@@ -161,11 +185,20 @@ pub fn generate() -> (String, String) {
 }
 
 fn file_of(identity: &Identity) -> String {
-    format!("# public key: {}\n{}\n", identity.to_public(), identity.to_string().expose_secret())
+    format!(
+        "# public key: {}\n{}\n",
+        identity.to_public(),
+        identity.to_string().expose_secret()
+    )
 }
 
 /// Reads what a file holds, one a line.
-fn read_lines<T: FromStr<Err = &'static str>>(name: &str, setting: &str, path: &Path, into: &mut Vec<T>) -> Result<()> {
+fn read_lines<T: FromStr<Err = &'static str>>(
+    name: &str,
+    setting: &str,
+    path: &Path,
+    into: &mut Vec<T>,
+) -> Result<()> {
     let secret = |text: &str| text.to_ascii_uppercase().starts_with(SECRET);
     if secret(name) {
         return Err(Error::usage(format!(
@@ -174,7 +207,8 @@ fn read_lines<T: FromStr<Err = &'static str>>(name: &str, setting: &str, path: &
         .hint("put it into a file that only you can read, and name the file; and make a new key"));
     }
     if name.is_empty() {
-        return Err(Error::usage(format!("read --{setting}: it names nothing")).hint("unset the variable to store without encryption"));
+        return Err(Error::usage(format!("read --{setting}: it names nothing"))
+            .hint("unset the variable to store without encryption"));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| {
         let error = Error::usage(format!("read --{setting} {}", path.display())).because(cause);
@@ -183,10 +217,19 @@ fn read_lines<T: FromStr<Err = &'static str>>(name: &str, setting: &str, path: &
             _ => error.hint("a recipient begins with age1; anything else is a file"),
         }
     })?;
-    for (at, line) in text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+    for (at, line) in text
+        .lines()
+        .map(str::trim)
+        .enumerate()
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+    {
         let wrong = |why| {
             // What stands there may be a secret.
-            let error = Error::usage(format!("read --{setting} {}: line {} is none ({why})", path.display(), at + 1));
+            let error = Error::usage(format!(
+                "read --{setting} {}: line {} is none ({why})",
+                path.display(),
+                at + 1
+            ));
             match setting {
                 "identity" => error.hint("one identity a line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not read"),
                 _ => error.hint("one recipient a line, age1…; SSH keys and plugins are not read"),
@@ -207,7 +250,11 @@ mod tests {
 
     fn settings(encrypt_to: &[&str], identity: &[&Path]) -> Settings {
         let encrypt_to = encrypt_to.iter().map(|text| (*text).to_owned()).collect();
-        Settings { encrypt_to, identity: identity.iter().map(|path| path.to_path_buf()).collect(), ..Settings::default() }
+        Settings {
+            encrypt_to,
+            identity: identity.iter().map(|path| path.to_path_buf()).collect(),
+            ..Settings::default()
+        }
     }
 
     #[test]
@@ -219,10 +266,24 @@ mod tests {
         std::fs::write(&people, format!("# the team\n\n  {first}\n{second}\n")).unwrap();
         let at = format!("@{}", people.display());
         let keyring = Keyring::read(&settings(&[&at], &[])).unwrap();
-        assert_eq!((keyring.counts(), keyring.opens_its_own(), keyring.with().len()), ((2, 0), false, 0));
+        assert_eq!(
+            (
+                keyring.counts(),
+                keyring.opens_its_own(),
+                keyring.with().len()
+            ),
+            ((2, 0), false, 0)
+        );
         let keyring = Keyring::read(&settings(&[], &[&keys])).unwrap();
         assert_eq!((keyring.counts(), keyring.opens_its_own()), ((2, 2), true));
-        assert_eq!(keyring.to().iter().map(ToString::to_string).collect::<Vec<_>>(), [first.clone(), second]);
+        assert_eq!(
+            keyring
+                .to()
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+            [first.clone(), second]
+        );
         let keyring = Keyring::read(&settings(&[&first, people.to_str().unwrap()], &[])).unwrap();
         assert_eq!(keyring.counts().0, 3);
         assert!(!Keyring::read(&Settings::default()).unwrap().is_on());
@@ -236,16 +297,33 @@ mod tests {
         let path = folder.path().join("key.txt");
         std::fs::write(&path, format!("# a note\n{secret}x\n")).unwrap();
         let error = Keyring::read(&settings(&[], &[&path])).err().unwrap();
-        assert!(error.to_string().contains("line 2") && !error.to_string().contains(secret), "{error}");
+        assert!(
+            error.to_string().contains("line 2") && !error.to_string().contains(secret),
+            "{error}"
+        );
         std::fs::write(&path, "# nothing\n").unwrap();
         let error = Keyring::read(&settings(&[], &[&path])).err().unwrap();
         assert!(error.to_string().contains("no identity in it"), "{error}");
-        for bad in [secret, &secret.to_lowercase(), "", &recipient[..20], "/no/such/file"] {
+        for bad in [
+            secret,
+            &secret.to_lowercase(),
+            "",
+            &recipient[..20],
+            "/no/such/file",
+        ] {
             let error = Keyring::read(&settings(&[bad], &[])).err().unwrap();
             assert_eq!(error.kind(), crate::error::Kind::Usage, "{error}");
-            assert!(!error.to_string().to_uppercase().contains(secret), "{error}");
+            assert!(
+                !error.to_string().to_uppercase().contains(secret),
+                "{error}"
+            );
         }
-        let error = Keyring::read(&settings(&[], &[Path::new(secret)])).err().unwrap();
-        assert!(error.to_string().contains("list of processes") && !error.to_string().contains(secret), "{error}");
+        let error = Keyring::read(&settings(&[], &[Path::new(secret)]))
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("list of processes") && !error.to_string().contains(secret),
+            "{error}"
+        );
     }
 }

@@ -53,9 +53,22 @@ type Change = (String, FileKind, u64, Vec<u8>);
 
 impl Session {
     fn new(name: &str) -> Session {
-        let id = LogId { namespace: "default".parse().unwrap(), agent: "claude-code".parse().unwrap(), name: name.parse().unwrap() };
+        let id = LogId {
+            namespace: "default".parse().unwrap(),
+            agent: "claude-code".parse().unwrap(),
+            name: name.parse().unwrap(),
+        };
         let (entries, composites, files, points) = Default::default();
-        Session { id, writer: "writer-a", entries, composites, last: 0, digest: None, files, points }
+        Session {
+            id,
+            writer: "writer-a",
+            entries,
+            composites,
+            last: 0,
+            digest: None,
+            files,
+            points,
+        }
     }
 
     /// A claim and so many rounds.
@@ -66,7 +79,13 @@ impl Session {
         session
     }
 
-    fn write(&mut self, kind: EntryKind, after: Option<(Seq, Seq)>, changes: Vec<Change>, edit: impl FnOnce(&mut Header)) {
+    fn write(
+        &mut self,
+        kind: EntryKind,
+        after: Option<(Seq, Seq)>,
+        changes: Vec<Change>,
+        edit: impl FnOnce(&mut Header),
+    ) {
         let seq = after.map_or(self.last, |(end, _)| end) + 1;
         let (mut parts, mut bodies) = (Vec::new(), Vec::new());
         for (path, kind, start, bytes) in changes {
@@ -74,8 +93,20 @@ impl Session {
             file.truncate(start as usize);
             file.extend_from_slice(&bytes);
             let file_sha256 = Digest::of(file);
-            let (len, mtime_ns) = (bytes.len() as u64, (1_777_000_000 + seq as i64) * 1_000_000_000);
-            parts.push(Part { path: path.parse().unwrap(), kind, start, len, file_sha256, mode: 0o600, mtime_ns, seq: None });
+            let (len, mtime_ns) = (
+                bytes.len() as u64,
+                (1_777_000_000 + seq as i64) * 1_000_000_000,
+            );
+            parts.push(Part {
+                path: path.parse().unwrap(),
+                kind,
+                start,
+                len,
+                file_sha256,
+                mode: 0o600,
+                mtime_ns,
+                seq: None,
+            });
             bodies.push(bytes);
         }
         let mut header = Header {
@@ -110,7 +141,10 @@ impl Session {
     fn round(&mut self, round: u64, edit: impl FnOnce(&mut Header)) {
         let id = self.id.name.to_string();
         let transcript = format!("projects/-work-app/{id}.jsonl");
-        let start = self.files.get(&transcript).map_or(0, |file| file.len() as u64);
+        let start = self
+            .files
+            .get(&transcript)
+            .map_or(0, |file| file.len() as u64);
         let by = self.writer;
         let lines = format!(
             "{{\"type\":\"user\",\"uuid\":\"{round}u\",\"by\":\"{by}\",\"text\":\"question {round}\"}}\n{{\"type\":\"assistant\",\"uuid\":\"{round}a\",\"text\":\"answer {}\"}}\n",
@@ -118,27 +152,47 @@ impl Session {
         );
         let mut changes = vec![
             (transcript, FileKind::Append, start, lines.into_bytes()),
-            (format!("tasks/{id}/1.json"), FileKind::Whole, 0, format!("{{\"round\":{round}}}").into_bytes()),
+            (
+                format!("tasks/{id}/1.json"),
+                FileKind::Whole,
+                0,
+                format!("{{\"round\":{round}}}").into_bytes(),
+            ),
         ];
         if round == 2 {
-            changes.push((result(&id), FileKind::Whole, 0, b"what a tool said in round 2".to_vec()));
+            changes.push((
+                result(&id),
+                FileKind::Whole,
+                0,
+                b"what a tool said in round 2".to_vec(),
+            ));
         }
         self.write(EntryKind::Delta, None, changes, edit);
     }
 
     /// Goes back to how it was after an entry, to write on from there.
     fn back_to(&mut self, seq: Seq) {
-        (self.last, self.digest, self.files) = (seq, Some(self.entries[&seq].digest), self.points[&seq].clone());
+        (self.last, self.digest, self.files) = (
+            seq,
+            Some(self.entries[&seq].digest),
+            self.points[&seq].clone(),
+        );
     }
 
     /// What the compactor makes of these entries.
     fn composite(&self, from: Seq, to: Seq) -> (String, Encoded) {
         let mut merger = Merger::default();
         for seq in from..=to {
-            merger.take(&entry::decode("made", &self.entries[&seq].bytes).unwrap()).unwrap();
+            merger
+                .take(&entry::decode("made", &self.entries[&seq].bytes).unwrap())
+                .unwrap();
         }
         let made = merger.finish(from).unwrap().unwrap();
-        let key = if from == 1 { keys::snapshot(&self.id, to) } else { keys::merge(&self.id, from, to) };
+        let key = if from == 1 {
+            keys::snapshot(&self.id, to)
+        } else {
+            keys::merge(&self.id, from, to)
+        };
         (key, made)
     }
 
@@ -149,7 +203,10 @@ impl Session {
     }
 
     fn objects(&self) -> BTreeMap<String, Vec<u8>> {
-        let entries = self.entries.iter().map(|(seq, encoded)| (keys::entry(&self.id, *seq), encoded.bytes.to_vec()));
+        let entries = self
+            .entries
+            .iter()
+            .map(|(seq, encoded)| (keys::entry(&self.id, *seq), encoded.bytes.to_vec()));
         entries.chain(self.composites.clone()).collect()
     }
 
@@ -169,12 +226,22 @@ fn flip(bytes: &mut [u8]) {
 }
 
 /// The store of a session and what is done to its objects; `sound` is the entry that can be brought back, if any.
-fn fixture(name: &'static str, session: &Session, sound: Option<Seq>, spoil: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) -> Fixture {
+fn fixture(
+    name: &'static str,
+    session: &Session,
+    sound: Option<Seq>,
+    spoil: impl FnOnce(&mut BTreeMap<String, Vec<u8>>),
+) -> Fixture {
     let healthy = Session::sound(HEALTHY, 2);
     let mut objects = session.objects();
     spoil(&mut objects);
     objects.extend(healthy.objects());
-    Fixture { name, objects, sound: sound.map(|seq| (seq, session.points[&seq].clone())), healthy: healthy.files }
+    Fixture {
+        name,
+        objects,
+        sound: sound.map(|seq| (seq, session.points[&seq].clone())),
+        healthy: healthy.files,
+    }
 }
 
 /// All of them.
@@ -193,17 +260,28 @@ fn spoiled_entries() -> Vec<Fixture> {
     let key = session.key(SPOILED);
     let before = Some(SPOILED - 1);
     vec![
-        fixture("missing-entry", &session, before, |objects| drop(objects.remove(&key))),
-        fixture("missing-first-entry", &session, None, |objects| drop(objects.remove(&session.key(1)))),
-        fixture("flipped-byte", &session, before, |objects| flip(objects.get_mut(&key).unwrap())),
+        fixture("missing-entry", &session, before, |objects| {
+            drop(objects.remove(&key))
+        }),
+        fixture("missing-first-entry", &session, None, |objects| {
+            drop(objects.remove(&session.key(1)))
+        }),
+        fixture("flipped-byte", &session, before, |objects| {
+            flip(objects.get_mut(&key).unwrap())
+        }),
         fixture("truncated-gzip", &session, before, |objects| {
             let bytes = objects.get_mut(&key).unwrap();
             bytes.truncate(bytes.len() / 2);
         }),
-        fixture("truncated-last-entry", &session, Some(LAST - 1), |objects| {
-            let bytes = objects.get_mut(&session.key(LAST)).unwrap();
-            bytes.truncate(bytes.len() / 2);
-        }),
+        fixture(
+            "truncated-last-entry",
+            &session,
+            Some(LAST - 1),
+            |objects| {
+                let bytes = objects.get_mut(&session.key(LAST)).unwrap();
+                bytes.truncate(bytes.len() / 2);
+            },
+        ),
     ]
 }
 
@@ -231,7 +309,9 @@ fn wrong_entries() -> Vec<Fixture> {
     second.back_to(SPOILED - 1);
     second.writer = "writer-b";
     second.round(100, |_| {});
-    first.entries.insert(SPOILED, second.entries[&SPOILED].clone());
+    first
+        .entries
+        .insert(SPOILED, second.entries[&SPOILED].clone());
     first.points.insert(SPOILED, second.files);
     vec![
         fixture("wrong-prev", &prev, before, |_| {}),
@@ -254,9 +334,21 @@ fn spoiled_composites() -> Vec<Fixture> {
         flip(objects.get_mut(&snapshot).unwrap());
     };
     vec![
-        fixture("flipped-byte-in-a-merge", &merged, Some(LAST), |objects| flip(objects.get_mut(&merge).unwrap())),
-        fixture("flipped-byte-in-the-only-snapshot", &collected, None, without_entries),
-        fixture("flipped-byte-in-the-newer-snapshot", &older, Some(3), without_entries),
+        fixture("flipped-byte-in-a-merge", &merged, Some(LAST), |objects| {
+            flip(objects.get_mut(&merge).unwrap())
+        }),
+        fixture(
+            "flipped-byte-in-the-only-snapshot",
+            &collected,
+            None,
+            without_entries,
+        ),
+        fixture(
+            "flipped-byte-in-the-newer-snapshot",
+            &older,
+            Some(3),
+            without_entries,
+        ),
     ]
 }
 
@@ -272,18 +364,34 @@ fn lying_snapshots() -> Vec<Fixture> {
             let file = &files[part.path.as_str()];
             (part.len, part.file_sha256) = (file.len() as u64, Digest::of(file));
         }
-        let bodies: Vec<&Vec<u8>> = header.parts.iter().map(|part| &files[part.path.as_str()]).collect();
+        let bodies: Vec<&Vec<u8>> = header
+            .parts
+            .iter()
+            .map(|part| &files[part.path.as_str()])
+            .collect();
         let lying = sessiond::codec::snapshot::encode(header.clone(), &bodies).unwrap();
         truth.composites.insert(key, lying.bytes.to_vec());
         truth
     };
-    let transcript = lie(format!("projects/-work-app/{BROKEN}.jsonl"), b"{\"type\":\"user\",\"text\":\"never said\"}\n");
+    let transcript = lie(
+        format!("projects/-work-app/{BROKEN}.jsonl"),
+        b"{\"type\":\"user\",\"text\":\"never said\"}\n",
+    );
     let mut unnoticed = lie(result(BROKEN), b"what no tool said");
     // Nothing that a restore reads contradicts it: it is what comes back.
-    unnoticed.points.get_mut(&LAST).unwrap().insert(result(BROKEN), b"what no tool said".to_vec());
+    unnoticed
+        .points
+        .get_mut(&LAST)
+        .unwrap()
+        .insert(result(BROKEN), b"what no tool said".to_vec());
     vec![
         fixture("lying-snapshot", &transcript, Some(LAST), |_| {}),
-        fixture("lying-snapshot-about-a-file-that-stayed", &unnoticed, Some(LAST), |_| {}),
+        fixture(
+            "lying-snapshot-about-a-file-that-stayed",
+            &unnoticed,
+            Some(LAST),
+            |_| {},
+        ),
     ]
 }
 
@@ -301,6 +409,11 @@ fn gone_on() -> Vec<Fixture> {
     let key = session.key(SPOILED);
     vec![
         fixture("removed", &removed, None, |_| {}),
-        fixture("gone-on-behind-the-damage", &session, Some(LAST + 3), |objects| flip(objects.get_mut(&key).unwrap())),
+        fixture(
+            "gone-on-behind-the-damage",
+            &session,
+            Some(LAST + 3),
+            |objects| flip(objects.get_mut(&key).unwrap()),
+        ),
     ]
 }

@@ -16,7 +16,14 @@ pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
         return wire
             .reply(400, &json!({ "type": "error", "error": { "type": "invalid_request_error", "message": "no plan says what to do" } }));
     };
-    let stop = if blocks.iter().any(|block| matches!(block, Block::Call { .. })) { "tool_use" } else { "end_turn" };
+    let stop = if blocks
+        .iter()
+        .any(|block| matches!(block, Block::Call { .. }))
+    {
+        "tool_use"
+    } else {
+        "end_turn"
+    };
     let mut message = json!({
         "id": format!("msg_{}", uuid::Uuid::new_v4().simple()), "type": "message", "role": "assistant", "model": request.body["model"],
         "content": [], "stop_reason": null, "stop_sequence": null, "usage": { "input_tokens": 10, "output_tokens": 1 },
@@ -30,14 +37,23 @@ pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     wire.event("message_start", json!({ "message": message }))?;
     for (index, block) in blocks.iter().enumerate() {
         let (begin, delta) = match block {
-            Block::Text { text, .. } => (json!({ "type": "text", "text": "" }), json!({ "type": "text_delta", "text": text })),
+            Block::Text { text, .. } => (
+                json!({ "type": "text", "text": "" }),
+                json!({ "type": "text_delta", "text": text }),
+            ),
             Block::Call { id, tool, input } => (
                 json!({ "type": "tool_use", "id": id, "name": tool, "input": {} }),
                 json!({ "type": "input_json_delta", "partial_json": input.to_string() }),
             ),
         };
-        wire.event("content_block_start", json!({ "index": index, "content_block": begin }))?;
-        wire.event("content_block_delta", json!({ "index": index, "delta": delta }))?;
+        wire.event(
+            "content_block_start",
+            json!({ "index": index, "content_block": begin }),
+        )?;
+        wire.event(
+            "content_block_delta",
+            json!({ "index": index, "delta": delta }),
+        )?;
         if matches!(block, Block::Text { hang: true, .. }) {
             wire.hang();
             return wire.close();
@@ -51,7 +67,12 @@ pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
 
 /// What the model answers; none if nothing tells it what.
 fn blocks(body: &Value) -> Option<Vec<Block>> {
-    let text = |text: &str| vec![Block::Text { text: text.to_owned(), hang: false }];
+    let text = |text: &str| {
+        vec![Block::Text {
+            text: text.to_owned(),
+            hang: false,
+        }]
+    };
     let messages = body["messages"].as_array()?;
     let asked = messages.last().map(texts).unwrap_or_default().join("\n");
     if asked.contains("detailed summary") {
@@ -60,16 +81,30 @@ fn blocks(body: &Value) -> Option<Vec<Block>> {
     if body["tools"].as_array().is_none_or(Vec::is_empty) {
         return Some(text("{\"title\":\"A title\"}"));
     }
-    let answers = |from: usize| messages[from..].iter().filter(|message| message["role"] == "assistant").count();
-    let users = messages.iter().enumerate().filter(|(_, message)| message["role"] == "user");
-    planned(users.flat_map(|(at, message)| texts(message).into_iter().map(move |text| (text, answers(at)))))
+    let answers = |from: usize| {
+        messages[from..]
+            .iter()
+            .filter(|message| message["role"] == "assistant")
+            .count()
+    };
+    let users = messages
+        .iter()
+        .enumerate()
+        .filter(|(_, message)| message["role"] == "user");
+    planned(users.flat_map(|(at, message)| {
+        texts(message)
+            .into_iter()
+            .map(move |text| (text, answers(at)))
+    }))
 }
 
 /// A block of an answer that is not streamed.
 fn whole(block: &Block) -> Value {
     match block {
         Block::Text { text, .. } => json!({ "type": "text", "text": text }),
-        Block::Call { id, tool, input } => json!({ "type": "tool_use", "id": id, "name": tool, "input": input }),
+        Block::Call { id, tool, input } => {
+            json!({ "type": "tool_use", "id": id, "name": tool, "input": input })
+        }
     }
 }
 
@@ -82,7 +117,10 @@ fn parts(content: &Value) -> Vec<Value> {
 }
 
 fn texts(message: &Value) -> Vec<String> {
-    parts(&message["content"]).iter().filter_map(|part| part["text"].as_str().map(str::to_owned)).collect()
+    parts(&message["content"])
+        .iter()
+        .filter_map(|part| part["text"].as_str().map(str::to_owned))
+        .collect()
 }
 
 /// The conversation that a request carries: what was said, called and answered, in order, without what the client adds of its own.
@@ -90,13 +128,29 @@ pub fn conversation(request: &Request) -> Vec<String> {
     let mut said = Vec::new();
     for message in request.body["messages"].as_array().into_iter().flatten() {
         let role = message["role"].as_str().unwrap_or_default();
-        for part in parts(&message["content"]).iter().filter(|_| role != "system") {
+        for part in parts(&message["content"])
+            .iter()
+            .filter(|_| role != "system")
+        {
             let line = match part["type"].as_str() {
-                Some("text") if part["text"].as_str().is_some_and(|text| text.starts_with("<system-reminder>")) => continue,
+                Some("text")
+                    if part["text"]
+                        .as_str()
+                        .is_some_and(|text| text.starts_with("<system-reminder>")) =>
+                {
+                    continue;
+                }
                 Some("text") => format!("{role}: {}", part["text"].as_str().unwrap_or_default()),
                 Some("tool_use") => format!("call {}: {}", part["name"], part["input"]),
                 Some("tool_result") => {
-                    format!("result: {}", parts(&part["content"]).iter().map(|part| part["text"].to_string()).collect::<Vec<_>>().join(" "))
+                    format!(
+                        "result: {}",
+                        parts(&part["content"])
+                            .iter()
+                            .map(|part| part["text"].to_string())
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                    )
                 }
                 other => format!("{role} {other:?}"),
             };

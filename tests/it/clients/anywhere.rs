@@ -21,14 +21,29 @@ fn a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged(container:
     let end_of_first = model.last("first PLAN");
 
     // While the model speaks. What the command prints is nowhere in the prompt.
-    let second = [vec![client.shell("echo two-$((1+1))-out")], vec![hang("half an answ")]];
+    let second = [
+        vec![client.shell("echo two-$((1+1))-out")],
+        vec![hang("half an answ")],
+    ];
     let mut run = container.start(&session, &prompt("second", &second));
-    let answered = |request: &Request| conversation(request).iter().any(|said| said.starts_with("result: ") && said.contains("two-2-out"));
-    eventually("the model is in the middle of its answer", || model.requests().iter().any(answered));
+    let answered = |request: &Request| {
+        conversation(request)
+            .iter()
+            .any(|said| said.starts_with("result: ") && said.contains("two-2-out"))
+    };
+    eventually("the model is in the middle of its answer", || {
+        model.requests().iter().any(answered)
+    });
     switched_off(container, &session, &mut run, "two-2-out");
 
     // While a tool runs.
-    let mut run = container.start(&session, &prompt("third", &[vec![say("I run it"), client.shell("touch runs; sleep 300")]]));
+    let mut run = container.start(
+        &session,
+        &prompt(
+            "third",
+            &[vec![say("I run it"), client.shell("touch runs; sleep 300")]],
+        ),
+    );
     let earlier = ["first turn done", "second PLAN", "two-2-out", "third PLAN"];
     assert_goes_on(&end_of_first, &model.asked("third PLAN"), &earlier);
     eventually("the tool runs", || container.cwd.join("runs").exists());
@@ -36,42 +51,83 @@ fn a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged(container:
     eventually("the call is on disk", || calls(container.record(&session)));
     switched_off(container, &session, &mut run, CALL);
 
-    container.resume(&session, &prompt("fourth", &[vec![say("fourth turn done")]]));
-    assert_goes_on(&end_of_first, &model.asked("fourth PLAN"), &[&earlier[..], &["fourth PLAN"]].concat());
+    container.resume(
+        &session,
+        &prompt("fourth", &[vec![say("fourth turn done")]]),
+    );
+    assert_goes_on(
+        &end_of_first,
+        &model.asked("fourth PLAN"),
+        &[&earlier[..], &["fourth PLAN"]].concat(),
+    );
 }
 
 /// Waits until the words are on disk, has it acknowledged, switches everything off, and restores: what comes back is what was on
 /// disk when it was acknowledged, or later.
 fn switched_off(container: &Container<'_>, session: &str, run: &mut Running, words: &str) {
-    eventually("it is on disk", || container.record(session).contains(words));
+    eventually("it is on disk", || {
+        container.record(session).contains(words)
+    });
     let acknowledged = container.record(session);
     container.sessiond(&["flush", "--wait"]).ok();
     switch_off(run);
     let lost = container.throw_away();
     container.sessiond(&["restore", session]).ok();
-    let (on_disk, restored) = (container.client.record(&lost, session), container.record(session));
+    let (on_disk, restored) = (
+        container.client.record(&lost, session),
+        container.record(session),
+    );
     if container.client == Client::OpenCode {
         // Rows change in place: each is as it was acknowledged, or as it was at the end.
-        let by_id =
-            |rows: &'_ str| rows.lines().filter_map(|row| row.split_once(' ')).map(|(id, row)| (id.to_owned(), row.to_owned())).collect();
-        let [acknowledged, restored, on_disk]: [BTreeMap<String, String>; 3] = [&acknowledged, &restored, &on_disk].map(|rows| by_id(rows));
-        assert!(acknowledged.keys().all(|id| restored.contains_key(id)), "{acknowledged:#?}\n{restored:#?}");
+        let by_id = |rows: &'_ str| {
+            rows.lines()
+                .filter_map(|row| row.split_once(' '))
+                .map(|(id, row)| (id.to_owned(), row.to_owned()))
+                .collect()
+        };
+        let [acknowledged, restored, on_disk]: [BTreeMap<String, String>; 3] =
+            [&acknowledged, &restored, &on_disk].map(|rows| by_id(rows));
+        assert!(
+            acknowledged.keys().all(|id| restored.contains_key(id)),
+            "{acknowledged:#?}\n{restored:#?}"
+        );
         for (id, row) in &restored {
-            assert!([&acknowledged, &on_disk].iter().any(|rows| rows.get(id) == Some(row)), "{id} {row}\n{acknowledged:#?}\n{on_disk:#?}");
+            assert!(
+                [&acknowledged, &on_disk]
+                    .iter()
+                    .any(|rows| rows.get(id) == Some(row)),
+                "{id} {row}\n{acknowledged:#?}\n{on_disk:#?}"
+            );
         }
         return;
     }
-    assert!(restored.starts_with(&acknowledged), "{} bytes of {} that were acknowledged", restored.len(), acknowledged.len());
-    assert!(on_disk.starts_with(&restored), "what was restored was never on disk");
+    assert!(
+        restored.starts_with(&acknowledged),
+        "{} bytes of {} that were acknowledged",
+        restored.len(),
+        acknowledged.len()
+    );
+    assert!(
+        on_disk.starts_with(&restored),
+        "what was restored was never on disk"
+    );
 }
 
 fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
     let session = container.begin(&prompt("first", &[vec![say("first turn done")]]));
     let end_of_first = model.last("first PLAN");
-    let mut run = container.start(&session, &prompt("second", &[vec![say("I run it"), client.shell("touch runs; sleep 300")]]));
+    let mut run = container.start(
+        &session,
+        &prompt(
+            "second",
+            &[vec![say("I run it"), client.shell("touch runs; sleep 300")]],
+        ),
+    );
     eventually("the tool runs", || container.cwd.join("runs").exists());
-    eventually("the call is on disk", || container.record(&session).contains(CALL));
+    eventually("the call is on disk", || {
+        container.record(&session).contains(CALL)
+    });
     container.sessiond(&["flush", "--wait"]).ok();
     let before = container.record(&session);
     run.signal("TERM");
@@ -81,13 +137,20 @@ fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'
     if matches!(client, Client::ClaudeNew | Client::ClaudeOld) && code != Some(1) {
         let after = container.record(&session);
         assert_eq!(code, Some(143));
-        assert!(after.starts_with(&before) && after.len() > before.len(), "it wrote nothing after the signal");
+        assert!(
+            after.starts_with(&before) && after.len() > before.len(),
+            "it wrote nothing after the signal"
+        );
     }
     let lost = container.throw_away();
     container.sessiond(&["restore", &session]).ok();
     assert_eq!(client.record(&lost, &session), container.record(&session));
     container.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
-    assert_goes_on(&end_of_first, &model.asked("third PLAN"), &["first turn done", "second PLAN", "third PLAN"]);
+    assert_goes_on(
+        &end_of_first,
+        &model.asked("third PLAN"),
+        &["first turn done", "second PLAN", "third PLAN"],
+    );
 }
 
 fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Container<'_>) {
@@ -99,12 +162,22 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
     // Both have their client running, each with a turn of its own, before either may go on.
     let go = one.cwd.join("go");
     let turn = |who: &str| {
-        let waits = client.shell(&format!("while ! test -e {}; do sleep 0.05; done; echo {who}-$((1+1))-out", go.display()));
+        let waits = client.shell(&format!(
+            "while ! test -e {}; do sleep 0.05; done; echo {who}-$((1+1))-out",
+            go.display()
+        ));
         prompt(who, &[vec![waits], vec![say(&format!("{who} is done"))]])
     };
-    let mut runs = [one.start(&session, &turn("alpha")), two.start(&session, &turn("beta"))];
+    let mut runs = [
+        one.start(&session, &turn("alpha")),
+        two.start(&session, &turn("beta")),
+    ];
     for who in ["alpha", "beta"] {
-        assert_goes_on(&end_of_first, &model.asked(&format!("{who} PLAN")), &["first turn done", who]);
+        assert_goes_on(
+            &end_of_first,
+            &model.asked(&format!("{who} PLAN")),
+            &["first turn done", who],
+        );
     }
     std::fs::write(&go, "").unwrap();
     for run in &mut runs {
@@ -117,52 +190,110 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
     three.sessiond(&["restore", &session]).ok();
     let main = three.record(&session);
     let winner = usize::from(main == disks[1]);
-    assert!(main == disks[winner], "the log is neither the one's nor the other's");
-    let (won, lost) = if winner == 0 { ("alpha", "beta") } else { ("beta", "alpha") };
-    assert!(main.contains(&format!("{won}-2-out")) && !main.contains(&format!("{lost} PLAN")), "{main}");
-    let branches = || three.sessiond(&["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
-    eventually("ls shows the branch", || branches().as_array().is_some_and(|branches| branches.len() == 1));
+    assert!(
+        main == disks[winner],
+        "the log is neither the one's nor the other's"
+    );
+    let (won, lost) = if winner == 0 {
+        ("alpha", "beta")
+    } else {
+        ("beta", "alpha")
+    };
+    assert!(
+        main.contains(&format!("{won}-2-out")) && !main.contains(&format!("{lost} PLAN")),
+        "{main}"
+    );
+    let branches =
+        || three.sessiond(&["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
+    eventually("ls shows the branch", || {
+        branches()
+            .as_array()
+            .is_some_and(|branches| branches.len() == 1)
+    });
     let branch = branches()[0].as_str().unwrap().to_owned();
-    three.sessiond(&["pull", &session, "--branch", &branch, "--to", "branch"]).ok();
-    let pulled: String = files_in(&three.cwd.join("branch")).into_values().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
+    three
+        .sessiond(&["pull", &session, "--branch", &branch, "--to", "branch"])
+        .ok();
+    let pulled: String = files_in(&three.cwd.join("branch"))
+        .into_values()
+        .map(|bytes| String::from_utf8(bytes).unwrap())
+        .collect();
     match client {
         Client::OpenCode => assert!(pulled.contains(&format!("{lost}-2-out")), "{pulled}"),
         Client::Codex => assert_eq!(pulled, disks[1 - winner]),
         _ => {
             let transcript = transcripts(&three.cwd.join("branch"), &session).remove(0);
-            assert_eq!(std::fs::read_to_string(transcript).unwrap(), disks[1 - winner]);
+            assert_eq!(
+                std::fs::read_to_string(transcript).unwrap(),
+                disks[1 - winner]
+            );
         }
     }
     std::fs::remove_dir_all(three.cwd.join("branch")).unwrap();
 
-    three.resume(&session, &prompt("fourth", &[vec![say("fourth turn done")]]));
+    three.resume(
+        &session,
+        &prompt("fourth", &[vec![say("fourth turn done")]]),
+    );
     let asked = conversation(&model.asked("fourth PLAN")).join("\n");
-    assert!(asked.contains(&format!("{won}-2-out")) && !asked.contains(&format!("{lost}-2-out")), "{asked}");
+    assert!(
+        asked.contains(&format!("{won}-2-out")) && !asked.contains(&format!("{lost}-2-out")),
+        "{asked}"
+    );
 }
 
 fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
-    let session = container.begin(&prompt("first", &[vec![client.shell("echo one-out")], vec![say("first turn done")]]));
+    let session = container.begin(&prompt(
+        "first",
+        &[
+            vec![client.shell("echo one-out")],
+            vec![say("first turn done")],
+        ],
+    ));
     let end_of_first = model.last("first PLAN");
-    container.resume(&session, &prompt("second", &[vec![say("second turn done")]]));
+    container.resume(
+        &session,
+        &prompt("second", &[vec![say("second turn done")]]),
+    );
     let end_of_second = model.last("second PLAN");
-    let fork = container.sessiond(&["fork", &session, "--at", "turn:1", "--quiet"]).ok().out().trim().to_owned();
+    let fork = container
+        .sessiond(&["fork", &session, "--at", "turn:1", "--quiet"])
+        .ok()
+        .out()
+        .trim()
+        .to_owned();
     let lost = container.throw_away();
 
-    container.resume(&fork, &prompt("in the fork", &[vec![say("the fork goes on")]]));
+    container.resume(
+        &fork,
+        &prompt("in the fork", &[vec![say("the fork goes on")]]),
+    );
     let asked = model.asked("in the fork PLAN");
     assert_goes_on(&end_of_first, &asked, &["first turn done", "in the fork"]);
-    assert!(!conversation(&asked).join("\n").contains("second PLAN"), "{asked:?}");
+    assert!(
+        !conversation(&asked).join("\n").contains("second PLAN"),
+        "{asked:?}"
+    );
     let forked = container.record(&fork);
-    assert!(!forked.contains(&session) && forked.contains(&fork), "the fork carries its own id: {forked}");
+    assert!(
+        !forked.contains(&session) && forked.contains(&fork),
+        "the fork carries its own id: {forked}"
+    );
 
     container.throw_away();
     container.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
     let asked = model.asked("third PLAN");
     assert_goes_on(&end_of_second, &asked, &["second turn done", "third PLAN"]);
-    assert!(!conversation(&asked).join("\n").contains("in the fork"), "{asked:?}");
+    assert!(
+        !conversation(&asked).join("\n").contains("in the fork"),
+        "{asked:?}"
+    );
     let (before, now) = (client.record(&lost, &session), container.record(&session));
-    assert!(now.starts_with(&before) || client == Client::OpenCode, "the session is another beside its fork");
+    assert!(
+        now.starts_with(&before) || client == Client::OpenCode,
+        "the session is another beside its fork"
+    );
 
     // And the fork has what was said in it, from another home still.
     container.throw_away();

@@ -64,8 +64,7 @@ impl Client {
             Client::OpenCode => {
                 let options = json!({ "baseURL": format!("{model}/v1"), "apiKey": "no-key" });
                 let provider = json!({ "npm": "@ai-sdk/openai-compatible", "options": options, "models": { "test": {} } });
-                let config =
-                    json!({ "model": "loopback/test", "autoupdate": false, "permission": "allow", "provider": { "loopback": provider } });
+                let config = json!({ "model": "loopback/test", "autoupdate": false, "permission": "allow", "provider": { "loopback": provider } });
                 (".config/opencode/opencode.json", config.to_string())
             }
         };
@@ -77,7 +76,10 @@ impl Client {
         command.env("SESSIOND_AGENT", self.agent());
         let on: &[&str] = match self {
             Client::ClaudeNew | Client::ClaudeOld => {
-                command.env("ANTHROPIC_BASE_URL", model).env("ANTHROPIC_API_KEY", "no-key").env("CLAUDE_CODE_TMPDIR", tmp);
+                command
+                    .env("ANTHROPIC_BASE_URL", model)
+                    .env("ANTHROPIC_API_KEY", "no-key")
+                    .env("CLAUDE_CODE_TMPDIR", tmp);
                 &[
                     "DISABLE_TELEMETRY",
                     "DISABLE_AUTOUPDATER",
@@ -98,19 +100,31 @@ impl Client {
             Client::OpenCode => {
                 // It would install its plugins' library into every new home.
                 command.env("npm_config_offline", "true");
-                &["OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH"]
+                &[
+                    "OPENCODE_DISABLE_AUTOUPDATE",
+                    "OPENCODE_DISABLE_MODELS_FETCH",
+                ]
             }
         };
         command.envs(on.iter().map(|name| (*name, "1")));
     }
 
     /// The arguments of a turn of a session, or of the first of a new one; and what it reads.
-    pub fn turn<'p>(self, session: Option<&'p str>, prompt: &'p str) -> (Vec<&'p str>, Option<&'p str>) {
+    pub fn turn<'p>(
+        self,
+        session: Option<&'p str>,
+        prompt: &'p str,
+    ) -> (Vec<&'p str>, Option<&'p str>) {
         match (self, session) {
             (Client::ClaudeNew | Client::ClaudeOld, None) => (vec!["-p", prompt], None),
-            (Client::ClaudeNew | Client::ClaudeOld, Some(id)) => (vec!["--resume", id, "-p", prompt], None),
+            (Client::ClaudeNew | Client::ClaudeOld, Some(id)) => {
+                (vec!["--resume", id, "-p", prompt], None)
+            }
             (Client::Codex, None) => (vec!["exec", "--skip-git-repo-check", prompt], None),
-            (Client::Codex, Some(id)) => (vec!["exec", "--skip-git-repo-check", "resume", id, prompt], None),
+            (Client::Codex, Some(id)) => (
+                vec!["exec", "--skip-git-repo-check", "resume", id, prompt],
+                None,
+            ),
             // It puts arguments in quotes.
             (Client::OpenCode, None) => (vec!["run"], Some(prompt)),
             (Client::OpenCode, Some(id)) => (vec!["run", "-s", id], Some(prompt)),
@@ -120,9 +134,13 @@ impl Client {
     /// What its turns have besides.
     pub fn flags(self) -> &'static [&'static str] {
         match self {
-            Client::ClaudeNew | Client::ClaudeOld => {
-                &["--output-format", "stream-json", "--verbose", "--permission-mode", "bypassPermissions"]
-            }
+            Client::ClaudeNew | Client::ClaudeOld => &[
+                "--output-format",
+                "stream-json",
+                "--verbose",
+                "--permission-mode",
+                "bypassPermissions",
+            ],
             Client::Codex | Client::OpenCode => &[],
         }
     }
@@ -131,14 +149,22 @@ impl Client {
     #[track_caller]
     pub fn record(self, home: &Path, session: &str) -> String {
         if self == Client::OpenCode {
-            return block_on(rows(&home.join(".local/share/opencode/opencode.db"), session)).unwrap();
+            return block_on(rows(
+                &home.join(".local/share/opencode/opencode.db"),
+                session,
+            ))
+            .unwrap();
         }
         if self != Client::Codex {
             return std::fs::read_to_string(transcript(home, session)).unwrap();
         }
         let rollouts = files_in(&home.join(".codex/sessions"));
-        let mut found = rollouts.into_iter().filter(|(path, _)| path.contains(session));
-        let (_, bytes) = found.next().unwrap_or_else(|| panic!("no rollout of {session} in {}", home.display()));
+        let mut found = rollouts
+            .into_iter()
+            .filter(|(path, _)| path.contains(session));
+        let (_, bytes) = found
+            .next()
+            .unwrap_or_else(|| panic!("no rollout of {session} in {}", home.display()));
         assert!(found.next().is_none(), "two rollouts of {session}");
         String::from_utf8(bytes).unwrap()
     }
@@ -146,23 +172,40 @@ impl Client {
     /// The model runs a command.
     pub fn shell(self, command: &str) -> Value {
         match self {
-            Client::ClaudeNew | Client::ClaudeOld => call("Bash", json!({ "command": command, "description": "Run it" })),
-            Client::Codex => call("exec_command", json!({ "cmd": command, "yield_time_ms": 30_000 })),
-            Client::OpenCode => call("bash", json!({ "command": command, "description": "Run it" })),
+            Client::ClaudeNew | Client::ClaudeOld => call(
+                "Bash",
+                json!({ "command": command, "description": "Run it" }),
+            ),
+            Client::Codex => call(
+                "exec_command",
+                json!({ "cmd": command, "yield_time_ms": 30_000 }),
+            ),
+            Client::OpenCode => call(
+                "bash",
+                json!({ "command": command, "description": "Run it" }),
+            ),
         }
     }
 }
 
 /// What OpenCode's database holds of a session.
 async fn rows(database: &Path, session: &str) -> sqlx::Result<String> {
-    let mut connection = SqliteConnectOptions::new().filename(database).read_only(true).connect().await?;
+    let mut connection = SqliteConnectOptions::new()
+        .filename(database)
+        .read_only(true)
+        .connect()
+        .await?;
     let mut all = String::new();
     for sql in [
         "SELECT id, directory, title FROM session WHERE id = ?",
         "SELECT id, session_id, data FROM message WHERE session_id = ? ORDER BY id",
         "SELECT id, message_id, data FROM part WHERE session_id = ? ORDER BY id",
     ] {
-        for row in sqlx::query(sql).bind(session).fetch_all(&mut connection).await? {
+        for row in sqlx::query(sql)
+            .bind(session)
+            .fetch_all(&mut connection)
+            .await?
+        {
             let columns = [0, 1, 2].map(|at| row.get::<String, _>(at));
             all.push_str(&format!("{}\n", columns.join(" ")));
         }

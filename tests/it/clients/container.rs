@@ -28,7 +28,9 @@ pub fn bash(command: &str) -> Value {
 pub fn everywhere(client: Client, scenario: impl Fn(&Container<'_>)) {
     for backend in Backend::all() {
         let model = Model::start();
-        let Some(container) = Container::new(client, &backend, &model) else { return };
+        let Some(container) = Container::new(client, &backend, &model) else {
+            return;
+        };
         scenario(&container);
     }
 }
@@ -62,7 +64,15 @@ impl<'a> Container<'a> {
         let cwd = home.path().join("work");
         std::fs::create_dir(&cwd).unwrap();
         client.furnish(&home.home(), &model.url());
-        Some(Container { client, backend, model, home, cwd, bin, lost: Default::default() })
+        Some(Container {
+            client,
+            backend,
+            model,
+            home,
+            cwd,
+            bin,
+            lost: Default::default(),
+        })
     }
 
     /// Another one that works in the same folder.
@@ -70,7 +80,15 @@ impl<'a> Container<'a> {
         let (client, backend, model) = (self.client, self.backend, self.model);
         let home = TempHome::new();
         client.furnish(&home.home(), &model.url());
-        Container { client, backend, model, home, cwd: self.cwd.clone(), bin: self.bin.clone(), lost: Default::default() }
+        Container {
+            client,
+            backend,
+            model,
+            home,
+            cwd: self.cwd.clone(),
+            bin: self.bin.clone(),
+            lost: Default::default(),
+        }
     }
 
     /// The home is thrown away, and there is a new one in its place. Answers where the old one can still be looked at.
@@ -85,21 +103,40 @@ impl<'a> Container<'a> {
 
     /// `sessiond` with these arguments, beside the client.
     pub fn sessiond(&self, arguments: &[&str]) -> Ran {
-        Ran(self.prepared(self.backend.command(&self.home, arguments)).output().unwrap())
+        Ran(self
+            .prepared(self.backend.command(&self.home, arguments))
+            .output()
+            .unwrap())
     }
 
     /// `sessiond run --session ID -- claude …`, as people write it.
     pub fn command(&self, session: Option<&str>, arguments: &[&str]) -> Command {
         let session: Vec<&str> = session.iter().flat_map(|id| ["--session", id]).collect();
-        let run = [&["run"], &session[..], &["--", self.client.program()], arguments, self.client.flags()].concat();
+        let run = [
+            &["run"],
+            &session[..],
+            &["--", self.client.program()],
+            arguments,
+            self.client.flags(),
+        ]
+        .concat();
         self.prepared(self.backend.command(&self.home, &run))
     }
 
     fn prepared(&self, mut command: Command) -> Command {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(std::iter::once(self.bin.clone()).chain(std::env::split_paths(&path)));
-        command.current_dir(&self.cwd).env("PATH", path.unwrap()).stdin(Stdio::null());
-        self.client.environment(&mut command, &self.home.path().join("tmp"), &self.model.url());
+        let path = std::env::join_paths(
+            std::iter::once(self.bin.clone()).chain(std::env::split_paths(&path)),
+        );
+        command
+            .current_dir(&self.cwd)
+            .env("PATH", path.unwrap())
+            .stdin(Stdio::null());
+        self.client.environment(
+            &mut command,
+            &self.home.path().join("tmp"),
+            &self.model.url(),
+        );
         command
     }
 
@@ -118,7 +155,9 @@ impl<'a> Container<'a> {
     #[track_caller]
     pub fn ran(&self, mut command: Command) -> Ran {
         let files = ["out", "err"].map(|name| self.home.path().join(name));
-        let [out, err] = files.each_ref().map(|path| std::fs::File::create(path).unwrap());
+        let [out, err] = files
+            .each_ref()
+            .map(|path| std::fs::File::create(path).unwrap());
         let mut run = Running(command.stdout(out).stderr(err).spawn().unwrap());
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
@@ -127,12 +166,19 @@ impl<'a> Container<'a> {
             }
             if Instant::now() > deadline {
                 switch_off(&mut run);
-                panic!("{command:?} does not end: {:?}", files.map(|path| std::fs::read_to_string(path).unwrap()));
+                panic!(
+                    "{command:?} does not end: {:?}",
+                    files.map(|path| std::fs::read_to_string(path).unwrap())
+                );
             }
             std::thread::sleep(Duration::from_millis(10));
         };
         let [stdout, stderr] = files.map(|path| std::fs::read(path).unwrap());
-        Ran(Output { status, stdout, stderr })
+        Ran(Output {
+            status,
+            stdout,
+            stderr,
+        })
     }
 
     /// The first turn of a session; answers the id that the client gave it.
@@ -153,9 +199,19 @@ impl<'a> Container<'a> {
 
     /// A further turn that goes on while the test does.
     pub fn start(&self, session: &str, prompt: &str) -> Running {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.home.path().join("run.log")).unwrap();
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.home.path().join("run.log"))
+            .unwrap();
         let out = log.try_clone().unwrap();
-        Running(self.turn(Some(session), prompt).stderr(log).stdout(out).spawn().unwrap())
+        Running(
+            self.turn(Some(session), prompt)
+                .stderr(log)
+                .stdout(out)
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// What this home has of a session.
@@ -167,8 +223,14 @@ impl<'a> Container<'a> {
 
 /// The transcripts of a session in a folder of Claude Code's: more than one, where it stands in more than one project.
 pub fn transcripts(root: &Path, session: &str) -> Vec<PathBuf> {
-    let projects = std::fs::read_dir(root.join("projects")).into_iter().flatten().flatten();
-    projects.map(|project| project.path().join(format!("{session}.jsonl"))).filter(|path| path.exists()).collect()
+    let projects = std::fs::read_dir(root.join("projects"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    projects
+        .map(|project| project.path().join(format!("{session}.jsonl")))
+        .filter(|path| path.exists())
+        .collect()
 }
 
 /// The one transcript of a session in a home.
@@ -183,7 +245,10 @@ pub fn transcript(home: &Path, session: &str) -> PathBuf {
 pub fn kept(home: &Path) -> Files {
     let mut files = files_in(&home.join(".claude"));
     files.retain(|path, _| {
-        ["projects/", "tasks/", "file-history/"].iter().any(|folder| path.starts_with(folder)) && !path.ends_with(".lock")
+        ["projects/", "tasks/", "file-history/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
+            && !path.ends_with(".lock")
     });
     files
 }
@@ -194,9 +259,16 @@ pub fn assert_restored(lost: &Path, home: &Path, what: &str) {
     let (before, now) = (kept(lost), kept(home));
     assert!(!before.is_empty(), "{what}: nothing was kept");
     for (path, bytes) in &before {
-        let restored = now.get(path).unwrap_or_else(|| panic!("{what}: {path} was not restored"));
+        let restored = now
+            .get(path)
+            .unwrap_or_else(|| panic!("{what}: {path} was not restored"));
         let appended = path.ends_with(".jsonl") && restored.starts_with(bytes);
-        assert!(restored == bytes || appended, "{what}: {path} differs: {} bytes, {} restored", bytes.len(), restored.len());
+        assert!(
+            restored == bytes || appended,
+            "{what}: {path} differs: {} bytes, {} restored",
+            bytes.len(),
+            restored.len()
+        );
     }
 }
 
@@ -204,10 +276,16 @@ pub fn assert_restored(lost: &Path, home: &Path, what: &str) {
 #[track_caller]
 pub fn assert_goes_on(earlier: &Request, next: &Request, more: &[&str]) {
     let (earlier, next) = (conversation(earlier), conversation(next));
-    assert!(next.len() > earlier.len() && next.starts_with(&earlier), "earlier: {earlier:#?}\nnext: {next:#?}");
+    assert!(
+        next.len() > earlier.len() && next.starts_with(&earlier),
+        "earlier: {earlier:#?}\nnext: {next:#?}"
+    );
     let mut behind = next[earlier.len()..].iter();
     for words in more {
-        assert!(behind.any(|line| line.contains(words)), "{words:?} is not behind it: {next:#?}");
+        assert!(
+            behind.any(|line| line.contains(words)),
+            "{words:?} is not behind it: {next:#?}"
+        );
     }
 }
 
@@ -219,10 +297,18 @@ pub fn switch_off(run: &mut Running) {
         let pid = tree[at];
         // Stopped, it starts nothing more.
         signal(pid, Signal::STOP);
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten();
         for task in tasks {
-            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            tree.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+            let children =
+                std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            tree.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|pid| pid.parse::<u32>().ok()),
+            );
         }
         at += 1;
     }
@@ -233,5 +319,8 @@ pub fn switch_off(run: &mut Running) {
 
 fn signal(pid: u32, signal: Signal) {
     // One that has ended by itself is what is wanted.
-    i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, signal).ok());
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .map(|pid| kill_process(pid, signal).ok());
 }

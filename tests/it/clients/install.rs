@@ -17,8 +17,14 @@ pub struct Agents(PathBuf);
 impl Agents {
     /// The folder that holds a client's program.
     fn bin(&self, package: &str) -> PathBuf {
-        let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" };
-        self.0.join("node_modules").join(format!("{package}-linux-{arch}"))
+        let arch = if cfg!(target_arch = "aarch64") {
+            "arm64"
+        } else {
+            "x64"
+        };
+        self.0
+            .join("node_modules")
+            .join(format!("{package}-linux-{arch}"))
     }
 
     /// All packages, the Agent SDK for TypeScript among them.
@@ -37,7 +43,10 @@ impl Agents {
     }
 
     pub fn codex(&self) -> PathBuf {
-        self.bin("@openai/codex").join(format!("vendor/{}-unknown-linux-musl/bin", std::env::consts::ARCH))
+        self.bin("@openai/codex").join(format!(
+            "vendor/{}-unknown-linux-musl/bin",
+            std::env::consts::ARCH
+        ))
     }
 
     pub fn opencode(&self) -> PathBuf {
@@ -53,7 +62,10 @@ pub fn agents() -> Option<&'static Agents> {
 
 fn install() -> Result<Agents, String> {
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
-    let name = format!("agents-{}", &Digest::of(format!("{PACKAGE}{LOCK}").as_bytes()).to_string()[..16]);
+    let name = format!(
+        "agents-{}",
+        &Digest::of(format!("{PACKAGE}{LOCK}").as_bytes()).to_string()[..16]
+    );
     let ready = Agents(tools.join(&name));
     let fail = |e: std::io::Error| format!("install the agents into {}: {e}", tools.display());
     std::fs::create_dir_all(&tools).map_err(fail)?;
@@ -69,11 +81,16 @@ fn install() -> Result<Agents, String> {
             std::fs::remove_dir_all(old.path()).map_err(fail)?;
         }
     }
-    let work = tempfile::Builder::new().prefix("agents-").tempdir_in(&tools).map_err(fail)?;
+    let work = tempfile::Builder::new()
+        .prefix("agents-")
+        .tempdir_in(&tools)
+        .map_err(fail)?;
     std::fs::write(work.path().join("package.json"), PACKAGE).map_err(fail)?;
     std::fs::write(work.path().join("package-lock.json"), LOCK).map_err(fail)?;
     // What their install scripts would do is to put the program that we call by its own path elsewhere.
-    run(Command::new("npm").args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(work.path()))?;
+    run(Command::new("npm")
+        .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+        .current_dir(work.path()))?;
     let installed = Agents(work.path().to_owned());
     answers(&installed.claude_new(), "claude", "2.1.325")?;
     answers(&installed.claude_old(), "claude", "2.1.197")?;
@@ -86,10 +103,19 @@ fn install() -> Result<Agents, String> {
 /// A program that was installed must run and be what was asked for.
 fn answers(bin: &Path, program: &str, version: &str) -> Result<(), String> {
     let home = crate::support::TempHome::new();
-    let said = home.command(&bin.join(program)).arg("--version").output().map_err(|e| format!("run {}: {e}", bin.display()))?;
+    let said = home
+        .command(&bin.join(program))
+        .arg("--version")
+        .output()
+        .map_err(|e| format!("run {}: {e}", bin.display()))?;
     let text = String::from_utf8_lossy(&said.stdout);
     if said.status.success() && text.contains(version) {
         return Ok(());
     }
-    Err(format!("{} is not {version}: {} {text} {}", bin.display(), said.status, String::from_utf8_lossy(&said.stderr)))
+    Err(format!(
+        "{} is not {version}: {} {text} {}",
+        bin.display(),
+        said.status,
+        String::from_utf8_lossy(&said.stderr)
+    ))
 }

@@ -48,26 +48,49 @@ pub fn prompt(words: &str, rounds: &[Vec<Value>]) -> String {
 /// What the model answers with.
 #[derive(Debug, Clone)]
 pub enum Block {
-    Text { text: String, hang: bool },
-    Call { id: String, tool: String, input: Value },
+    Text {
+        text: String,
+        hang: bool,
+    },
+    Call {
+        id: String,
+        tool: String,
+        input: Value,
+    },
 }
 
 /// The plan in a text.
 fn plan(text: &str) -> Option<Vec<Vec<Value>>> {
     let (_, plan) = text.split_once(MARK)?;
-    serde_json::Deserializer::from_str(plan).into_iter().next()?.ok()
+    serde_json::Deserializer::from_str(plan)
+        .into_iter()
+        .next()?
+        .ok()
 }
 
 /// What the last plan among `texts` says for the round; each text comes with how many answers followed it.
 pub fn planned(texts: impl Iterator<Item = (String, usize)>) -> Option<Vec<Block>> {
-    let (plan, round) = texts.filter_map(|(text, round)| Some((plan(&text)?, round))).last()?;
+    let (plan, round) = texts
+        .filter_map(|(text, round)| Some((plan(&text)?, round)))
+        .last()?;
     let block = |step: &Value| match step["call"].as_str() {
-        Some(tool) => {
-            Block::Call { id: format!("{CALL}{}", uuid::Uuid::new_v4().simple()), tool: tool.to_owned(), input: step["input"].clone() }
-        }
+        Some(tool) => Block::Call {
+            id: format!("{CALL}{}", uuid::Uuid::new_v4().simple()),
+            tool: tool.to_owned(),
+            input: step["input"].clone(),
+        },
         None => {
-            let filler = || "lorem ipsum dolor sit amet ".chars().cycle().take(step["fill"].as_u64().unwrap_or(0) as usize).collect();
-            Block::Text { text: step["say"].as_str().map_or_else(filler, str::to_owned), hang: step["hang"] == true }
+            let filler = || {
+                "lorem ipsum dolor sit amet "
+                    .chars()
+                    .cycle()
+                    .take(step["fill"].as_u64().unwrap_or(0) as usize)
+                    .collect()
+            };
+            Block::Text {
+                text: step["say"].as_str().map_or_else(filler, str::to_owned),
+                hang: step["hang"] == true,
+            }
         }
     };
     Some(plan.get(round)?.iter().map(block).collect())
@@ -82,7 +105,11 @@ pub struct Request {
 
 /// The conversation that a request carries, line by line.
 pub fn conversation(request: &Request) -> Vec<String> {
-    if request.path.starts_with("/v1/messages") { anthropic::conversation(request) } else { openai::conversation(request) }
+    if request.path.starts_with("/v1/messages") {
+        anthropic::conversation(request)
+    } else {
+        openai::conversation(request)
+    }
 }
 
 /// The server.
@@ -100,7 +127,10 @@ struct Shared {
 impl Model {
     pub fn start() -> Model {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let model = Model { addr: listener.local_addr().unwrap(), shared: Arc::default() };
+        let model = Model {
+            addr: listener.local_addr().unwrap(),
+            shared: Arc::default(),
+        };
         let shared = model.shared.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -127,20 +157,31 @@ impl Model {
     /// The first request of a conversation that holds these words, once it is there.
     #[track_caller]
     pub fn asked(&self, words: &str) -> Request {
-        eventually(&format!("the model is asked {words:?}"), || !self.conversations(words).is_empty());
+        eventually(&format!("the model is asked {words:?}"), || {
+            !self.conversations(words).is_empty()
+        });
         self.conversations(words).remove(0)
     }
 
     /// The last request of a conversation that holds these words.
     #[track_caller]
     pub fn last(&self, words: &str) -> Request {
-        self.conversations(words).pop().unwrap_or_else(|| panic!("the model was never asked {words:?}"))
+        self.conversations(words)
+            .pop()
+            .unwrap_or_else(|| panic!("the model was never asked {words:?}"))
     }
 
     /// One that offers no tools asks for a title.
     fn conversations(&self, words: &str) -> Vec<Request> {
-        let talks = |request: &Request| request.body["tools"].as_array().is_some_and(|tools| !tools.is_empty());
-        self.requests().into_iter().filter(|request| talks(request) && request.body.to_string().contains(words)).collect()
+        let talks = |request: &Request| {
+            request.body["tools"]
+                .as_array()
+                .is_some_and(|tools| !tools.is_empty())
+        };
+        self.requests()
+            .into_iter()
+            .filter(|request| talks(request) && request.body.to_string().contains(words))
+            .collect()
     }
 }
 
@@ -156,13 +197,19 @@ impl Shared {
     fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         let mut reader = BufReader::new(stream.try_clone()?);
-        let mut wire = Wire { stream, shared: self };
+        let mut wire = Wire {
+            stream,
+            shared: self,
+        };
         while let Some((method, path, body)) = read_request(&mut reader)? {
             if method != "POST" {
                 wire.reply(404, &json!({}))?;
                 continue;
             }
-            let request = Request { path, body: serde_json::from_slice(&body).unwrap_or_default() };
+            let request = Request {
+                path,
+                body: serde_json::from_slice(&body).unwrap_or_default(),
+            };
             self.requests.lock().unwrap().push(request.clone());
             if request.path.starts_with("/v1/messages") {
                 anthropic::answer(&request, &mut wire)?;
@@ -171,7 +218,10 @@ impl Shared {
             } else if request.path.starts_with("/v1/chat/completions") {
                 openai::chat(&request, &mut wire)?;
             } else {
-                wire.reply(404, &json!({ "error": { "message": format!("there is no {}", request.path) } }))?;
+                wire.reply(
+                    404,
+                    &json!({ "error": { "message": format!("there is no {}", request.path) } }),
+                )?;
             }
         }
         Ok(())
@@ -187,12 +237,19 @@ pub struct Wire<'a> {
 impl Wire<'_> {
     pub fn reply(&mut self, status: u16, body: &Value) -> std::io::Result<()> {
         let body = body.to_string();
-        write!(self.stream, "HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+        write!(
+            self.stream,
+            "HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
     }
 
     /// Begins a stream of events, which ends with the connection.
     pub fn stream(&mut self) -> std::io::Result<()> {
-        write!(self.stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        write!(
+            self.stream,
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+        )
     }
 
     pub fn event(&mut self, name: &str, mut data: Value) -> std::io::Result<()> {
@@ -226,7 +283,10 @@ fn read_request(reader: &mut impl BufRead) -> std::io::Result<Option<(String, St
         return Ok(None);
     }
     let mut words = line.split_whitespace().map(str::to_owned);
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (method, path) = (
+        words.next().unwrap_or_default(),
+        words.next().unwrap_or_default(),
+    );
     let (mut length, mut chunked) = (0, false);
     loop {
         let mut header = String::new();

@@ -10,16 +10,34 @@ scenarios!(codex Codex, opencode OpenCode: (the_whole_conversation_goes_on_in_a_
 fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
     let run = |command: &str| client.shell(command);
-    let first = [vec![say("I run it"), run("seq -f 'line %g' 9000")], vec![run("echo one-out")], vec![say("first turn done")]];
+    let first = [
+        vec![say("I run it"), run("seq -f 'line %g' 9000")],
+        vec![run("echo one-out")],
+        vec![say("first turn done")],
+    ];
     let session = container.begin(&prompt("first", &first));
     let end_of_first = model.last("first PLAN");
-    assert!(conversation(&end_of_first).iter().any(|said| said.starts_with("result: ") && said.contains("line 9000")));
+    assert!(
+        conversation(&end_of_first)
+            .iter()
+            .any(|said| said.starts_with("result: ") && said.contains("line 9000"))
+    );
     let lost = container.throw_away();
     container.sessiond(&["restore", &session]).ok();
     assert_eq!(client.record(&lost, &session), container.record(&session));
     container.throw_away();
-    container.resume(&session, &prompt("second", &[vec![run("echo two-out")], vec![say("second turn done")]]));
-    assert_goes_on(&end_of_first, &model.asked("second PLAN"), &["first turn done", "second PLAN"]);
+    container.resume(
+        &session,
+        &prompt(
+            "second",
+            &[vec![run("echo two-out")], vec![say("second turn done")]],
+        ),
+    );
+    assert_goes_on(
+        &end_of_first,
+        &model.asked("second PLAN"),
+        &["first turn done", "second PLAN"],
+    );
     let end_of_second = model.last("second PLAN");
 
     // Another home; and another folder for Codex, which looks everywhere. OpenCode runs a session where it began, and does not
@@ -30,6 +48,10 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
         std::fs::create_dir(&other.cwd).unwrap();
     }
     other.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
-    assert_goes_on(&end_of_second, &model.asked("third PLAN"), &["second turn done", "third PLAN"]);
+    assert_goes_on(
+        &end_of_second,
+        &model.asked("third PLAN"),
+        &["second turn done", "third PLAN"],
+    );
     other.sessiond(&["verify", &session]).ok();
 }

@@ -101,15 +101,27 @@ pub fn act() -> impl Strategy<Value = Act> {
 /// Whether a file is the session's. Of a sub-agent's transcript beside the session's own, only the first of its lines that names a
 /// session says so.
 pub fn is_ours(path: &str, bytes: &[u8]) -> bool {
-    let mut lines = bytes[..bytes.len().min(16 << 10)].split(|byte| *byte == b'\n').map(String::from_utf8_lossy);
+    let mut lines = bytes[..bytes.len().min(16 << 10)]
+        .split(|byte| *byte == b'\n')
+        .map(String::from_utf8_lossy);
     // A line that was cut off and written on may name it more than once.
-    let named = lines.find_map(|line| Some(line.split_once("\"sessionId\":\"")?.1.split_once('"')?.0.to_owned()));
+    let named = lines.find_map(|line| {
+        Some(
+            line.split_once("\"sessionId\":\"")?
+                .1
+                .split_once('"')?
+                .0
+                .to_owned(),
+        )
+    });
     !path.ends_with("/agent-9c.jsonl") || named.is_some_and(|id| id == SESSION)
 }
 
 impl Case {
     fn path(&self, file: usize) -> PathBuf {
-        self.world.root().join(FILES[file].replace("{p}", PROJECTS[self.projects[file]]))
+        self.world
+            .root()
+            .join(FILES[file].replace("{p}", PROJECTS[self.projects[file]]))
     }
 
     fn number(&mut self) -> u64 {
@@ -118,7 +130,10 @@ impl Case {
     }
 
     fn line(&mut self) -> String {
-        format!("{{\"sessionId\":\"{SESSION}\",\"n\":{:06},\"type\":\"user\"}}\n", self.number())
+        format!(
+            "{{\"sessionId\":\"{SESSION}\",\"n\":{:06},\"type\":\"user\"}}\n",
+            self.number()
+        )
     }
 
     /// What the file has; none if it is not there.
@@ -303,7 +318,12 @@ impl Case {
 }
 
 fn set_time(path: &Path, time: Duration) {
-    std::fs::File::options().write(true).open(path).unwrap().set_modified(UNIX_EPOCH + time).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(UNIX_EPOCH + time)
+        .unwrap();
 }
 
 fn rename(from: &Path, to: &Path) {

@@ -41,7 +41,12 @@ pub async fn history(world: &World, pen: &Pen) -> (Vec<Step>, Seq) {
     if let Some(writer) = branch_of(pen) {
         let mut own = Vec::new();
         for piece in logs.branch_pieces(&id, &writer).await.unwrap() {
-            own.push(logs.read_branch(&id, &writer, piece.to).await.unwrap().unwrap());
+            own.push(
+                logs.read_branch(&id, &writer, piece.to)
+                    .await
+                    .unwrap()
+                    .unwrap(),
+            );
         }
         leaves = own.first().map_or(pen.seq, |first| first.header.follows());
         entries.retain(|entry| entry.header.seq <= leaves);
@@ -50,14 +55,21 @@ pub async fn history(world: &World, pen: &Pen) -> (Vec<Step>, Seq) {
     let mut files = Files::new();
     let steps = entries.into_iter().map(|entry| {
         apply(&mut files, &entry);
-        Step { entry, files: files.clone() }
+        Step {
+            entry,
+            files: files.clone(),
+        }
     });
     (steps.collect(), leaves)
 }
 
 /// The files as they are behind a number.
 pub fn files_at(history: &[Step], seq: Seq) -> Files {
-    history.iter().rfind(|step| step.seq() <= seq).map(|step| step.files.clone()).unwrap_or_default()
+    history
+        .iter()
+        .rfind(|step| step.seq() <= seq)
+        .map(|step| step.files.clone())
+        .unwrap_or_default()
 }
 
 fn apply(files: &mut Files, entry: &Entry) {
@@ -74,17 +86,30 @@ fn apply(files: &mut Files, entry: &Entry) {
 
 /// Whether a writer that begins with this ledger, or none, must leave its ground when it writes; without one, that is the log.
 /// `heard_later` is an entry that it tries again and finds.
-pub fn must_leave(ledger: Option<&Ledger>, main: &[Step], own: &[Step], here: &Files, heard_later: Option<Digest>) -> bool {
-    let Some(ledger) = ledger else { return !goes_on(main, here) };
+pub fn must_leave(
+    ledger: Option<&Ledger>,
+    main: &[Step],
+    own: &[Step],
+    here: &Files,
+    heard_later: Option<Digest>,
+) -> bool {
+    let Some(ledger) = ledger else {
+        return !goes_on(main, here);
+    };
     let pen = &ledger.pen;
     let missed = || own.iter().filter(|step| step.seq() > pen.seq);
-    if pen.ground == Ground::Unclaimed && missed().next().is_some_and(|step| step.entry.header.writer != pen.writer) {
+    if pen.ground == Ground::Unclaimed
+        && missed()
+            .next()
+            .is_some_and(|step| step.entry.header.writer != pen.writer)
+    {
         return !goes_on(main, here);
     }
     let mut cursors = files_at(own, pen.seq);
     cursors.retain(|path, _| ledger.files.keys().any(|known| known.as_str() == path));
     missed().any(|step| {
-        let ours = step.entry.header.writer == pen.writer && (Some(step.entry.digest) == heard_later || shows(step, &cursors, here));
+        let ours = step.entry.header.writer == pen.writer
+            && (Some(step.entry.digest) == heard_later || shows(step, &cursors, here));
         take_in(&mut cursors, step, here);
         !ours
     })
@@ -93,23 +118,44 @@ pub fn must_leave(ledger: Option<&Ledger>, main: &[Step], own: &[Step], here: &F
 /// Whether the files equal or extend the log: no transcript that is here differs, and the one that was written last is here.
 fn goes_on(main: &[Step], here: &Files) -> bool {
     let mut state = State::default();
-    main.iter().for_each(|step| state.apply(&step.entry.header, step.entry.digest).unwrap());
+    main.iter()
+        .for_each(|step| state.apply(&step.entry.header, step.entry.digest).unwrap());
     let stored = files_at(main, Seq::MAX);
-    let newest = state.files.values().filter(|file| file.kind == FileKind::Append).map(|file| file.seq).max();
-    let begins: BTreeMap<_, bool> = here.iter().filter_map(|(path, here)| Some((path, here.starts_with(stored.get(path)?)))).collect();
-    let mut lines = state.files.iter().filter(|(_, file)| newest.is_none() || file.kind == FileKind::Append);
-    let differs = lines.clone().any(|(path, _)| begins.get(&path.to_string()) == Some(&false));
-    let newest_is_here = lines.any(|(path, file)| Some(file.seq) == newest && begins.contains_key(&path.to_string()));
+    let newest = state
+        .files
+        .values()
+        .filter(|file| file.kind == FileKind::Append)
+        .map(|file| file.seq)
+        .max();
+    let begins: BTreeMap<_, bool> = here
+        .iter()
+        .filter_map(|(path, here)| Some((path, here.starts_with(stored.get(path)?))))
+        .collect();
+    let mut lines = state
+        .files
+        .iter()
+        .filter(|(_, file)| newest.is_none() || file.kind == FileKind::Append);
+    let differs = lines
+        .clone()
+        .any(|(path, _)| begins.get(&path.to_string()) == Some(&false));
+    let newest_is_here = lines
+        .any(|(path, file)| Some(file.seq) == newest && begins.contains_key(&path.to_string()));
     !differs && (newest_is_here || newest.is_none())
 }
 
 /// Whether the files show that an entry is of this volume: the lines that it appended are here, or else all that it changed.
 fn shows(step: &Step, cursors: &Files, here: &Files) -> bool {
-    let is_here = |path: &str, bytes: &Vec<u8>| here.get(path).is_some_and(|here| here.starts_with(bytes));
+    let is_here =
+        |path: &str, bytes: &Vec<u8>| here.get(path).is_some_and(|here| here.starts_with(bytes));
     let header = &step.entry.header;
-    let moved = header.moves.iter().all(|moved| cursors.get(moved.from.as_str()).is_none_or(|had| is_here(moved.to.as_str(), had)));
+    let moved = header.moves.iter().all(|moved| {
+        cursors
+            .get(moved.from.as_str())
+            .is_none_or(|had| is_here(moved.to.as_str(), had))
+    });
     let of = |kind| header.parts.iter().filter(move |part| part.kind == kind);
-    let all = |kind| of(kind).all(|part| is_here(part.path.as_str(), &step.files[part.path.as_str()]));
+    let all =
+        |kind| of(kind).all(|part| is_here(part.path.as_str(), &step.files[part.path.as_str()]));
     let lines = of(FileKind::Append).any(|part| part.len > 0);
     all(FileKind::Append) && (lines || (moved && all(FileKind::Whole)))
 }

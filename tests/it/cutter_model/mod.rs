@@ -66,7 +66,10 @@ struct Case {
 
 impl Case {
     fn new(world: World) -> Case {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let shipment = Shipment::new(world.id(SESSION));
         Case {
             world,
@@ -94,23 +97,44 @@ impl Case {
             kept
         });
         let (was_on, must_leave) = self.foresee();
-        let cursors = self.shipment.ledger.as_ref().map(|ledger| ledger.files.clone()).unwrap_or_default();
+        let cursors = self
+            .shipment
+            .ledger
+            .as_ref()
+            .map(|ledger| ledger.files.clone())
+            .unwrap_or_default();
         let writes = self.world.store.writes();
-        let shipped = self.runtime.block_on(self.shipment.flush(&context, last)).map_err(|error| fail(error.to_string()))?;
+        let shipped = self
+            .runtime
+            .block_on(self.shipment.flush(&context, last))
+            .map_err(|error| fail(error.to_string()))?;
         let writes = self.world.store.writes() - writes;
         let pen = self.shipment.ledger.as_ref().unwrap().pen.clone();
         let left = branch_of(&pen) != was_on;
-        prop_assert!(!left || must_leave, "a flush went to a branch, and it could have gone on");
-        prop_assert!(left || !must_leave || shipped.entries == 0, "a flush went on where another wrote");
+        prop_assert!(
+            !left || must_leave,
+            "a flush went to a branch, and it could have gone on"
+        );
+        prop_assert!(
+            left || !must_leave || shipped.entries == 0,
+            "a flush went on where another wrote"
+        );
         let local = self.local();
-        self.looks.push(Looked { local: local.clone(), last });
-        let main = Pen { ground: Ground::Main, ..pen.clone() };
+        self.looks.push(Looked {
+            local: local.clone(),
+            last,
+        });
+        let main = Pen {
+            ground: Ground::Main,
+            ..pen.clone()
+        };
         for pen in [&main, &pen] {
             self.check_ground(pen)?;
         }
         let (history, _) = self.runtime.block_on(ground::history(&self.world, &pen));
         let stored = ground::files_at(&history, Seq::MAX);
-        explained(&stored, &[], self.looks.last().unwrap(), &stored).map_err(|why| fail(format!("still to be shipped: {why}")))?;
+        explained(&stored, &[], self.looks.last().unwrap(), &stored)
+            .map_err(|why| fail(format!("still to be shipped: {why}")))?;
         if self.carried == Carried::Whole && self.looks.len() == 1 {
             let delta = history.last().filter(|_| shipped.entries > 0);
             self.check_work(&history, delta, &shipped, writes)?;
@@ -144,15 +168,24 @@ impl Case {
         }
         let flushed = self.runtime.block_on(self.shipment.flush(&context, false));
         self.world.store.recover();
-        let pen = self.shipment.ledger.as_ref().map(|ledger| ledger.pen.clone());
+        let pen = self
+            .shipment
+            .ledger
+            .as_ref()
+            .map(|ledger| ledger.pen.clone());
         if let Some(pen) = &pen {
-            prop_assert!(branch_of(pen) == was_on || must_leave, "a flush in vain left its ground");
+            prop_assert!(
+                branch_of(pen) == was_on || must_leave,
+                "a flush in vain left its ground"
+            );
         }
         let Err(error) = flushed else { return Ok(()) };
         prop_assert!(error.is_retryable(), "{}", error);
         if let Some(pen) = pen.filter(|_| objects() > before) {
             let (history, _) = self.runtime.block_on(ground::history(&self.world, &pen));
-            let arrived = history.last().filter(|step| step.entry.header.kind != EntryKind::Claim);
+            let arrived = history
+                .last()
+                .filter(|step| step.entry.header.kind != EntryKind::Claim);
             self.unheard = arrived.map(|step| step.entry.digest);
         }
         let local = self.local();
@@ -163,7 +196,13 @@ impl Case {
     /// Where the writer is, and whether it must leave when it writes.
     fn foresee(&self) -> (Option<WriterId>, bool) {
         let context = self.world.context();
-        let load = || Ledger::load(&*context.folder, &self.world.store.address(), &self.shipment.id);
+        let load = || {
+            Ledger::load(
+                &*context.folder,
+                &self.world.store.address(),
+                &self.shipment.id,
+            )
+        };
         let ledger = self.shipment.ledger.clone().or_else(load);
         let was_on = ledger.as_ref().and_then(|ledger| branch_of(&ledger.pen));
         if self.carried == Carried::Whole {
@@ -174,7 +213,10 @@ impl Case {
         let (main, _) = self.runtime.block_on(ground::history(&self.world, &main));
         let (own, _) = self.runtime.block_on(ground::history(&self.world, pen));
         let here = files_below(&self.world.root());
-        (was_on, ground::must_leave(ledger.as_ref(), &main, &own, &here, self.unheard))
+        (
+            was_on,
+            ground::must_leave(ledger.as_ref(), &main, &own, &here, self.unheard),
+        )
     }
 
     /// The files of the session that are here.
@@ -188,7 +230,9 @@ impl Case {
     fn scanned(&mut self) -> sessiond::capture::Context {
         let context = self.world.context();
         let seen = survey(&*context.folder, &*context.profile, None).unwrap();
-        self.shipment.hints.extend(seen.logs.into_values().flatten().map(|file| file.path));
+        self.shipment
+            .hints
+            .extend(seen.logs.into_values().flatten().map(|file| file.path));
         context
     }
 
@@ -200,7 +244,10 @@ impl Case {
         let checked = self.checked.entry(branch.clone()).or_insert(leaves);
         let mut base = ground::files_at(&history, *checked);
         let mut looks = self.looks.iter().peekable();
-        for step in history.iter().filter(|step| step.seq() > *checked && step.entry.header.kind != EntryKind::Claim) {
+        for step in history
+            .iter()
+            .filter(|step| step.seq() > *checked && step.entry.header.kind != EntryKind::Claim)
+        {
             let mut why = String::new();
             while let Some(look) = looks.peek() {
                 match explained(&base, &step.entry.header.moves, look, &step.files) {
@@ -212,23 +259,49 @@ impl Case {
             prop_assert!(looks.peek().is_some(), "entry {}: {why}", step.seq());
             base = step.files.clone();
         }
-        let Some(end) = history.last().map(Step::seq).filter(|end| *end > leaves) else { return Ok(()) };
-        let earlier = history.iter().filter(|step| branch.is_none() && *checked < step.seq() && step.seq() < end);
+        let Some(end) = history.last().map(Step::seq).filter(|end| *end > leaves) else {
+            return Ok(());
+        };
+        let earlier = history
+            .iter()
+            .filter(|step| branch.is_none() && *checked < step.seq() && step.seq() < end);
         for step in earlier {
-            let restored = self.runtime.block_on(self.world.stored_at(SESSION, step.seq()));
-            prop_assert!(restored == step.files, "a restore of entry {} brings other files", step.seq());
+            let restored = self
+                .runtime
+                .block_on(self.world.stored_at(SESSION, step.seq()));
+            prop_assert!(
+                restored == step.files,
+                "a restore of entry {} brings other files",
+                step.seq()
+            );
         }
         *checked = end;
-        let restored = self.runtime.block_on(self.world.stored_on(SESSION, branch)).unwrap_or_default();
+        let restored = self
+            .runtime
+            .block_on(self.world.stored_on(SESSION, branch))
+            .unwrap_or_default();
         prop_assert!(restored == base, "a restore brings other files");
         Ok(())
     }
 
     /// One entry a flush, and in it the bytes that are new.
-    fn check_work(&self, history: &[Step], delta: Option<&Step>, shipped: &Shipped, writes: u64) -> Result<(), TestCaseError> {
+    fn check_work(
+        &self,
+        history: &[Step],
+        delta: Option<&Step>,
+        shipped: &Shipped,
+        writes: u64,
+    ) -> Result<(), TestCaseError> {
         let claims = u64::from(self.unclaimed);
-        prop_assert!(shipped.entries <= 1, "{} entries in one flush", shipped.entries);
-        prop_assert!(writes <= u64::from(shipped.entries) + claims, "{writes} writes in one flush");
+        prop_assert!(
+            shipped.entries <= 1,
+            "{} entries in one flush",
+            shipped.entries
+        );
+        prop_assert!(
+            writes <= u64::from(shipped.entries) + claims,
+            "{writes} writes in one flush"
+        );
         let mut new = 0;
         if let Some(delta) = delta {
             let mut base = ground::files_at(history, delta.seq() - 1);
@@ -243,21 +316,42 @@ impl Case {
                 };
             }
         }
-        prop_assert_eq!(shipped.bytes, new as u64, "bytes that were shipped, and bytes that are new");
+        prop_assert_eq!(
+            shipped.bytes,
+            new as u64,
+            "bytes that were shipped, and bytes that are new"
+        );
         Ok(())
     }
 
     /// A file that has another path, and all else as it was, was moved.
-    fn check_moves(&self, cursors: &BTreeMap<RelPath, FileCursor>, local: &Files, moves: &[Move]) -> Result<(), TestCaseError> {
+    fn check_moves(
+        &self,
+        cursors: &BTreeMap<RelPath, FileCursor>,
+        local: &Files,
+        moves: &[Move],
+    ) -> Result<(), TestCaseError> {
         let folder = self.world.context().folder;
-        for (from, cursor) in cursors.iter().filter(|(path, cursor)| !local.contains_key(path.as_str()) && cursor.len > 0) {
+        for (from, cursor) in cursors
+            .iter()
+            .filter(|(path, cursor)| !local.contains_key(path.as_str()) && cursor.len > 0)
+        {
             let same = |(path, bytes): &(RelPath, &Vec<u8>)| {
                 let as_it_was = folder.stat(path).unwrap() == Some(cursor.stat);
-                as_it_was && Digest::of(&bytes[..cursor.len as usize]) == cursor.hash.digest() && !cursors.contains_key(path)
+                as_it_was
+                    && Digest::of(&bytes[..cursor.len as usize]) == cursor.hash.digest()
+                    && !cursors.contains_key(path)
             };
-            for (to, _) in local.iter().map(|(path, bytes)| (path.parse().unwrap(), bytes)).filter(same) {
+            for (to, _) in local
+                .iter()
+                .map(|(path, bytes)| (path.parse().unwrap(), bytes))
+                .filter(same)
+            {
                 // The same file may have had two paths before.
-                prop_assert!(moves.iter().any(|known| known.to == to), "{from} was moved to {to} and shipped again");
+                prop_assert!(
+                    moves.iter().any(|known| known.to == to),
+                    "{from} was moved to {to} and shipped again"
+                );
             }
         }
         Ok(())
@@ -266,13 +360,24 @@ impl Case {
     /// Mode and time of what is stored to its end.
     fn check_meta(&self, local: &Files, stored: &Files) -> Result<(), TestCaseError> {
         let ledger = self.shipment.ledger.as_ref().unwrap();
-        let state = self.runtime.block_on(self.world.logs().read_state(&ledger.id)).unwrap();
-        for (path, bytes) in local.iter().filter(|(path, bytes)| stored.get(*path) == Some(bytes)) {
+        let state = self
+            .runtime
+            .block_on(self.world.logs().read_state(&ledger.id))
+            .unwrap();
+        for (path, bytes) in local
+            .iter()
+            .filter(|(path, bytes)| stored.get(*path) == Some(bytes))
+        {
             let here = std::fs::metadata(self.world.root().join(path)).unwrap();
             let there = &state.files[&path.parse().unwrap()];
             prop_assert_eq!(there.len, bytes.len() as u64);
             prop_assert_eq!(there.mode, here.mode() & 0o7777, "mode of {}", path);
-            prop_assert_eq!(there.mtime_ns, here.mtime() * 1_000_000_000 + here.mtime_nsec(), "time of {}", path);
+            prop_assert_eq!(
+                there.mtime_ns,
+                here.mtime() * 1_000_000_000 + here.mtime_nsec(),
+                "time of {}",
+                path
+            );
         }
         Ok(())
     }
@@ -282,21 +387,36 @@ impl Case {
 fn explained(base: &Files, moves: &[Move], look: &Looked, then: &Files) -> Result<(), String> {
     let mut base = base.clone();
     for Move { from, to } in moves {
-        let had = base.remove(from.as_str()).filter(|_| !look.local.contains_key(from.as_str()));
-        let had = had.filter(|had| look.local.get(to.as_str()).is_some_and(|bytes| bytes.starts_with(had)));
-        base.insert(to.to_string(), had.ok_or_else(|| format!("{from} was not moved to {to}"))?);
+        let had = base
+            .remove(from.as_str())
+            .filter(|_| !look.local.contains_key(from.as_str()));
+        let had = had.filter(|had| {
+            look.local
+                .get(to.as_str())
+                .is_some_and(|bytes| bytes.starts_with(had))
+        });
+        base.insert(
+            to.to_string(),
+            had.ok_or_else(|| format!("{from} was not moved to {to}"))?,
+        );
     }
     // What is gone from here stays there.
     let mut must = base.clone();
     for (path, bytes) in &look.local {
-        must.extend(expected(&base, path, bytes, look.last).map(|bytes| (path.clone(), bytes.to_vec())));
+        must.extend(
+            expected(&base, path, bytes, look.last).map(|bytes| (path.clone(), bytes.to_vec())),
+        );
     }
     let mut paths = must.keys().chain(then.keys());
     match paths.find(|path| must.get(*path) != then.get(*path)) {
         None => Ok(()),
         Some(path) => {
             let len = |files: &Files| files.get(path).map(Vec::len);
-            Err(format!("{path}: {:?} bytes here, stored and expected {:?}", len(&look.local), (len(then), len(&must))))
+            Err(format!(
+                "{path}: {:?} bytes here, stored and expected {:?}",
+                len(&look.local),
+                (len(then), len(&must))
+            ))
         }
     }
 }
@@ -304,7 +424,14 @@ fn explained(base: &Files, moves: &[Move], look: &Looked, then: &Files) -> Resul
 /// What the bucket must have of a file that is here, where it had `base` before.
 fn expected<'a>(base: &'a Files, path: &str, bytes: &'a [u8], last: bool) -> Option<&'a [u8]> {
     let whole = last || !path.ends_with(".jsonl");
-    let cut = if whole { bytes.len() } else { bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1) };
+    let cut = if whole {
+        bytes.len()
+    } else {
+        bytes
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1)
+    };
     let before = base.get(path).map(Vec::as_slice);
     match before.filter(|before| bytes.starts_with(before) && before.len() >= cut) {
         // An unfinished line that was shipped when the agent was gone.
@@ -340,13 +467,23 @@ fn run(acts: &[Act], world: World) -> Result<(), TestCaseError> {
 fn whatever_an_agent_does_to_its_files_the_bucket_holds_them() {
     // The same cases every time. By hand: PROPTEST_CASES=5000 draws others, PROPTEST_RNG_SEED=7 chooses them. A failing case is
     // printed as the actions that lead to it.
-    let given = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let given = |name| {
+        std::env::var(name)
+            .ok()
+            .and_then(|value| value.parse::<u64>().ok())
+    };
     let cases = given("PROPTEST_CASES");
     let drawn = cases.map(|_| RandomState::new().hash_one(()));
     let seed = given("PROPTEST_RNG_SEED").or(drawn).unwrap_or(1);
     let cases = cases.map_or(400, |cases| cases as u32);
     println!("{cases} cases, PROPTEST_RNG_SEED={seed}");
-    let config = Config { cases, rng_seed: RngSeed::Fixed(seed), max_shrink_iters: 400, failure_persistence: None, ..Config::default() };
+    let config = Config {
+        cases,
+        rng_seed: RngSeed::Fixed(seed),
+        max_shrink_iters: 400,
+        failure_persistence: None,
+        ..Config::default()
+    };
     // A disk gives the number of a deleted file to the next one made; memory is faster.
     let on_disk = proptest::bool::weighted(0.25);
     proptest!(config, |(acts in proptest::collection::vec(act(), 1..25), on_disk in on_disk)| {
@@ -356,7 +493,12 @@ fn whatever_an_agent_does_to_its_files_the_bucket_holds_them() {
 
 #[test]
 fn a_file_that_appears_or_moves_while_an_entry_waits_is_in_the_flush_that_ends_the_outage() {
-    let waits = [Act::Lines(0, 1), Act::Flush, Act::Lines(0, 1), Act::FlushWithoutStore];
+    let waits = [
+        Act::Lines(0, 1),
+        Act::Flush,
+        Act::Lines(0, 1),
+        Act::FlushWithoutStore,
+    ];
     for since in [Act::MoveToTheOtherProject, Act::Lines(2, 1)] {
         check(&[&waits[..], &[since]].concat());
     }
@@ -365,12 +507,25 @@ fn a_file_that_appears_or_moves_while_an_entry_waits_is_in_the_flush_that_ends_t
 #[test]
 fn a_side_file_that_changes_within_a_tick_of_a_lost_ledgers_comparison_is_shipped() {
     let changes = Act::RewriteInTheSameTick(4, false);
-    check(&[changes.clone(), Act::Lines(0, 1), Act::Flush, Act::RestartWithoutLedger, Act::Flush, changes]);
+    check(&[
+        changes.clone(),
+        Act::Lines(0, 1),
+        Act::Flush,
+        Act::RestartWithoutLedger,
+        Act::Flush,
+        changes,
+    ]);
 }
 
 #[test]
 fn a_claim_whose_answer_was_lost_is_known_again_though_the_files_moved() {
-    let lost = [Act::Lines(0, 1), Act::Flush, Act::RestartWithoutLedger, Act::Flush, Act::MoveToTheOtherProject];
+    let lost = [
+        Act::Lines(0, 1),
+        Act::Flush,
+        Act::RestartWithoutLedger,
+        Act::Flush,
+        Act::MoveToTheOtherProject,
+    ];
     check(&[&lost[..], &[Act::FlushWhoseAnswerIsLost]].concat());
     // Also by the next process, whose ledger is from before the claim.
     check(&[&lost[..], &[Act::FlushWhoseAnswerIsLost, Act::Restart]].concat());
@@ -378,8 +533,19 @@ fn a_claim_whose_answer_was_lost_is_known_again_though_the_files_moved() {
 
 #[test]
 fn what_a_waiting_entry_moved_stays_in_the_history_when_it_is_replaced_or_deleted() {
-    let waits = [Act::Lines(0, 1), Act::HalfLine(4), Act::Flush, Act::MoveToTheOtherProject, Act::FlushWithoutStore];
-    for since in [Act::ReplaceByAnother(0), Act::TruncateAndGrow(4, 0), Act::Delete(4), Act::Delete(0)] {
+    let waits = [
+        Act::Lines(0, 1),
+        Act::HalfLine(4),
+        Act::Flush,
+        Act::MoveToTheOtherProject,
+        Act::FlushWithoutStore,
+    ];
+    for since in [
+        Act::ReplaceByAnother(0),
+        Act::TruncateAndGrow(4, 0),
+        Act::Delete(4),
+        Act::Delete(0),
+    ] {
         check(&[&waits[..], &[since]].concat());
     }
 }

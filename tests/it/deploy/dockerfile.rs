@@ -20,7 +20,10 @@ pub struct Stage {
 impl Stage {
     /// All stages of a file.
     pub fn read(text: &str) -> Vec<Stage> {
-        let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#') && !line.is_empty());
+        let lines = text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with('#') && !line.is_empty());
         let joined = lines.fold(String::new(), |all, line| match line.strip_suffix('\\') {
             Some(begun) => all + begun,
             None => all + line + "\n",
@@ -29,7 +32,10 @@ impl Stage {
         for line in joined.lines() {
             let (word, rest) = line.split_once(' ').unwrap();
             if word == "FROM" {
-                stages.push(Stage { base: rest.split(' ').next().unwrap().to_owned(), lines: Vec::new() });
+                stages.push(Stage {
+                    base: rest.split(' ').next().unwrap().to_owned(),
+                    lines: Vec::new(),
+                });
             } else if let Some(stage) = stages.last_mut() {
                 stage.lines.push((word.to_owned(), rest.trim().to_owned()));
             }
@@ -38,7 +44,10 @@ impl Stage {
     }
 
     fn all(&self, word: &str) -> impl Iterator<Item = &str> {
-        self.lines.iter().filter(move |(known, _)| known == word).map(|(_, rest)| rest.as_str())
+        self.lines
+            .iter()
+            .filter(move |(known, _)| known == word)
+            .map(|(_, rest)| rest.as_str())
     }
 
     /// What follows an instruction that is there once.
@@ -54,28 +63,49 @@ impl Stage {
     #[track_caller]
     pub fn list(&self, word: &str) -> Vec<String> {
         let text = self.one(word);
-        let list = &text[text.find('[').unwrap_or_else(|| panic!("{word} {text} needs a shell"))..];
+        let list = &text[text
+            .find('[')
+            .unwrap_or_else(|| panic!("{word} {text} needs a shell"))..];
         serde_json::from_str(list).unwrap_or_else(|error| panic!("{word} {text}: {error}"))
     }
 
     pub fn copies(&self) -> Vec<Copy> {
         let read = |rest: &str| {
-            let (flags, mut paths): (Vec<String>, Vec<String>) =
-                rest.split_whitespace().map(str::to_owned).partition(|word| word.starts_with("--"));
-            let flag = |name: &str| flags.iter().find_map(|flag| flag.strip_prefix(name).map(str::to_owned));
+            let (flags, mut paths): (Vec<String>, Vec<String>) = rest
+                .split_whitespace()
+                .map(str::to_owned)
+                .partition(|word| word.starts_with("--"));
+            let flag = |name: &str| {
+                flags
+                    .iter()
+                    .find_map(|flag| flag.strip_prefix(name).map(str::to_owned))
+            };
             let target = paths.pop().unwrap();
-            Copy { from_stage: flag("--from=").is_some(), owner: flag("--chown="), sources: paths, target }
+            Copy {
+                from_stage: flag("--from=").is_some(),
+                owner: flag("--chown="),
+                sources: paths,
+                target,
+            }
         };
         self.all("COPY").map(read).collect()
     }
 
     pub fn environment(&self) -> Vec<(String, String)> {
         let pairs = self.all("ENV").flat_map(str::split_whitespace);
-        pairs.map(|pair| pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())).unwrap()).collect()
+        pairs
+            .map(|pair| {
+                pair.split_once('=')
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .unwrap()
+            })
+            .collect()
     }
 
     /// The commands of a `RUN`, in order.
     pub fn runs(&self) -> Vec<Vec<&str>> {
-        self.all("RUN").map(|rest| rest.split("&&").map(str::trim).collect()).collect()
+        self.all("RUN")
+            .map(|rest| rest.split("&&").map(str::trim).collect())
+            .collect()
     }
 }

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Checkers, assert_known, assert_taken, file, flush_deadline, holds_and_can_fail, strings};
+use super::{
+    Checkers, assert_known, assert_taken, file, flush_deadline, holds_and_can_fail, strings,
+};
 use crate::support::writers::copy_folder;
 use crate::support::{TempHome, fetch, or_skip, run};
 
@@ -31,10 +33,22 @@ impl Kustomize {
         // What git leaves alone.
         let secrets = copy.join("overlays/keys/secrets");
         std::fs::create_dir_all(&secrets).unwrap();
-        for name in ["SESSIOND_INDEX", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_API_KEY"] {
+        for name in [
+            "SESSIOND_INDEX",
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "ANTHROPIC_API_KEY",
+        ] {
             std::fs::write(secrets.join(name), "no secret").unwrap();
         }
-        for part in ["common", "sidecar", "init-container", "entrypoint", "overlays/aws", "overlays/keys"] {
+        for part in [
+            "common",
+            "sidecar",
+            "init-container",
+            "entrypoint",
+            "overlays/aws",
+            "overlays/keys",
+        ] {
             with_bases(&copy.join(part).join("kustomization.yaml"));
         }
         Some(Kustomize { kubectl, home })
@@ -42,16 +56,25 @@ impl Kustomize {
 
     fn build(&self, part: &str) -> Result<String, String> {
         let mut kubectl = self.home.command(&self.kubectl);
-        let built = kubectl.arg("kustomize").arg(self.home.path().join("kubernetes").join(part)).output().map_err(|e| e.to_string())?;
+        let built = kubectl
+            .arg("kustomize")
+            .arg(self.home.path().join("kubernetes").join(part))
+            .output()
+            .map_err(|e| e.to_string())?;
         let said = String::from_utf8_lossy(&built.stderr).into_owned();
-        if built.status.success() { String::from_utf8(built.stdout).map_err(|e| e.to_string()) } else { Err(said) }
+        if built.status.success() {
+            String::from_utf8(built.stdout).map_err(|e| e.to_string())
+        } else {
+            Err(said)
+        }
     }
 }
 
 /// Debian's kubectl is older than folders among `resources`; it calls them `bases`, and the newest still knows the word.
 fn with_bases(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
-    let (folders, others): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with("  - ../"));
+    let (folders, others): (Vec<&str>, Vec<&str>) =
+        text.lines().partition(|line| line.starts_with("  - ../"));
     let mut changed = others.join("\n");
     if !folders.is_empty() {
         changed += &format!("\nbases:\n{}\n", folders.join("\n"));
@@ -71,7 +94,9 @@ fn pod(document: &Value) -> Option<&Value> {
 }
 
 fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
-    ["initContainers", "containers"].into_iter().flat_map(|kind| pod[kind].as_array().into_iter().flatten())
+    ["initContainers", "containers"]
+        .into_iter()
+        .flat_map(|kind| pod[kind].as_array().into_iter().flatten())
 }
 
 /// What a container gives to sessiond, where it is sessiond that it runs.
@@ -80,20 +105,27 @@ fn arguments(container: &Value) -> Option<Vec<String>> {
     if container["image"].as_str()?.contains("sessiond") {
         return Some(all);
     }
-    (all.first()? == "sessiond").then(|| all.remove(0)).map(|_| all)
+    (all.first()? == "sessiond")
+        .then(|| all.remove(0))
+        .map(|_| all)
 }
 
 /// The Pod Security Standard `restricted`, and a root folder that nobody can write to.
 fn restricted(pod: &Value) -> Result<(), String> {
     let of_pod = &pod["securityContext"];
-    let wanted = of_pod["runAsNonRoot"] == true && of_pod["seccompProfile"]["type"] == "RuntimeDefault" && of_pod["runAsUser"] == 1000;
+    let wanted = of_pod["runAsNonRoot"] == true
+        && of_pod["seccompProfile"]["type"] == "RuntimeDefault"
+        && of_pod["runAsUser"] == 1000;
     if !wanted || pod["automountServiceAccountToken"] != false {
         return Err(format!("the pod may too much: {of_pod}"));
     }
     for container in containers(pod) {
         let own = &container["securityContext"];
         let dropped = own["capabilities"] == json!({ "drop": ["ALL"] });
-        if !dropped || own["allowPrivilegeEscalation"] != false || own["readOnlyRootFilesystem"] != true {
+        if !dropped
+            || own["allowPrivilegeEscalation"] != false
+            || own["readOnlyRootFilesystem"] != true
+        {
             return Err(format!("{} may too much: {own}", container["name"]));
         }
     }
@@ -103,19 +135,33 @@ fn restricted(pod: &Value) -> Result<(), String> {
 /// The probes ask where sessiond listens, and the final flush ends before its pod is ended.
 fn fits(pod: &Value) -> Result<(), String> {
     for container in containers(pod) {
-        let Some(arguments) = arguments(container) else { continue };
+        let Some(arguments) = arguments(container) else {
+            continue;
+        };
         let name = &container["name"];
         if let Some(deadline) = flush_deadline(&arguments) {
             let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
             if grace < deadline + 5 {
-                return Err(format!("{name}: {deadline} s for the final flush, and {grace} s until it is killed"));
+                return Err(format!(
+                    "{name}: {deadline} s for the final flush, and {grace} s until it is killed"
+                ));
             }
         }
         let port = container["ports"][0]["containerPort"].as_u64();
-        for (probe, path) in [("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
-            let Some(probe) = container.get(probe) else { continue };
-            let listens = port.is_some_and(|port| arguments.contains(&format!("--http=0.0.0.0:{port}")));
-            if !listens || probe["httpGet"] != json!({ "path": path, "port": container["ports"][0]["name"] }) {
+        for (probe, path) in [
+            ("startupProbe", "/readyz"),
+            ("readinessProbe", "/readyz"),
+            ("livenessProbe", "/healthz"),
+        ] {
+            let Some(probe) = container.get(probe) else {
+                continue;
+            };
+            let listens =
+                port.is_some_and(|port| arguments.contains(&format!("--http=0.0.0.0:{port}")));
+            if !listens
+                || probe["httpGet"]
+                    != json!({ "path": path, "port": container["ports"][0]["name"] })
+            {
                 return Err(format!("{name}: nobody answers {probe}"));
             }
         }
@@ -125,7 +171,9 @@ fn fits(pod: &Value) -> Result<(), String> {
 
 #[test]
 fn kubernetes_manifests_are_what_the_api_takes() {
-    let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else { return };
+    let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
+        return;
+    };
     for (part, versions) in BUILDS {
         let built = kustomize.build(part).unwrap();
         for version in versions {
@@ -137,62 +185,140 @@ fn kubernetes_manifests_are_what_the_api_takes() {
                     .args(["-k", version, "--strict"])
                     .arg(named))
             };
-            holds_and_can_fail(&built, ("terminationGracePeriodSeconds", "terminationGracePeriod"), "terminationGracePeriod", check);
-            holds_and_can_fail(&built, ("runAsUser: 1000", "runAsUser: agent"), "agent", check);
+            holds_and_can_fail(
+                &built,
+                ("terminationGracePeriodSeconds", "terminationGracePeriod"),
+                "terminationGracePeriod",
+                check,
+            );
+            holds_and_can_fail(
+                &built,
+                ("runAsUser: 1000", "runAsUser: agent"),
+                "agent",
+                check,
+            );
         }
     }
     // A native sidecar is unknown to what is older.
     let sidecar = checkers.written("built.yaml", &kustomize.build("sidecar").unwrap());
-    let older =
-        run(checkers.program("kubernetes-validate").env("PYTHONPATH", &checkers.packages).args(["-k", "1.27", "--strict"]).arg(sidecar));
+    let older = run(checkers
+        .program("kubernetes-validate")
+        .env("PYTHONPATH", &checkers.packages)
+        .args(["-k", "1.27", "--strict"])
+        .arg(sidecar));
     assert!(older.is_err_and(|why| why.contains("restartPolicy")));
 }
 
 #[test]
 fn kubernetes_manifests_are_restricted_and_their_times_fit() {
-    let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else { return };
+    let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
+        return;
+    };
     let each = |text: &str, check: fn(&Value) -> Result<(), String>| {
         let documents = checkers.yaml(text);
-        assert!(documents.iter().filter_map(pod).count() == 2, "an agent and the collector");
+        assert!(
+            documents.iter().filter_map(pod).count() == 2,
+            "an agent and the collector"
+        );
         documents.iter().filter_map(pod).try_for_each(check)
     };
     for (part, _) in BUILDS {
         let built = kustomize.build(part).unwrap();
-        let breaks = |from: &str, to: &str, why: &str, check| holds_and_can_fail(&built, (from, to), why, |text| each(text, check));
-        breaks("readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false", "may too much", restricted);
-        breaks("runAsNonRoot: true", "runAsNonRoot: false", "may too much", restricted);
+        let breaks = |from: &str, to: &str, why: &str, check| {
+            holds_and_can_fail(&built, (from, to), why, |text| each(text, check))
+        };
+        breaks(
+            "readOnlyRootFilesystem: true",
+            "readOnlyRootFilesystem: false",
+            "may too much",
+            restricted,
+        );
+        breaks(
+            "runAsNonRoot: true",
+            "runAsNonRoot: false",
+            "may too much",
+            restricted,
+        );
         breaks("0.0.0.0:9464", "127.0.0.1:9464", "nobody answers", fits);
-        breaks("terminationGracePeriodSeconds: ", "terminationGracePeriodSeconds: 1 # ", "until it is killed", fits);
+        breaks(
+            "terminationGracePeriodSeconds: ",
+            "terminationGracePeriodSeconds: 1 # ",
+            "until it is killed",
+            fits,
+        );
         for document in checkers.yaml(&built) {
             for container in pod(&document).into_iter().flat_map(containers) {
                 // As the kubelet fills them in.
-                let filled = |argument: &String| argument.replace("$(SESSIOND_SESSION)", "3f2a0000-0000-4000-8000-000000000001");
+                let filled = |argument: &String| {
+                    argument.replace(
+                        "$(SESSIOND_SESSION)",
+                        "3f2a0000-0000-4000-8000-000000000001",
+                    )
+                };
                 if let Some(arguments) = arguments(container) {
                     assert_taken(&arguments.iter().map(filled).collect::<Vec<_>>());
                 }
             }
             if document["kind"] == "ConfigMap" {
-                let names = document["data"].as_object().unwrap().keys().filter(|name| name.starts_with("SESSIOND_"));
+                let names = document["data"]
+                    .as_object()
+                    .unwrap()
+                    .keys()
+                    .filter(|name| name.starts_with("SESSIOND_"));
                 names.for_each(|name| assert_known(name));
             }
         }
     }
     // The gate of the sidecar, and no token of the bucket's for the agent.
-    let job = checkers.yaml(&kustomize.build("overlays/aws").unwrap()).into_iter().find(|document| document["kind"] == "Job").unwrap();
+    let job = checkers
+        .yaml(&kustomize.build("overlays/aws").unwrap())
+        .into_iter()
+        .find(|document| document["kind"] == "Job")
+        .unwrap();
     let pod = pod(&job).unwrap();
     let sidecar = &pod["initContainers"][0];
-    assert_eq!((&sidecar["restartPolicy"], &sidecar["startupProbe"]["httpGet"]["path"]), (&json!("Always"), &json!("/readyz")));
-    let mounts =
-        |container: &Value| container["volumeMounts"].as_array().unwrap().iter().map(|mount| mount["name"].clone()).collect::<Vec<_>>();
-    assert!(mounts(sidecar).contains(&json!("token")) && !mounts(&pod["containers"][0]).contains(&json!("token")));
+    assert_eq!(
+        (
+            &sidecar["restartPolicy"],
+            &sidecar["startupProbe"]["httpGet"]["path"]
+        ),
+        (&json!("Always"), &json!("/readyz"))
+    );
+    let mounts = |container: &Value| {
+        container["volumeMounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|mount| mount["name"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        mounts(sidecar).contains(&json!("token"))
+            && !mounts(&pod["containers"][0]).contains(&json!("token"))
+    );
 }
 
 #[test]
 fn no_secret_is_in_a_file_here() {
-    let ignored = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".gitignore")).unwrap();
-    assert!(ignored.contains("deploy/kubernetes/overlays/*/secrets/") && ignored.contains("deploy/.env\n"), "{ignored}");
-    let Some(kustomize) = Kustomize::new() else { return };
-    std::fs::remove_file(kustomize.home.path().join("kubernetes/overlays/keys/secrets/SESSIOND_INDEX")).unwrap();
-    let error = kustomize.build("overlays/keys").expect_err("a secret was made of nothing");
+    let ignored =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".gitignore")).unwrap();
+    assert!(
+        ignored.contains("deploy/kubernetes/overlays/*/secrets/")
+            && ignored.contains("deploy/.env\n"),
+        "{ignored}"
+    );
+    let Some(kustomize) = Kustomize::new() else {
+        return;
+    };
+    std::fs::remove_file(
+        kustomize
+            .home
+            .path()
+            .join("kubernetes/overlays/keys/secrets/SESSIOND_INDEX"),
+    )
+    .unwrap();
+    let error = kustomize
+        .build("overlays/keys")
+        .expect_err("a secret was made of nothing");
     assert!(error.contains("SESSIOND_INDEX"), "{error}");
 }

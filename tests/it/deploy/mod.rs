@@ -18,7 +18,9 @@ use crate::support::{TempHome, fetch, or_skip, run, sessiond};
 
 /// A file or folder of deploy/.
 fn file(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("deploy")
+        .join(path)
 }
 
 fn text(path: &str) -> String {
@@ -34,7 +36,10 @@ struct Checkers {
 impl Checkers {
     /// `None` where the test is to be skipped.
     fn new() -> Option<Checkers> {
-        Some(Checkers { packages: or_skip(fetch::checkers())?, home: TempHome::new() })
+        Some(Checkers {
+            packages: or_skip(fetch::checkers())?,
+            home: TempHome::new(),
+        })
     }
 
     /// A program among them.
@@ -45,7 +50,10 @@ impl Checkers {
     /// Python with their modules.
     fn python(&self, arguments: &[&str]) -> Command {
         let mut python = self.home.command(Path::new("python3"));
-        python.env("PYTHONPATH", &self.packages).env("PYTHONDONTWRITEBYTECODE", "1").args(arguments);
+        python
+            .env("PYTHONPATH", &self.packages)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .args(arguments);
         python
     }
 
@@ -53,7 +61,11 @@ impl Checkers {
     fn yaml(&self, text: &str) -> Vec<Value> {
         let mut read = self.python(&["-c", "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))"]);
         let out = read.arg(self.written("read.yaml", text)).output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
         serde_json::from_slice(&out.stdout).unwrap()
     }
 
@@ -67,7 +79,12 @@ impl Checkers {
 
 /// The check takes the text as it is, and refuses it with `from` replaced by `to`, saying `why`.
 #[track_caller]
-fn holds_and_can_fail(text: &str, (from, to): (&str, &str), why: &str, check: impl Fn(&str) -> Result<(), String>) {
+fn holds_and_can_fail(
+    text: &str,
+    (from, to): (&str, &str),
+    why: &str,
+    check: impl Fn(&str) -> Result<(), String>,
+) {
     check(text).unwrap_or_else(|error| panic!("{error}"));
     let broken = text.replace(from, to);
     assert_ne!(broken, text, "{from:?} is not in it");
@@ -80,10 +97,23 @@ fn holds_and_can_fail(text: &str, (from, to): (&str, &str), why: &str, check: im
 fn assert_taken(arguments: &[String]) {
     let home = TempHome::new();
     // What follows the two dashes is somebody else's.
-    let ours: Vec<&String> = arguments.iter().take_while(|argument| *argument != "--").collect();
+    let ours: Vec<&String> = arguments
+        .iter()
+        .take_while(|argument| *argument != "--")
+        .collect();
     // --help is last: whatever stands before it has been read by then.
-    let ran = home.command(&sessiond()).args(&ours).arg("--help").stdin(Stdio::null()).output().unwrap();
-    assert!(ran.status.success(), "sessiond {ours:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    let ran = home
+        .command(&sessiond())
+        .args(&ours)
+        .arg("--help")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "sessiond {ours:?}: {}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
 }
 
 /// The program knows the variable.
@@ -91,52 +121,98 @@ fn assert_taken(arguments: &[String]) {
 fn assert_known(variable: &str) {
     let home = TempHome::new();
     let known = |command: &str| {
-        let ran = home.command(&sessiond()).args([command, "--help"]).output().unwrap();
+        let ran = home
+            .command(&sessiond())
+            .args([command, "--help"])
+            .output()
+            .unwrap();
         let text = String::from_utf8(ran.stdout).unwrap();
-        ["=", "]"].iter().any(|end| text.contains(&format!("[env: {variable}{end}")))
+        ["=", "]"]
+            .iter()
+            .any(|end| text.contains(&format!("[env: {variable}{end}")))
     };
-    assert!(["daemon", "run"].iter().any(|command| known(command)), "no flag has the variable {variable}");
+    assert!(
+        ["daemon", "run"].iter().any(|command| known(command)),
+        "no flag has the variable {variable}"
+    );
 }
 
 /// The seconds in a length of time such as `25s`.
 #[track_caller]
 fn seconds(time: &str) -> u64 {
-    time.strip_suffix('s').and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{time:?} is not in seconds"))
+    time.strip_suffix('s')
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("{time:?} is not in seconds"))
 }
 
 /// The seconds of `--flush-deadline` among arguments.
 fn flush_deadline(arguments: &[String]) -> Option<u64> {
-    let value = arguments.iter().find_map(|argument| argument.strip_prefix("--flush-deadline="));
-    let after = || arguments.iter().skip_while(|argument| *argument != "--flush-deadline").nth(1).map(String::as_str);
+    let value = arguments
+        .iter()
+        .find_map(|argument| argument.strip_prefix("--flush-deadline="));
+    let after = || {
+        arguments
+            .iter()
+            .skip_while(|argument| *argument != "--flush-deadline")
+            .nth(1)
+            .map(String::as_str)
+    };
     value.or_else(after).map(seconds)
 }
 
 fn strings(value: &Value) -> Vec<String> {
-    value.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|item| item.as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
 fn a_wrong_flag_would_be_noticed() {
     let taken = |arguments: &[&str]| {
-        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|argument| (*argument).to_owned())
+            .collect();
         std::panic::catch_unwind(|| assert_taken(&arguments)).is_ok()
     };
-    assert!(taken(&["daemon", "--flush-deadline=8s"]) && taken(&["run", "--session=x", "--", "--no-flag-of-ours"]));
-    assert!(!taken(&["daemon", "--no-such-flag=1"]) && !taken(&["no-such-command"]) && !taken(&["daemon", "--parallel=many"]));
+    assert!(
+        taken(&["daemon", "--flush-deadline=8s"])
+            && taken(&["run", "--session=x", "--", "--no-flag-of-ours"])
+    );
+    assert!(
+        !taken(&["daemon", "--no-such-flag=1"])
+            && !taken(&["no-such-command"])
+            && !taken(&["daemon", "--parallel=many"])
+    );
     assert!(std::panic::catch_unwind(|| assert_known("SESSIOND_NO_SUCH_THING")).is_err());
 }
 
 #[test]
 fn shell_scripts_are_clean() {
-    let Some(checkers) = Checkers::new() else { return };
+    let Some(checkers) = Checkers::new() else {
+        return;
+    };
     let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let check = |text: &str| run(checkers.program("shellcheck").arg(checkers.written("script.sh", text)));
+    let check = |text: &str| {
+        run(checkers
+            .program("shellcheck")
+            .arg(checkers.written("script.sh", text)))
+    };
     let mut scripts = vec![tree.join(".ci/run"), tree.join("fuzz/run")];
-    scripts.extend(std::fs::read_dir(tree.join("examples")).unwrap().flatten().map(|item| item.path()));
+    scripts.extend(
+        std::fs::read_dir(tree.join("examples"))
+            .unwrap()
+            .flatten()
+            .map(|item| item.path()),
+    );
     scripts.retain(|path| path.is_file() && std::fs::read(path).unwrap().starts_with(b"#!"));
     assert!(scripts.len() > 3, "{scripts:?}");
     for script in scripts {
-        check(&std::fs::read_to_string(&script).unwrap()).unwrap_or_else(|error| panic!("{}: {error}", script.display()));
+        check(&std::fs::read_to_string(&script).unwrap())
+            .unwrap_or_else(|error| panic!("{}: {error}", script.display()));
     }
     let entrypoint = std::fs::read_to_string(tree.join("examples/entrypoint.sh")).unwrap();
     holds_and_can_fail(&entrypoint, ("\"$session\"", "$session"), "SC2086", check);
@@ -144,8 +220,25 @@ fn shell_scripts_are_clean() {
 
 #[test]
 fn dockerfiles_are_clean() {
-    let Some(checkers) = Checkers::new() else { return };
-    let check = |text: &str| run(checkers.program("hadolint").args(["--no-color"]).arg(checkers.written("Dockerfile", text)));
-    holds_and_can_fail(&text("Dockerfile"), ("WORKDIR /src", "WORKDIR src"), "DL3000", check);
-    holds_and_can_fail(&text("agent.Dockerfile"), ("claude-code@2.1.197", "claude-code"), "DL3016", check);
+    let Some(checkers) = Checkers::new() else {
+        return;
+    };
+    let check = |text: &str| {
+        run(checkers
+            .program("hadolint")
+            .args(["--no-color"])
+            .arg(checkers.written("Dockerfile", text)))
+    };
+    holds_and_can_fail(
+        &text("Dockerfile"),
+        ("WORKDIR /src", "WORKDIR src"),
+        "DL3000",
+        check,
+    );
+    holds_and_can_fail(
+        &text("agent.Dockerfile"),
+        ("claude-code@2.1.197", "claude-code"),
+        "DL3016",
+        check,
+    );
 }

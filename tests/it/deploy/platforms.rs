@@ -4,39 +4,84 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Checkers, assert_known, assert_taken, flush_deadline, holds_and_can_fail, seconds, strings, text};
+use super::{
+    Checkers, assert_known, assert_taken, flush_deadline, holds_and_can_fail, seconds, strings,
+    text,
+};
 use crate::support::{fetch, or_skip, run, sessiond};
 
 #[test]
 fn the_compose_file_is_one() {
-    let Some(checkers) = Checkers::new() else { return };
+    let Some(checkers) = Checkers::new() else {
+        return;
+    };
     let compose = text("docker-compose.yml");
     let check = |text: &str| {
         let named = checkers.written("docker-compose.yml", text);
-        run(checkers.python(&["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]).arg(named))
+        run(checkers
+            .python(&[
+                "-m",
+                "check_jsonschema",
+                "--builtin-schema",
+                "vendor.compose-spec",
+            ])
+            .arg(named))
     };
-    holds_and_can_fail(&compose, ("stop_grace_period: 30s", "stop_grace_time: 30s"), "stop_grace_time", check);
+    holds_and_can_fail(
+        &compose,
+        ("stop_grace_period: 30s", "stop_grace_time: 30s"),
+        "stop_grace_time",
+        check,
+    );
     let services = &checkers.yaml(&compose)[0]["services"];
     let sidecar = &services["sessiond"];
-    let arguments: Vec<String> = strings(&sidecar["command"]).iter().map(|argument| interpolated(argument)).collect();
+    let arguments: Vec<String> = strings(&sidecar["command"])
+        .iter()
+        .map(|argument| interpolated(argument))
+        .collect();
     assert_taken(&arguments);
     let grace = seconds(sidecar["stop_grace_period"].as_str().unwrap());
-    assert!(grace >= flush_deadline(&arguments).unwrap() + 5, "the final flush must end by itself");
-    for (name, _) in sidecar["environment"].as_object().unwrap().iter().filter(|(name, _)| name.starts_with("SESSIOND_")) {
+    assert!(
+        grace >= flush_deadline(&arguments).unwrap() + 5,
+        "the final flush must end by itself"
+    );
+    for (name, _) in sidecar["environment"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| name.starts_with("SESSIOND_"))
+    {
         assert_known(name);
     }
     // One folder, one user, and the agent behind the gate.
-    assert_eq!((&sidecar["volumes"], &sidecar["user"]), (&services["agent"]["volumes"], &services["agent"]["user"]));
-    assert_eq!(services["agent"]["depends_on"]["sessiond"]["condition"], "service_healthy");
+    assert_eq!(
+        (&sidecar["volumes"], &sidecar["user"]),
+        (&services["agent"]["volumes"], &services["agent"]["user"])
+    );
+    assert_eq!(
+        services["agent"]["depends_on"]["sessiond"]["condition"],
+        "service_healthy"
+    );
     // What is asked for is what the example has, and the example gives nothing away.
     let example = text("compose.env.example");
     for line in example.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.strip_suffix('=').unwrap_or_else(|| panic!("{line} has a value"));
-        assert!(compose.contains(&format!("${{{name}:?")) || compose.contains(&format!("${{{name}}}")), "{name}");
+        let name = line
+            .strip_suffix('=')
+            .unwrap_or_else(|| panic!("{line} has a value"));
+        assert!(
+            compose.contains(&format!("${{{name}:?")) || compose.contains(&format!("${{{name}}}")),
+            "{name}"
+        );
     }
-    let needed = compose.split("${").skip(1).filter_map(|rest| rest.split_once(":?").filter(|(name, _)| !name.contains('}')));
+    let needed = compose.split("${").skip(1).filter_map(|rest| {
+        rest.split_once(":?")
+            .filter(|(name, _)| !name.contains('}'))
+    });
     for (name, _) in needed {
-        assert!(example.contains(&format!("{name}=\n")), "{name} is not in the example");
+        assert!(
+            example.contains(&format!("{name}=\n")),
+            "{name} is not in the example"
+        );
     }
 }
 
@@ -58,25 +103,66 @@ fn the_systemd_unit_is_one_and_is_hardened() {
     // An instance of a user that every machine has, with the program where it is.
     let path = place.path().join("sessiond@root.service");
     let analyze = |text: &str, verb: &[&str]| {
-        std::fs::write(&path, text.replace("/usr/local/bin/sessiond", &sessiond().to_string_lossy())).unwrap();
+        std::fs::write(
+            &path,
+            text.replace("/usr/local/bin/sessiond", &sessiond().to_string_lossy()),
+        )
+        .unwrap();
         // Nothing is asked of a manager that runs here.
-        run(Command::new("systemd-analyze").args(verb).arg(&path).env("SYSTEMD_LOG_LEVEL", "warning"))
+        run(Command::new("systemd-analyze")
+            .args(verb)
+            .arg(&path)
+            .env("SYSTEMD_LOG_LEVEL", "warning"))
     };
     let verify = |text: &str| {
         analyze(text, &["verify", "--man=no"])?;
         // A name that it does not know is a warning to it, and a hole to us.
-        let said = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().map_err(|e| e.to_string())?;
+        let said = Command::new("systemd-analyze")
+            .args(["verify", "--man=no"])
+            .arg(&path)
+            .output()
+            .map_err(|e| e.to_string())?;
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        if said.contains("sessiond@") { Err(said) } else { Ok(()) }
+        if said.contains("sessiond@") {
+            Err(said)
+        } else {
+            Ok(())
+        }
     };
-    holds_and_can_fail(&unit, ("ProtectSystem=strict", "ProtectSytem=strict"), "ProtectSytem", verify);
+    holds_and_can_fail(
+        &unit,
+        ("ProtectSystem=strict", "ProtectSytem=strict"),
+        "ProtectSytem",
+        verify,
+    );
     // Of 10, where 10 is a unit that says nothing of it.
-    let exposure = |text: &str| analyze(text, &["security", "--offline=true", "--threshold=20", "--no-pager"]);
-    holds_and_can_fail(&unit, ("CapabilityBoundingSet=\n", ""), "Overall exposure", exposure);
-    let setting = |name: &str| unit.lines().find_map(|line| line.strip_prefix(&format!("{name}="))).unwrap_or_else(|| panic!("{name}"));
-    let start: Vec<String> = setting("ExecStart").split(' ').skip(1).map(str::to_owned).collect();
+    let exposure = |text: &str| {
+        analyze(
+            text,
+            &["security", "--offline=true", "--threshold=20", "--no-pager"],
+        )
+    };
+    holds_and_can_fail(
+        &unit,
+        ("CapabilityBoundingSet=\n", ""),
+        "Overall exposure",
+        exposure,
+    );
+    let setting = |name: &str| {
+        unit.lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}=")))
+            .unwrap_or_else(|| panic!("{name}"))
+    };
+    let start: Vec<String> = setting("ExecStart")
+        .split(' ')
+        .skip(1)
+        .map(str::to_owned)
+        .collect();
     assert_taken(&start);
-    assert!(seconds(setting("TimeoutStopSec")) >= flush_deadline(&start).unwrap() + 5, "the final flush must end by itself");
+    assert!(
+        seconds(setting("TimeoutStopSec")) >= flush_deadline(&start).unwrap() + 5,
+        "the final flush must end by itself"
+    );
 }
 
 /// Checks what is sent to a service of AWS by its own model of the call.
@@ -86,28 +172,60 @@ fn aws(checkers: &Checkers, service: &str, call: &str, request: &Value) -> Resul
         request = json.load(open(sys.argv[3]))\n\
         report = botocore.validate.ParamValidator().validate(request, shape)\n\
         sys.exit(report.generate_report() or None)";
-    run(checkers.python(&["-c", VALIDATE, service, call]).arg(checkers.written("request.json", &request.to_string())))
+    run(checkers
+        .python(&["-c", VALIDATE, service, call])
+        .arg(checkers.written("request.json", &request.to_string())))
 }
 
 #[test]
 fn the_ecs_task_definition_is_one() {
-    let Some(checkers) = Checkers::new() else { return };
+    let Some(checkers) = Checkers::new() else {
+        return;
+    };
     let definition = text("aws/ecs-task-definition.json");
-    let check = |text: &str| aws(&checkers, "ecs", "RegisterTaskDefinition", &serde_json::from_str(text).unwrap());
-    holds_and_can_fail(&definition, ("\"stopTimeout\"", "\"stopTimeOut\""), "stopTimeOut", check);
+    let check = |text: &str| {
+        aws(
+            &checkers,
+            "ecs",
+            "RegisterTaskDefinition",
+            &serde_json::from_str(text).unwrap(),
+        )
+    };
+    holds_and_can_fail(
+        &definition,
+        ("\"stopTimeout\"", "\"stopTimeOut\""),
+        "stopTimeOut",
+        check,
+    );
     let definition: Value = serde_json::from_str(&definition).unwrap();
     let container = |name: &str| {
         let all = definition["containerDefinitions"].as_array().unwrap();
-        all.iter().find(|container| container["name"] == name).unwrap().clone()
+        all.iter()
+            .find(|container| container["name"] == name)
+            .unwrap()
+            .clone()
     };
     let (sidecar, agent) = (container("sessiond"), container("agent"));
     let arguments = strings(&sidecar["command"]);
     assert_taken(&arguments);
-    assert!(sidecar["stopTimeout"].as_u64().unwrap() >= flush_deadline(&arguments).unwrap() + 5, "the final flush must end by itself");
+    assert!(
+        sidecar["stopTimeout"].as_u64().unwrap() >= flush_deadline(&arguments).unwrap() + 5,
+        "the final flush must end by itself"
+    );
     // Fargate gives no more.
-    assert!([&sidecar, &agent].iter().all(|container| container["stopTimeout"].as_u64().unwrap() <= 120));
-    assert_eq!(agent["dependsOn"], serde_json::json!([{ "containerName": "sessiond", "condition": "HEALTHY" }]));
-    assert_eq!((&sidecar["mountPoints"], &sidecar["user"]), (&agent["mountPoints"], &agent["user"]));
+    assert!(
+        [&sidecar, &agent]
+            .iter()
+            .all(|container| container["stopTimeout"].as_u64().unwrap() <= 120)
+    );
+    assert_eq!(
+        agent["dependsOn"],
+        serde_json::json!([{ "containerName": "sessiond", "condition": "HEALTHY" }])
+    );
+    assert_eq!(
+        (&sidecar["mountPoints"], &sidecar["user"]),
+        (&agent["mountPoints"], &agent["user"])
+    );
     for variable in sidecar["environment"].as_array().unwrap() {
         assert_known(variable["name"].as_str().unwrap());
     }
@@ -115,22 +233,37 @@ fn the_ecs_task_definition_is_one() {
 
 #[test]
 fn the_lifecycle_never_expires_what_is_stored() {
-    let Some(checkers) = Checkers::new() else { return };
+    let Some(checkers) = Checkers::new() else {
+        return;
+    };
     let rules = text("aws/lifecycle.json");
     let check = |text: &str| {
         let rules: Value = serde_json::from_str(text).unwrap();
         let request = serde_json::json!({ "Bucket": "bucket", "LifecycleConfiguration": rules });
         aws(&checkers, "s3", "PutBucketLifecycleConfiguration", &request)?;
         let rules = rules["Rules"].as_array().cloned().unwrap_or_default();
-        match rules
-            .iter()
-            .find(|rule| rule["Expiration"].get("Days").or(rule["Expiration"].get("Date")).is_some() || rule.get("Transitions").is_some())
-        {
+        match rules.iter().find(|rule| {
+            rule["Expiration"]
+                .get("Days")
+                .or(rule["Expiration"].get("Date"))
+                .is_some()
+                || rule.get("Transitions").is_some()
+        }) {
             Some(rule) => Err(format!("would take objects from under a log: {rule}")),
             None => Ok(()),
         }
     };
-    holds_and_can_fail(&rules, ("\"NoncurrentDays\"", "\"NonCurrentDays\""), "NonCurrentDays", check);
-    holds_and_can_fail(&rules, ("\"ExpiredObjectDeleteMarker\": true", "\"Days\": 30"), "under a log", check);
+    holds_and_can_fail(
+        &rules,
+        ("\"NoncurrentDays\"", "\"NonCurrentDays\""),
+        "NonCurrentDays",
+        check,
+    );
+    holds_and_can_fail(
+        &rules,
+        ("\"ExpiredObjectDeleteMarker\": true", "\"Days\": 30"),
+        "under a log",
+        check,
+    );
     assert!(rules.contains("AbortIncompleteMultipartUpload"));
 }

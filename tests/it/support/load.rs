@@ -20,7 +20,10 @@ pub struct Replay {
 impl Drop for Replay {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("replay with SESSIOND_TEST_SEED={} cargo test --test it {}", self.seed, self.test);
+            eprintln!(
+                "replay with SESSIOND_TEST_SEED={} cargo test --test it {}",
+                self.seed, self.test
+            );
         }
     }
 }
@@ -40,7 +43,13 @@ pub struct Load {
 
 impl Load {
     pub fn new(home: TempHome) -> Load {
-        Load { home, acknowledged: BTreeMap::new(), copies: 0, flushes: (0, 0), kills: 0 }
+        Load {
+            home,
+            acknowledged: BTreeMap::new(),
+            copies: 0,
+            flushes: (0, 0),
+            kills: 0,
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -57,13 +66,29 @@ impl Load {
     }
 
     /// The same for one session, which need not wait for the others.
-    pub fn flush_session(&mut self, backend: &Backend, session: &str, timeout: &str) -> Result<(), String> {
-        self.flush_with(backend, &["--timeout", timeout, "--session", session], |path| session_of(path) == session)
+    pub fn flush_session(
+        &mut self,
+        backend: &Backend,
+        session: &str,
+        timeout: &str,
+    ) -> Result<(), String> {
+        self.flush_with(
+            backend,
+            &["--timeout", timeout, "--session", session],
+            |path| session_of(path) == session,
+        )
     }
 
-    fn flush_with(&mut self, backend: &Backend, options: &[&str], meant: impl Fn(&str) -> bool) -> Result<(), String> {
+    fn flush_with(
+        &mut self,
+        backend: &Backend,
+        options: &[&str],
+        meant: impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
         let on_disk = self.files().into_iter().filter(|(path, _)| meant(path));
-        let on_disk: Vec<_> = on_disk.map(|(path, bytes)| (whole(&path, &bytes).len() as u64, path)).collect();
+        let on_disk: Vec<_> = on_disk
+            .map(|(path, bytes)| (whole(&path, &bytes).len() as u64, path))
+            .collect();
         let ran = backend.run(&self.home, &[&["flush", "--wait"], options].concat());
         if ran.code() == 5 {
             self.flushes.1 += 1;
@@ -71,7 +96,8 @@ impl Load {
         }
         ran.ok();
         self.flushes.0 += 1;
-        self.acknowledged.extend(on_disk.into_iter().map(|(length, path)| (path, length)));
+        self.acknowledged
+            .extend(on_disk.into_iter().map(|(length, path)| (path, length)));
         Ok(())
     }
 
@@ -85,7 +111,11 @@ impl Load {
     pub fn check_copy(&mut self, backend: &Backend, session: &str) -> bool {
         let status = backend.run(&self.home, &["status", "--json"]);
         // Where nobody is running, nobody promises anything.
-        let durable = if status.code() == 0 { durable(&status.json(), session) } else { 0 };
+        let durable = if status.code() == 0 {
+            durable(&status.json(), session)
+        } else {
+            0
+        };
         let checked = self.check_copy_of(backend, session, durable);
         self.copies += u32::from(checked);
         checked
@@ -94,7 +124,10 @@ impl Load {
     fn check_copy_of(&self, backend: &Backend, session: &str, durable: u64) -> bool {
         let elsewhere = TempHome::new();
         let copy = elsewhere.path().join("copy");
-        let ran = backend.run(&elsewhere, &["pull", session, "--to", copy.to_str().unwrap()]);
+        let ran = backend.run(
+            &elsewhere,
+            &["pull", session, "--to", copy.to_str().unwrap()],
+        );
         match ran.code() {
             5 => return false,
             // Nothing of it may be there yet.
@@ -103,22 +136,41 @@ impl Load {
         }
         let copied = files_in(&copy);
         let stored: usize = copied.values().map(Vec::len).sum();
-        assert!(stored as u64 >= durable, "{session}: {stored} restored of {durable} that the status called durable");
+        assert!(
+            stored as u64 >= durable,
+            "{session}: {stored} restored of {durable} that the status called durable"
+        );
         for (path, bytes) in &copied {
-            let written = std::fs::read(self.root().join(path)).unwrap_or_else(|error| panic!("{path} was never written: {error}"));
-            assert!(written.starts_with(bytes), "{path}: {} bytes that are no prefix of {}", bytes.len(), written.len());
+            let written = std::fs::read(self.root().join(path))
+                .unwrap_or_else(|error| panic!("{path} was never written: {error}"));
+            assert!(
+                written.starts_with(bytes),
+                "{path}: {} bytes that are no prefix of {}",
+                bytes.len(),
+                written.len()
+            );
             assert_eq!(whole(path, bytes).len(), bytes.len(), "{path}: a torn line");
         }
-        for (path, promised) in self.acknowledged.iter().filter(|(path, _)| session_of(path) == session) {
+        for (path, promised) in self
+            .acknowledged
+            .iter()
+            .filter(|(path, _)| session_of(path) == session)
+        {
             let bytes = copied.get(path).map_or(0, |bytes| bytes.len() as u64);
-            assert!(bytes >= *promised, "{path}: {bytes} restored of {promised} acknowledged");
+            assert!(
+                bytes >= *promised,
+                "{path}: {bytes} restored of {promised} acknowledged"
+            );
         }
         true
     }
 
     /// The sessions that there are on disk.
     pub fn sessions(&self) -> BTreeSet<String> {
-        self.files().keys().map(|path| session_of(path).to_owned()).collect()
+        self.files()
+            .keys()
+            .map(|path| session_of(path).to_owned())
+            .collect()
     }
 
     /// Nothing is broken and nobody writes any more: all is stored byte for byte, nobody lost a session, and the index says
@@ -128,7 +180,11 @@ impl Load {
         eventually("daemon and index have caught up", || {
             let status = backend.run(&self.home, &["status", "--json"]).ok().json();
             // An event that comes late counts as lag until it has been looked at.
-            let behind = status["sessions"].as_array().unwrap().iter().any(|log| log["lag_bytes"] != 0);
+            let behind = status["sessions"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|log| log["lag_bytes"] != 0);
             status["index_waiting"] == 0 && status["index_answers"] == true && !behind
         });
         let status = backend.run(&self.home, &["status", "--json"]).ok().json();
@@ -138,12 +194,23 @@ impl Load {
         assert_eq!(rows.len(), sessions.len(), "sessions in the index");
         for log in status["sessions"].as_array().unwrap() {
             assert_eq!(log["ground"], "main", "{log}");
-            let row = rows.iter().find(|row| row["id"] == log["session"]).unwrap_or_else(|| panic!("not in the index: {log}"));
+            let row = rows
+                .iter()
+                .find(|row| row["id"] == log["session"])
+                .unwrap_or_else(|| panic!("not in the index: {log}"));
             assert_eq!(row["head"], log["head"], "{row}\n{log}");
-            assert!(row["branches"].as_array().unwrap().is_empty(), "nobody lost a session, yet there is a branch: {row}");
+            assert!(
+                row["branches"].as_array().unwrap().is_empty(),
+                "nobody lost a session, yet there is a branch: {row}"
+            );
         }
         backend.run(&elsewhere, &["verify", "--all"]).ok();
-        let fetch = |session: &String| assert!(self.check_copy_of(backend, session, durable(&status, session)), "{session}");
+        let fetch = |session: &String| {
+            assert!(
+                self.check_copy_of(backend, session, durable(&status, session)),
+                "{session}"
+            )
+        };
         let names: Vec<&String> = sessions.iter().collect();
         std::thread::scope(|scope| {
             for half in names.chunks(names.len().div_ceil(2)) {
@@ -152,7 +219,11 @@ impl Load {
         });
         self.copies += u32::try_from(sessions.len()).unwrap();
         // The flush above acknowledged every whole line of everything, and each copy held that.
-        let on_disk: u64 = self.files().iter().map(|(path, bytes)| whole(path, bytes).len() as u64).sum();
+        let on_disk: u64 = self
+            .files()
+            .iter()
+            .map(|(path, bytes)| whole(path, bytes).len() as u64)
+            .sum();
         assert_eq!(self.acknowledged(), on_disk);
     }
 
@@ -168,31 +239,51 @@ impl Load {
     pub fn sum_up(&self, what: &str) {
         let (answered, late) = self.flushes;
         let (bytes, copies, kills) = (self.acknowledged(), self.copies, self.kills);
-        let sum = format!("{what}: {bytes} bytes acknowledged, flushes {answered} answered {late} late, {copies} copies, {kills} kills");
+        let sum = format!(
+            "{what}: {bytes} bytes acknowledged, flushes {answered} answered {late} late, {copies} copies, {kills} kills"
+        );
         writeln!(std::io::stderr(), "{sum}").ok();
-        assert!(self.acknowledged() > 10_000 && answered > 2, "hardly anything happened: {sum}");
+        assert!(
+            self.acknowledged() > 10_000 && answered > 2,
+            "hardly anything happened: {sum}"
+        );
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.home.path().join("daemon.log")).unwrap_or_default();
+            let log =
+                std::fs::read_to_string(self.home.path().join("daemon.log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
-            eprintln!("the daemon said last:\n{}", lines[lines.len().saturating_sub(80)..].join("\n"));
+            eprintln!(
+                "the daemon said last:\n{}",
+                lines[lines.len().saturating_sub(80)..].join("\n")
+            );
         }
     }
 }
 
 /// The index's rows.
 fn listed(backend: &Backend, home: &TempHome) -> Vec<Value> {
-    backend.run(home, &["ls", "--json", "--limit", "1000"]).ok().json()["sessions"].as_array().unwrap().clone()
+    backend
+        .run(home, &["ls", "--json", "--limit", "1000"])
+        .ok()
+        .json()["sessions"]
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 /// What the status calls durable of a session.
 fn durable(status: &Value, session: &str) -> u64 {
-    let row = status["sessions"].as_array().unwrap().iter().find(|row| row["session"] == session);
-    row.and_then(|row| row["durable_bytes"].as_u64()).unwrap_or(0)
+    let row = status["sessions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["session"] == session);
+    row.and_then(|row| row["durable_bytes"].as_u64())
+        .unwrap_or(0)
 }
 
 /// What a flush may acknowledge of a file: a transcript up to the end of its last line.
@@ -200,10 +291,16 @@ fn whole<'a>(path: &str, bytes: &'a [u8]) -> &'a [u8] {
     if !path.ends_with(".jsonl") {
         return bytes;
     }
-    &bytes[..bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1)]
+    &bytes[..bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1)]
 }
 
 /// `projects/-work-app/ID.jsonl` and `projects/-work-app/ID/…` are of session ID.
 fn session_of(path: &str) -> &str {
-    path.split('/').nth(2).map(|name| name.trim_end_matches(".jsonl")).unwrap_or_default()
+    path.split('/')
+        .nth(2)
+        .map(|name| name.trim_end_matches(".jsonl"))
+        .unwrap_or_default()
 }

@@ -17,7 +17,10 @@ struct Front {
 }
 
 impl Front {
-    fn start(stopped: Arc<AtomicBool>, serve: impl Fn(&TcpStream) + Send + Sync + 'static) -> Front {
+    fn start(
+        stopped: Arc<AtomicBool>,
+        serve: impl Fn(&TcpStream) + Send + Sync + 'static,
+    ) -> Front {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         let open = Arc::new(Mutex::new(HashMap::new()));
@@ -29,7 +32,10 @@ impl Front {
                     return;
                 }
                 let (serve, connections) = (serve.clone(), connections.clone());
-                connections.lock().unwrap().insert(id, client.try_clone().unwrap());
+                connections
+                    .lock()
+                    .unwrap()
+                    .insert(id, client.try_clone().unwrap());
                 thread::spawn(move || {
                     serve(&client);
                     client.shutdown(Shutdown::Both).ok();
@@ -37,7 +43,12 @@ impl Front {
                 });
             }
         });
-        Front { addr, stopped, open, accepting: Some(accepting) }
+        Front {
+            addr,
+            stopped,
+            open,
+            accepting: Some(accepting),
+        }
     }
 
     fn cut_all(&self) {
@@ -58,8 +69,15 @@ impl Drop for Front {
 }
 
 /// Carries both directions until the server's side ends; the ways to carry may end it earlier.
-fn relay(client: &TcpStream, target: SocketAddr, up: impl FnOnce(&TcpStream) + Send, down: impl FnOnce(&TcpStream)) {
-    let Ok(server) = TcpStream::connect(target) else { return };
+fn relay(
+    client: &TcpStream,
+    target: SocketAddr,
+    up: impl FnOnce(&TcpStream) + Send,
+    down: impl FnOnce(&TcpStream),
+) {
+    let Ok(server) = TcpStream::connect(target) else {
+        return;
+    };
     for socket in [client, &server] {
         socket.set_nodelay(true).ok();
     }
@@ -129,7 +147,12 @@ impl TcpProxy {
             if shared.after_hanging().1 == Mode::Refuse {
                 return;
             }
-            relay(client, target, |server| shared.carry(client, server, false), |server| shared.carry(server, client, true));
+            relay(
+                client,
+                target,
+                |server| shared.carry(client, server, false),
+                |server| shared.carry(server, client, true),
+            );
         });
         TcpProxy { front, control }
     }
@@ -179,7 +202,11 @@ impl Control {
     }
 
     fn carry(&self, mut from: &TcpStream, mut to: &TcpStream, to_client: bool) {
-        let carried = if to_client { &self.bytes_down } else { &self.bytes_up };
+        let carried = if to_client {
+            &self.bytes_down
+        } else {
+            &self.bytes_up
+        };
         let mut buffer = [0; 16 * 1024];
         let mut since_set = (0, 0);
         while let Ok(read @ 1..) = from.read(&mut buffer) {
@@ -212,7 +239,9 @@ impl Control {
                         }
                         return;
                     }
-                    Mode::CutRequestAfter(limit) if !to_client => take = take.min(limit - since_set.1),
+                    Mode::CutRequestAfter(limit) if !to_client => {
+                        take = take.min(limit - since_set.1)
+                    }
                     Mode::Delay(delay) if to_client && rest.len() == read => thread::sleep(delay),
                     Mode::Throttle(rate) => {
                         take = take.min(rate.div_ceil(20));
@@ -280,29 +309,50 @@ impl CountingProxy {
     }
 }
 
-fn forward_requests(client: &TcpStream, mut server: &TcpStream, noted: &Mutex<Vec<String>>, drop_conditions: bool) -> io::Result<()> {
+fn forward_requests(
+    client: &TcpStream,
+    mut server: &TcpStream,
+    noted: &Mutex<Vec<String>>,
+    drop_conditions: bool,
+) -> io::Result<()> {
     let mut client = BufReader::new(client);
     loop {
         let mut head = vec![read_line(&mut client)?];
         while head.last().is_some_and(|line| !line.trim().is_empty()) {
             head.push(read_line(&mut client)?);
         }
-        noted.lock().unwrap().push(head[0].trim().trim_end_matches(" HTTP/1.1").to_owned());
+        noted
+            .lock()
+            .unwrap()
+            .push(head[0].trim().trim_end_matches(" HTTP/1.1").to_owned());
         let value = |name: &str| {
-            let (_, value) = head[1..].iter().filter_map(|line| line.split_once(':')).find(|(key, _)| key.eq_ignore_ascii_case(name))?;
+            let (_, value) = head[1..]
+                .iter()
+                .filter_map(|line| line.split_once(':'))
+                .find(|(key, _)| key.eq_ignore_ascii_case(name))?;
             Some(value.trim().to_owned())
         };
         let conditions = ["if-none-match", "if-match"];
         let edit = drop_conditions && conditions.iter().any(|name| value(name).is_some());
         let dropped = |line: &str| {
-            let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
+            let name = line
+                .split(':')
+                .next()
+                .unwrap_or_default()
+                .to_ascii_lowercase();
             edit && (name == "authorization" || conditions.contains(&name.as_str()))
         };
-        let sent: String = head.iter().filter(|line| !dropped(line)).map(String::as_str).collect();
+        let sent: String = head
+            .iter()
+            .filter(|line| !dropped(line))
+            .map(String::as_str)
+            .collect();
         server.write_all(sent.as_bytes())?;
         if let Some(length) = value("content-length").and_then(|length| length.parse().ok()) {
             io::copy(&mut client.by_ref().take(length), &mut server)?;
-        } else if value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+        } else if value("transfer-encoding")
+            .is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"))
+        {
             forward_chunks(&mut client, server)?;
         }
     }

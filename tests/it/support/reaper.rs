@@ -30,15 +30,25 @@ pub struct Reaper {
 impl Reaper {
     /// Makes the folder, after the process that will remove it and the files that the server leaves elsewhere.
     pub fn new(server: &str, elsewhere: &[PathBuf]) -> Result<Reaper, String> {
-        let dir = std::env::temp_dir().join(format!("sessiond-it-{server}-{}", uuid::Uuid::new_v4().simple()));
+        let dir = std::env::temp_dir().join(format!(
+            "sessiond-it-{server}-{}",
+            uuid::Uuid::new_v4().simple()
+        ));
         let mut sh = Command::new("sh");
         // A process group of its own, so that Ctrl-C for the tests is not for the reaper.
-        sh.args(["-c", SCRIPT, "reaper"]).args(elsewhere).env("DIR", &dir).process_group(0).current_dir("/");
-        sh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        sh.args(["-c", SCRIPT, "reaper"])
+            .args(elsewhere)
+            .env("DIR", &dir)
+            .process_group(0)
+            .current_dir("/");
+        sh.stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut process = sh.spawn().map_err(|e| format!("start a reaper: {e}"))?;
         let pipe = process.stdin.take();
         let reaper = Reaper { dir, process, pipe };
-        std::fs::create_dir(&reaper.dir).map_err(|e| format!("make {}: {e}", reaper.dir.display()))?;
+        std::fs::create_dir(&reaper.dir)
+            .map_err(|e| format!("make {}: {e}", reaper.dir.display()))?;
         Ok(reaper)
     }
 

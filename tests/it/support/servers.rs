@@ -2,7 +2,9 @@
 
 use super::reaper::Reaper;
 use super::{bare_command, block_on, fetch, or_skip, run};
-use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig};
+use aws_sdk_s3::config::{
+    BehaviorVersion, Config, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -16,13 +18,23 @@ use std::time::{Duration, Instant};
 /// The PostgreSQL that all tests share; `None` where the test is to be skipped.
 pub fn postgres() -> Option<&'static Postgres> {
     static SHARED: OnceLock<Result<Postgres, String>> = OnceLock::new();
-    or_skip(SHARED.get_or_init(Postgres::new).as_ref().map_err(String::clone))
+    or_skip(
+        SHARED
+            .get_or_init(Postgres::new)
+            .as_ref()
+            .map_err(String::clone),
+    )
 }
 
 /// The S3 server that all tests share; `None` where the test is to be skipped.
 pub fn s3() -> Option<&'static S3> {
     static SHARED: OnceLock<Result<S3, String>> = OnceLock::new();
-    or_skip(SHARED.get_or_init(|| S3::new(&[])).as_ref().map_err(String::clone))
+    or_skip(
+        SHARED
+            .get_or_init(|| S3::new(&[]))
+            .as_ref()
+            .map_err(String::clone),
+    )
 }
 
 /// A port that is free, and with it the one above where SeaweedFS puts its gRPC. Both stay below the kernel's range for
@@ -31,10 +43,14 @@ fn free_port() -> u16 {
     const SPAN: u16 = 10_000;
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
     // Another process of these tests begins elsewhere.
-    let next = NEXT.get_or_init(|| AtomicU16::new((uuid::Uuid::new_v4().as_u128() % u128::from(SPAN)) as u16));
+    let next = NEXT
+        .get_or_init(|| AtomicU16::new((uuid::Uuid::new_v4().as_u128() % u128::from(SPAN)) as u16));
     let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     let candidates = (0..SPAN).map(|_| 12_000 + next.fetch_add(1, Ordering::Relaxed) % SPAN);
-    candidates.into_iter().find(|port| free(*port) && free(*port + GRPC_ABOVE)).expect("a free port")
+    candidates
+        .into_iter()
+        .find(|port| free(*port) && free(*port + GRPC_ABOVE))
+        .expect("a free port")
 }
 
 pub struct Postgres {
@@ -62,17 +78,40 @@ impl Postgres {
     }
 
     fn with(bin: &Path) -> Result<Postgres, String> {
-        let account = rustix::process::geteuid().is_root().then(unprivileged_account).transpose()?;
+        let account = rustix::process::geteuid()
+            .is_root()
+            .then(unprivileged_account)
+            .transpose()?;
         let process = Mutex::new(None);
-        let server = Postgres { bin: bin.into(), port: free_port(), account, process, reaper: Reaper::new("postgres", &[])? };
+        let server = Postgres {
+            bin: bin.into(),
+            port: free_port(),
+            account,
+            process,
+            reaper: Reaper::new("postgres", &[])?,
+        };
         if let Some((uid, gid)) = server.account {
-            chown(server.dir(), Some(uid), Some(gid)).map_err(|e| format!("chown {}: {e}", server.dir().display()))?;
+            chown(server.dir(), Some(uid), Some(gid))
+                .map_err(|e| format!("chown {}: {e}", server.dir().display()))?;
         }
-        run(server.command("initdb").args(["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]))?;
+        run(server.command("initdb").args([
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]))?;
         let hba = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";
-        std::fs::write(server.data().join("pg_hba.conf"), hba).map_err(|e| format!("write pg_hba.conf: {e}"))?;
+        std::fs::write(server.data().join("pg_hba.conf"), hba)
+            .map_err(|e| format!("write pg_hba.conf: {e}"))?;
         server.try_start()?;
-        server.execute(format!("CREATE ROLE locked LOGIN PASSWORD '{}'", Postgres::PASSWORD));
+        server.execute(format!(
+            "CREATE ROLE locked LOGIN PASSWORD '{}'",
+            Postgres::PASSWORD
+        ));
         Ok(server)
     }
 
@@ -86,7 +125,10 @@ impl Postgres {
     /// The URL of a new database of the role `locked`, which is let in with [`Postgres::PASSWORD`] only.
     pub fn url_with_password(&self, password: &str) -> String {
         let mut url = url::Url::parse(&self.fresh_database()).unwrap();
-        self.execute(format!("ALTER DATABASE {} OWNER TO locked", url.path().trim_start_matches('/')));
+        self.execute(format!(
+            "ALTER DATABASE {} OWNER TO locked",
+            url.path().trim_start_matches('/')
+        ));
         url.set_username("locked").unwrap();
         url.set_password(Some(password)).unwrap();
         url.into()
@@ -111,18 +153,27 @@ impl Postgres {
 
     /// kill -9 of the server and of every process of it.
     pub fn kill(&self) {
-        let Some(mut process) = self.process.lock().unwrap().take() else { return };
+        let Some(mut process) = self.process.lock().unwrap().take() else {
+            return;
+        };
         let server = Pid::from_child(&process);
         // Stopped, it can neither start another process nor mend what happens to those it has.
         kill_process(server, Signal::STOP).unwrap();
-        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id())).unwrap();
+        let children =
+            std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id())).unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
         for pid in children.split_whitespace() {
             // One that has ended by itself is what is wanted.
-            pid.parse().ok().and_then(Pid::from_raw).map(|pid| kill_process(pid, Signal::KILL).ok());
+            pid.parse()
+                .ok()
+                .and_then(Pid::from_raw)
+                .map(|pid| kill_process(pid, Signal::KILL).ok());
             // Until then it holds memory that the next server wants. Nobody may be there to reap it.
-            let gone = || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+            let gone = || {
+                std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                    .map_or(true, |stat| stat.contains(") Z "))
+            };
             while !gone() {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -136,18 +187,39 @@ impl Postgres {
 
     fn try_start(&self) -> Result<(), String> {
         let path = self.dir().join("log");
-        let log = std::fs::File::options().create(true).append(true).open(&path).map_err(|e| format!("open {}: {e}", path.display()))?;
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|e| format!("open {}: {e}", path.display()))?;
         let mut command = self.command("postgres");
         command.args(["-p", &self.port.to_string()]);
-        let settings =
-            ["listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "shared_buffers=32MB", "max_connections=300"];
-        command.args(settings.iter().flat_map(|setting| ["-c", setting])).process_group(0);
-        command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(|e| e.to_string())?).stderr(log);
-        let process = command.spawn().map_err(|e| format!("start PostgreSQL: {e}"))?;
+        let settings = [
+            "listen_addresses=127.0.0.1",
+            "unix_socket_directories=",
+            "fsync=off",
+            "shared_buffers=32MB",
+            "max_connections=300",
+        ];
+        command
+            .args(settings.iter().flat_map(|setting| ["-c", setting]))
+            .process_group(0);
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(log.try_clone().map_err(|e| e.to_string())?)
+            .stderr(log);
+        let process = command
+            .spawn()
+            .map_err(|e| format!("start PostgreSQL: {e}"))?;
         *self.process.lock().unwrap() = Some(process);
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = block_on(PgConnection::connect(&self.url("postgres"))) {
-            let ended = self.process.lock().unwrap().as_mut().and_then(|process| process.try_wait().ok()?);
+            let ended = self
+                .process
+                .lock()
+                .unwrap()
+                .as_mut()
+                .and_then(|process| process.try_wait().ok()?);
             if ended.is_some() || Instant::now() > deadline {
                 return Err(format!("start PostgreSQL: {error}; {}", tail(&path)));
             }
@@ -163,7 +235,10 @@ impl Postgres {
     fn execute(&self, sql: String) {
         block_on(async {
             let mut connection = PgConnection::connect(&self.url("postgres")).await.unwrap();
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(sql))
+                .execute(&mut connection)
+                .await
+                .unwrap();
             connection.close().await.unwrap();
         });
     }
@@ -190,13 +265,18 @@ impl Drop for Postgres {
 
 /// Debian's own account for the server, or the one that every machine has.
 fn unprivileged_account() -> Result<(u32, u32), String> {
-    let passwd = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("read /etc/passwd: {e}"))?;
+    let passwd =
+        std::fs::read_to_string("/etc/passwd").map_err(|e| format!("read /etc/passwd: {e}"))?;
     let account = |name: &str| {
-        let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+        let line = passwd
+            .lines()
+            .find(|line| line.split(':').next() == Some(name))?;
         let mut ids = line.split(':').skip(2).map_while(|id| id.parse().ok());
         Some((ids.next()?, ids.next()?))
     };
-    account("postgres").or_else(|| account("nobody")).ok_or("neither postgres nor nobody is in /etc/passwd".into())
+    account("postgres")
+        .or_else(|| account("nobody"))
+        .ok_or("neither postgres nor nobody is in /etc/passwd".into())
 }
 
 /// SeaweedFS is four servers in one process, each with a port for HTTP and one for gRPC.
@@ -237,7 +317,9 @@ impl S3 {
         let ports = [(); 4].map(|()| free_port());
         // No flag moves these elsewhere, and a killed server leaves them.
         let sockets = PARTS.iter().zip(ports);
-        let sockets = sockets.map(|(part, port)| format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + GRPC_ABOVE).into());
+        let sockets = sockets.map(|(part, port)| {
+            format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + GRPC_ABOVE).into()
+        });
         let sockets: Vec<PathBuf> = sockets.collect();
         let server = S3 {
             endpoint: format!("http://127.0.0.1:{}", ports[3]),
@@ -261,9 +343,13 @@ impl S3 {
         for (name, secret, policy) in more {
             let account = serde_json::json!({ "name": name, "credentials": keys(name, secret), "actions": [], "policyNames": [name] });
             accounts["identities"].as_array_mut().unwrap().push(account);
-            accounts["policies"].as_array_mut().unwrap().push(serde_json::json!({ "name": name, "content": policy }));
+            accounts["policies"]
+                .as_array_mut()
+                .unwrap()
+                .push(serde_json::json!({ "name": name, "content": policy }));
         }
-        std::fs::write(server.dir().join("s3.json"), accounts.to_string()).map_err(|e| format!("write s3.json: {e}"))?;
+        std::fs::write(server.dir().join("s3.json"), accounts.to_string())
+            .map_err(|e| format!("write s3.json: {e}"))?;
         server.try_start()?;
         Ok(server)
     }
@@ -282,7 +368,11 @@ impl S3 {
     }
 
     pub fn denied_client(&self) -> aws_sdk_s3::Client {
-        client(&self.endpoint, &self.denied_access_key, &self.denied_secret_key)
+        client(
+            &self.endpoint,
+            &self.denied_access_key,
+            &self.denied_secret_key,
+        )
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -308,22 +398,56 @@ impl S3 {
 
     fn try_start(&self) -> Result<(), String> {
         let path = self.dir().join("log");
-        let log = std::fs::File::options().create(true).append(true).open(&path).map_err(|e| format!("open {}: {e}", path.display()))?;
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|e| format!("open {}: {e}", path.display()))?;
         let mut command = bare_command(&self.weed, self.dir());
         // A bucket is a collection with volumes of its own, seven at a time unless told: many buckets would use up any number.
         command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
-        command.args(["-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json"]);
-        command.args(["-volume.max=10000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"]);
+        command.args([
+            "-logtostderr=true",
+            "server",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-filer",
+            "-s3",
+            "-s3.config=s3.json",
+        ]);
+        command.args([
+            "-volume.max=10000",
+            "-master.volumeSizeLimitMB=64",
+            "-master.telemetry=false",
+        ]);
         // Says that there will never be a second master; without it the first start may take 8 s and a restart 20, not 2.5.
         command.arg("-master.peers=none");
         // Fixed ports, and sockets in /tmp, of which a second instance would want the same.
-        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]);
-        command.args(PARTS.iter().zip(self.ports).map(|(part, port)| format!("-{part}.port={port}")));
-        command.arg(format!("-dir={}", self.dir().display())).process_group(0);
-        command.stdin(std::process::Stdio::null()).stdout(log.try_clone().map_err(|e| e.to_string())?).stderr(log);
-        let process = command.spawn().map_err(|e| format!("start {}: {e}", self.weed.display()))?;
+        command.args([
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-filer.localSocket=filer.sock",
+            "-s3.localSocket=s3.sock",
+        ]);
+        command.args(
+            PARTS
+                .iter()
+                .zip(self.ports)
+                .map(|(part, port)| format!("-{part}.port={port}")),
+        );
+        command
+            .arg(format!("-dir={}", self.dir().display()))
+            .process_group(0);
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(log.try_clone().map_err(|e| e.to_string())?)
+            .stderr(log);
+        let process = command
+            .spawn()
+            .map_err(|e| format!("start {}: {e}", self.weed.display()))?;
         *self.process.lock().unwrap() = Some(process);
-        self.wait_until_it_stores().map_err(|e| format!("start SeaweedFS: {e}; {}", tail(&path)))
+        self.wait_until_it_stores()
+            .map_err(|e| format!("start SeaweedFS: {e}; {}", tail(&path)))
     }
 
     /// The gateway listens long before there is a volume to write to, so only a stored object counts.
@@ -334,10 +458,23 @@ impl S3 {
             loop {
                 // The bucket is there already after a restart; the object tells whether all is well.
                 client.create_bucket().bucket("ready").send().await.ok();
-                let Err(error) = client.put_object().bucket("ready").key("ready").body(vec![b'x'].into()).send().await else {
+                let Err(error) = client
+                    .put_object()
+                    .bucket("ready")
+                    .key("ready")
+                    .body(vec![b'x'].into())
+                    .send()
+                    .await
+                else {
                     return Ok(());
                 };
-                if let Some(status) = self.process.lock().unwrap().as_mut().and_then(|process| process.try_wait().ok()?) {
+                if let Some(status) = self
+                    .process
+                    .lock()
+                    .unwrap()
+                    .as_mut()
+                    .and_then(|process| process.try_wait().ok()?)
+                {
                     return Err(format!("it ended: {status}"));
                 }
                 if Instant::now() > deadline {
@@ -364,7 +501,11 @@ fn client(endpoint: &str, access_key: &str, secret_key: &str) -> aws_sdk_s3::Cli
         .force_path_style(true)
         .credentials_provider(Credentials::new(access_key, secret_key, None, None, "test"))
         .retry_config(RetryConfig::disabled())
-        .timeout_config(TimeoutConfig::builder().operation_timeout(Duration::from_secs(20)).build());
+        .timeout_config(
+            TimeoutConfig::builder()
+                .operation_timeout(Duration::from_secs(20))
+                .build(),
+        );
     aws_sdk_s3::Client::from_conf(config.build())
 }
 

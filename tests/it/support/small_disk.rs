@@ -19,17 +19,29 @@ pub fn alone_with_its_mounts(test: &str) -> bool {
         command.args(["--mount", "--propagation", "private"]);
         command
     };
-    if let Err(why) = run(alone().args(["mount", "-t", "tmpfs", "tmpfs"]).arg(place.home())) {
+    if let Err(why) = run(alone()
+        .args(["mount", "-t", "tmpfs", "tmpfs"])
+        .arg(place.home()))
+    {
         skip(&format!("no tmpfs can be mounted here: {why}"));
         return false;
     }
     let mut again = alone();
-    again.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
-    again.env("SESSIOND_TEST_ALONE", "1").env("TMPDIR", place.path().join("tmp"));
+    again
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"]);
+    again
+        .env("SESSIOND_TEST_ALONE", "1")
+        .env("TMPDIR", place.path().join("tmp"));
     again.envs(
-        ["SESSIOND_TEST_SEED", "SESSIOND_TEST_REGENERATE", "CI", "RUST_BACKTRACE"]
-            .iter()
-            .filter_map(|name| Some((name, std::env::var_os(name)?))),
+        [
+            "SESSIOND_TEST_SEED",
+            "SESSIOND_TEST_REGENERATE",
+            "CI",
+            "RUST_BACKTRACE",
+        ]
+        .iter()
+        .filter_map(|name| Some((name, std::env::var_os(name)?))),
     );
     let output = again.output().unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -53,8 +65,14 @@ impl SmallDisk {
     }
 
     fn mount(&self, options: &str) {
-        assert!(std::env::var_os("SESSIOND_TEST_ALONE").is_some(), "the machine's mounts are not the test's");
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&self.path)).unwrap();
+        assert!(
+            std::env::var_os("SESSIOND_TEST_ALONE").is_some(),
+            "the machine's mounts are not the test's"
+        );
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(&self.path))
+        .unwrap();
     }
 
     /// Makes it larger or smaller.
@@ -64,14 +82,22 @@ impl SmallDisk {
 
     /// Leaves about so many bytes free (whole pages), by a file that nobody looks at.
     pub fn leave(&self, bytes: u64) {
-        let mut ballast = std::fs::File::options().create(true).append(true).open(self.path.join("ballast")).unwrap();
+        let mut ballast = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path.join("ballast"))
+            .unwrap();
         let length = ballast.metadata().unwrap().len();
         let wanted = (length + self.free()).saturating_sub(bytes);
         if wanted < length {
             return ballast.set_len(wanted).unwrap();
         }
         // It may be that somebody else was faster.
-        std::io::copy(&mut std::io::Read::take(std::io::repeat(b'b'), wanted - length), &mut ballast).ok();
+        std::io::copy(
+            &mut std::io::Read::take(std::io::repeat(b'b'), wanted - length),
+            &mut ballast,
+        )
+        .ok();
     }
 
     /// Bytes that are free.

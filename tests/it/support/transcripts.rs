@@ -18,7 +18,13 @@ impl Transcript {
         let mut dice = Dice::new(seed);
         let words = (0..6000).map(|_| word(&mut dice)).collect();
         let session = uuid(&mut dice);
-        Transcript { dice, session, parent: None, milliseconds: 1_777_636_800_000, words }
+        Transcript {
+            dice,
+            session,
+            parent: None,
+            milliseconds: 1_777_636_800_000,
+            words,
+        }
     }
 
     /// What the agent appends within one flush: whole steps, at least `least` bytes.
@@ -41,11 +47,16 @@ impl Transcript {
             let thinking = self.text(length);
             let length = self.between(270, 660);
             let signature = self.letters(length);
-            blocks.push(format!(r#"{{"type":"thinking","thinking":"{thinking}","signature":"{signature}"}}"#));
+            blocks.push(format!(
+                r#"{{"type":"thinking","thinking":"{thinking}","signature":"{signature}"}}"#
+            ));
         }
         if self.dice.below(2) == 0 {
             let length = self.between(40, 300);
-            blocks.push(format!(r#"{{"type":"text","text":"{}"}}"#, self.text(length)));
+            blocks.push(format!(
+                r#"{{"type":"text","text":"{}"}}"#,
+                self.text(length)
+            ));
         }
         let name = ["Bash", "Read", "Edit", "Grep"][self.dice.below(4) as usize];
         let length = self.between(20, 200);
@@ -53,7 +64,11 @@ impl Transcript {
         blocks.push(format!(
             r#"{{"type":"tool_use","id":"{tool}","name":"{name}","input":{{"command":"{command}","description":"{description}"}}}}"#
         ));
-        let (created, read, output) = (self.dice.below(5000), self.dice.below(90_000), self.dice.below(900));
+        let (created, read, output) = (
+            self.dice.below(5000),
+            self.dice.below(90_000),
+            self.dice.below(900),
+        );
         let usage = format!(
             r#"{{"input_tokens":4,"cache_creation_input_tokens":{created},"cache_read_input_tokens":{read},"cache_creation":{{"ephemeral_5m_input_tokens":{created},"ephemeral_1h_input_tokens":0}},"output_tokens":{output},"service_tier":"standard"}}"#
         );
@@ -81,7 +96,10 @@ impl Transcript {
     fn line(&mut self, kind: &str, rest: &str) -> String {
         let uuid = uuid(&mut self.dice);
         self.milliseconds += 100 + self.dice.below(9000);
-        let parent = self.parent.replace(uuid.clone()).map_or("null".to_owned(), |parent| format!("\"{parent}\""));
+        let parent = self
+            .parent
+            .replace(uuid.clone())
+            .map_or("null".to_owned(), |parent| format!("\"{parent}\""));
         let time = jiff::Timestamp::from_millisecond(self.milliseconds as i64).unwrap();
         let session = &self.session;
         format!(
@@ -94,7 +112,8 @@ impl Transcript {
         let mut text = String::new();
         while text.len() < length {
             // Evenly in the logarithm of the rank: Zipf's law.
-            let rank = (self.words.len() as f64).powf(self.dice.below(1 << 20) as f64 / f64::from(1 << 20));
+            let rank = (self.words.len() as f64)
+                .powf(self.dice.below(1 << 20) as f64 / f64::from(1 << 20));
             text.push_str(&self.words[rank as usize - 1]);
             text.push(' ');
         }
@@ -104,7 +123,9 @@ impl Transcript {
 
     fn letters(&mut self, count: usize) -> String {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-";
-        (0..count).map(|_| LETTERS[self.dice.below(64) as usize] as char).collect()
+        (0..count)
+            .map(|_| LETTERS[self.dice.below(64) as usize] as char)
+            .collect()
     }
 
     fn between(&mut self, least: u64, most: u64) -> usize {
@@ -128,6 +149,10 @@ fn word(dice: &mut Dice) -> String {
 }
 
 fn uuid(dice: &mut Dice) -> String {
-    let mut hex = |digits: usize| (0..digits).map(|_| format!("{:x}", dice.below(16))).collect::<String>();
+    let mut hex = |digits: usize| {
+        (0..digits)
+            .map(|_| format!("{:x}", dice.below(16)))
+            .collect::<String>()
+    };
     format!("{}-{}-4{}-a{}-{}", hex(8), hex(4), hex(3), hex(3), hex(12))
 }

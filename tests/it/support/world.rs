@@ -45,14 +45,27 @@ impl World {
     /// The same in memory, where the machine has such a folder: thousands of flushes need no disk.
     pub fn in_memory() -> World {
         let memory = Path::new("/dev/shm");
-        if memory.is_dir() { World::at(memory) } else { World::new() }
+        if memory.is_dir() {
+            World::at(memory)
+        } else {
+            World::new()
+        }
     }
 
     fn at(place: &Path) -> World {
-        let temp = tempfile::Builder::new().prefix("sessiond-it-").tempdir_in(place).unwrap();
+        let temp = tempfile::Builder::new()
+            .prefix("sessiond-it-")
+            .tempdir_in(place)
+            .unwrap();
         std::fs::create_dir(temp.path().join("root")).unwrap();
-        let store = Arc::new(FaultyStore::new(Arc::new(FileStore::open(temp.path().join("bucket")).unwrap())));
-        let index = SqlIndex::open(&format!("sqlite://{}", temp.path().join("index.db").display())).unwrap();
+        let store = Arc::new(FaultyStore::new(Arc::new(
+            FileStore::open(temp.path().join("bucket")).unwrap(),
+        )));
+        let index = SqlIndex::open(&format!(
+            "sqlite://{}",
+            temp.path().join("index.db").display()
+        ))
+        .unwrap();
         World {
             temp,
             store,
@@ -111,14 +124,25 @@ impl World {
 
     pub fn stream_at(&self, root: PathBuf, context: capture::Context) -> Handle {
         let hints = Arc::new(Hints::default());
-        let watch = DiskWatch::new(root.clone(), context.folder.clone(), self.profile.clone(), hints.clone());
+        let watch = DiskWatch::new(
+            root.clone(),
+            context.folder.clone(),
+            self.profile.clone(),
+            hints.clone(),
+        );
         Streamer::start(context, root, hints, Box::new(watch)).unwrap()
     }
 
     /// Streams without any event of the file system.
     pub fn stream_unwatched(&self) -> Handle {
         let watch: Box<dyn Watch> = Box::new(NoWatch);
-        Streamer::start(self.context(), self.root(), Arc::new(Hints::default()), watch).unwrap()
+        Streamer::start(
+            self.context(),
+            self.root(),
+            Arc::new(Hints::default()),
+            watch,
+        )
+        .unwrap()
     }
 
     /// Streams with the events that the test makes itself.
@@ -146,17 +170,36 @@ impl World {
     }
 
     pub async fn stored_on(&self, name: &str, branch: Option<WriterId>) -> Option<Files> {
-        self.stored_as(name, restore::Options { branch, ..restore::Options::default() }).await
+        self.stored_as(
+            name,
+            restore::Options {
+                branch,
+                ..restore::Options::default()
+            },
+        )
+        .await
     }
 
     /// What a restore of an earlier point brings back.
     pub async fn stored_at(&self, name: &str, seq: Seq) -> Files {
-        self.stored_as(name, restore::Options { at: At::Seq(seq), ..restore::Options::default() }).await.unwrap()
+        self.stored_as(
+            name,
+            restore::Options {
+                at: At::Seq(seq),
+                ..restore::Options::default()
+            },
+        )
+        .await
+        .unwrap()
     }
 
     async fn stored_as(&self, name: &str, options: restore::Options) -> Option<Files> {
         let target = tempfile::tempdir_in(self.temp.path()).unwrap();
-        let context = restore::Context { folder: Arc::new(Disk::new(target.path())), profile: self.profile.clone(), logs: self.logs() };
+        let context = restore::Context {
+            folder: Arc::new(Disk::new(target.path())),
+            profile: self.profile.clone(),
+            logs: self.logs(),
+        };
         match restore::restore(&context, &self.id(name), &options).await {
             Ok(_) => Some(files_below(target.path())),
             Err(error) if error.kind() == sessiond::error::Kind::NotFound => None,
@@ -190,7 +233,11 @@ impl World {
     pub async fn numbers(&self, name: &str) -> usize {
         let entries = self.logs().entries(&self.id(name), 0).await.unwrap();
         let numbers: Vec<u64> = entries.iter().map(|entry| entry.seq).collect();
-        assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>(), "the numbers of {name} have a gap");
+        assert_eq!(
+            numbers,
+            (1..=numbers.len() as u64).collect::<Vec<_>>(),
+            "the numbers of {name} have a gap"
+        );
         numbers.len()
     }
 
@@ -199,7 +246,13 @@ impl World {
         let (logs, id) = (self.logs(), self.id(name));
         let mut bytes = 0;
         for entry in logs.entries(&id, 0).await.unwrap() {
-            bytes += logs.read(&id, entry.seq).await.unwrap().unwrap().header.body_len();
+            bytes += logs
+                .read(&id, entry.seq)
+                .await
+                .unwrap()
+                .unwrap()
+                .header
+                .body_len();
         }
         bytes
     }
@@ -222,7 +275,13 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) {
 pub fn append(path: &Path, bytes: impl AsRef<[u8]>) {
     use std::io::Write;
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(bytes.as_ref()).unwrap();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .unwrap()
+        .write_all(bytes.as_ref())
+        .unwrap();
 }
 
 /// Every regular file below a folder, without our own state.
@@ -230,12 +289,21 @@ pub fn files_below(root: &Path) -> Files {
     let mut files = Files::new();
     let mut open = vec![root.to_owned()];
     while let Some(folder) = open.pop() {
-        for item in std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap()) {
+        for item in std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|item| item.unwrap())
+        {
             let kind = item.file_type().unwrap();
             if kind.is_dir() && item.file_name() != ".sessiond" {
                 open.push(item.path());
             } else if kind.is_file() {
-                let name = item.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                let name = item
+                    .path()
+                    .strip_prefix(root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
                 files.insert(name, std::fs::read(item.path()).unwrap());
             }
         }
@@ -329,8 +397,16 @@ impl FaultyStore {
             self.writes.fetch_add(1, Ordering::SeqCst);
             let _ = self.hold.subscribe().wait_for(|hold| !hold).await;
         }
-        if self.refuse.lock().unwrap().as_ref().is_some_and(|refuse| refuse(key)) {
-            return Err(Error::unavailable(format!("ask for {key}: the test says no")));
+        if self
+            .refuse
+            .lock()
+            .unwrap()
+            .as_ref()
+            .is_some_and(|refuse| refuse(key))
+        {
+            return Err(Error::unavailable(format!(
+                "ask for {key}: the test says no"
+            )));
         }
         Ok(())
     }
@@ -343,7 +419,13 @@ impl Store for FaultyStore {
         self.uploaded.fetch_add(body.len() as u64, Ordering::SeqCst);
         let created = self.inner.create(key, body).await;
         let lost = self.mute.load(Ordering::SeqCst);
-        if lost { Err(Error::unavailable(format!("create {key}: the answer was lost"))) } else { created }
+        if lost {
+            Err(Error::unavailable(format!(
+                "create {key}: the answer was lost"
+            )))
+        } else {
+            created
+        }
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
@@ -387,7 +469,12 @@ pub struct CountingFolder {
 
 impl CountingFolder {
     pub fn new(root: PathBuf) -> Self {
-        CountingFolder { inner: Disk::new(root), read: Arc::default(), closed: Mutex::default(), gate: Mutex::default() }
+        CountingFolder {
+            inner: Disk::new(root),
+            read: Arc::default(),
+            closed: Mutex::default(),
+            gate: Mutex::default(),
+        }
     }
 
     /// Listing hangs until this is dropped.
@@ -433,11 +520,22 @@ impl Folder for CountingFolder {
     }
 
     fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>> {
-        if self.closed.lock().unwrap().as_ref().is_some_and(|text| path.as_str().contains(text)) {
+        if self
+            .closed
+            .lock()
+            .unwrap()
+            .as_ref()
+            .is_some_and(|text| path.as_str().contains(text))
+        {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let file = self.inner.open(path)?;
-        Ok(file.map(|inner| Box::new(CountingFile { inner, read: self.read.clone() }) as Box<dyn OpenFile>))
+        Ok(file.map(|inner| {
+            Box::new(CountingFile {
+                inner,
+                read: self.read.clone(),
+            }) as Box<dyn OpenFile>
+        }))
     }
 
     fn read(&self, path: &RelPath) -> io::Result<Option<Vec<u8>>> {

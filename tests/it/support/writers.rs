@@ -64,7 +64,10 @@ pub fn s3_settings(server: &S3, endpoint: String) -> S3Settings {
         prefix: format!("p{}", NEXT.fetch_add(1, SeqCst)),
         endpoint: Some(endpoint),
         region: Some("us-east-1".to_owned()),
-        credentials: Some(Credentials { access_key: server.access_key.clone(), secret_key: server.secret_key.clone() }),
+        credentials: Some(Credentials {
+            access_key: server.access_key.clone(),
+            secret_key: server.secret_key.clone(),
+        }),
         timeout: Duration::from_secs(10),
         ..S3Settings::new(BUCKET.get_or_init(|| server.fresh_bucket()))
     }
@@ -75,8 +78,17 @@ impl Place {
     pub fn files() -> Place {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(FileStore::open(folder.path().join("store")).unwrap());
-        let index = Arc::new(SqlIndex::open(&format!("sqlite://{}/index.db", folder.path().display())).unwrap());
-        Place { name: "files", fence: "store", store, index, index_is_shared: false, keep: vec![Box::new(folder)] }
+        let index = Arc::new(
+            SqlIndex::open(&format!("sqlite://{}/index.db", folder.path().display())).unwrap(),
+        );
+        Place {
+            name: "files",
+            fence: "store",
+            store,
+            index,
+            index_is_shared: false,
+            keep: vec![Box::new(folder)],
+        }
     }
 
     /// A bucket that honours conditions, and an SQLite file.
@@ -84,7 +96,11 @@ impl Place {
         let server = s3()?;
         let settings = s3_settings(server, server.endpoint.clone());
         let store = Arc::new(S3Store::connect(settings).await.unwrap());
-        Some(Place { name: "bucket", store, ..Place::files() })
+        Some(Place {
+            name: "bucket",
+            store,
+            ..Place::files()
+        })
     }
 
     /// A bucket that ignores conditions, and PostgreSQL.
@@ -94,7 +110,14 @@ impl Place {
         let settings = s3_settings(server, proxy.endpoint());
         let store = Arc::new(S3Store::connect(settings).await.unwrap());
         let index = Arc::new(SqlIndex::open(&database.fresh_database()).unwrap());
-        Some(Place { name: "lax bucket", fence: "database", store, index, index_is_shared: true, keep: vec![Box::new(proxy)] })
+        Some(Place {
+            name: "lax bucket",
+            fence: "database",
+            store,
+            index,
+            index_is_shared: true,
+            keep: vec![Box::new(proxy)],
+        })
     }
 
     /// Every kind there is on this machine.
@@ -108,7 +131,13 @@ impl Place {
     /// The same place with something between the writers and the store.
     pub fn through<S: Store>(self, between: impl FnOnce(Arc<dyn Store>) -> S) -> (Place, Arc<S>) {
         let store = Arc::new(between(self.store.clone()));
-        (Place { store: store.clone(), ..self }, store)
+        (
+            Place {
+                store: store.clone(),
+                ..self
+            },
+            store,
+        )
     }
 
     /// Logs as a new process would see them.
@@ -119,7 +148,11 @@ impl Place {
     pub fn logs_fenced(&self, wanted: Wanted) -> Logs {
         Logs {
             store: self.store.clone(),
-            fence: Arc::new(Fencing::new(wanted, self.index.clone(), self.index_is_shared)),
+            fence: Arc::new(Fencing::new(
+                wanted,
+                self.index.clone(),
+                self.index_is_shared,
+            )),
             namespace: "team".parse().unwrap(),
             agent: ClaudeCode::NAME.parse().unwrap(),
             clock: Arc::new(SystemClock),
@@ -151,8 +184,21 @@ impl Place {
     /// What a restore into an empty folder gives.
     pub async fn files_at(&self, session: &str, at: At, branch: Option<WriterId>) -> Result<Files> {
         let folder = tempfile::tempdir().unwrap();
-        let context = restore::Context { folder: Arc::new(Disk::new(folder.path())), profile: profile(), logs: self.logs() };
-        restore::restore(&context, &self.id(session), &Options { at, branch, ..Options::default() }).await?;
+        let context = restore::Context {
+            folder: Arc::new(Disk::new(folder.path())),
+            profile: profile(),
+            logs: self.logs(),
+        };
+        restore::restore(
+            &context,
+            &self.id(session),
+            &Options {
+                at,
+                branch,
+                ..Options::default()
+            },
+        )
+        .await?;
         Ok(files_in(folder.path()))
     }
 
@@ -161,7 +207,9 @@ impl Place {
     }
 
     pub async fn files_of_branch(&self, session: &str, writer: &WriterId) -> Files {
-        self.files_at(session, At::Latest, Some(writer.clone())).await.unwrap()
+        self.files_at(session, At::Latest, Some(writer.clone()))
+            .await
+            .unwrap()
     }
 
     /// All rows of all logs.
@@ -170,7 +218,9 @@ impl Place {
     }
 
     pub async fn reindex(&self) {
-        let rebuilt = rebuild(&self.logs(), &*self.index, &*profile(), |_, _| {}).await.unwrap();
+        let rebuilt = rebuild(&self.logs(), &*self.index, &*profile(), |_, _| {})
+            .await
+            .unwrap();
         assert_eq!(rebuilt.failed, 0);
     }
 }
@@ -194,7 +244,12 @@ pub async fn rows(logs: &Logs, index: &dyn Index) -> Vec<Rows> {
     for id in known {
         let mut entries = index.entries(&id).await.unwrap();
         entries.sort_by_key(|row| (row.branch.clone(), row.seq));
-        all.push((id.clone(), index.session(&id).await.unwrap(), index.files(&id).await.unwrap(), entries));
+        all.push((
+            id.clone(),
+            index.session(&id).await.unwrap(),
+            index.files(&id).await.unwrap(),
+            entries,
+        ));
     }
     all
 }
@@ -208,7 +263,9 @@ pub fn files_in(root: &Path) -> Files {
     let mut files = Files::new();
     let mut open = vec![root.to_owned()];
     while let Some(folder) = open.pop() {
-        let Ok(names) = std::fs::read_dir(&folder) else { continue };
+        let Ok(names) = std::fs::read_dir(&folder) else {
+            continue;
+        };
         for name in names.flatten() {
             let path = name.path();
             if name.file_name() == ".sessiond" {
@@ -217,7 +274,14 @@ pub fn files_in(root: &Path) -> Files {
             if name.file_type().unwrap().is_dir() {
                 open.push(path);
             } else {
-                files.insert(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(), std::fs::read(&path).unwrap());
+                files.insert(
+                    path.strip_prefix(root)
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .to_owned(),
+                    std::fs::read(&path).unwrap(),
+                );
             }
         }
     }
@@ -226,7 +290,12 @@ pub fn files_in(root: &Path) -> Files {
 
 /// Copies a folder and all in it.
 pub fn copy_folder(from: &Path, to: &Path) {
-    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+    let status = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(from)
+        .arg(to)
+        .status()
+        .unwrap();
     assert!(status.success());
 }
 
@@ -256,7 +325,13 @@ impl Writer {
             flush_interval: Duration::from_millis(10),
             parallel: 4,
         };
-        Writer { root, context, index: place.index.clone(), shipments: BTreeMap::new(), _folder: folder }
+        Writer {
+            root,
+            context,
+            index: place.index.clone(),
+            shipments: BTreeMap::new(),
+            _folder: folder,
+        }
     }
 
     /// Another machine with a copy of this one's volume.
@@ -275,7 +350,11 @@ impl Writer {
         use std::io::Write as _;
         let path = self.root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
+        let mut file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
         file.write_all(text.as_bytes()).unwrap();
     }
 
@@ -298,8 +377,13 @@ impl Writer {
         let mut done = (0, 0);
         for (name, files) in found.logs {
             let id = self.context.logs.id(name.clone());
-            let shipment = self.shipments.entry(name).or_insert_with(|| Shipment::new(id));
-            shipment.hints.extend(files.into_iter().map(|file| file.path));
+            let shipment = self
+                .shipments
+                .entry(name)
+                .or_insert_with(|| Shipment::new(id));
+            shipment
+                .hints
+                .extend(files.into_iter().map(|file| file.path));
             let shipped = shipment.flush(&self.context, false).await?;
             done = (done.0 + shipped.bytes, done.1 + shipped.entries);
         }
@@ -326,17 +410,30 @@ impl Writer {
 
     /// Restores the head and takes the session over.
     pub async fn take_over(&mut self, session: &str) -> Result<Report> {
-        self.restore(session, Options { claim: true, ..Options::default() }).await
+        self.restore(
+            session,
+            Options {
+                claim: true,
+                ..Options::default()
+            },
+        )
+        .await
     }
 
     pub fn ledger(&self, session: &str) -> Option<Ledger> {
         let id = self.context.logs.id(session.parse().unwrap());
-        Ledger::load(&*self.context.folder, &self.context.logs.store.address(), &id)
+        Ledger::load(
+            &*self.context.folder,
+            &self.context.logs.store.address(),
+            &id,
+        )
     }
 
     /// `main`, `branch`, `unclaimed`, or nothing if there is no ledger.
     pub fn ground(&self, session: &str) -> String {
-        self.ledger(session).map(|ledger| format!("{:?}", ledger.pen.ground).to_lowercase()).unwrap_or_default()
+        self.ledger(session)
+            .map(|ledger| format!("{:?}", ledger.pen.ground).to_lowercase())
+            .unwrap_or_default()
     }
 
     /// Tells the index all that there is to tell, as the daemon does.
@@ -353,7 +450,14 @@ impl Writer {
                     continue;
                 }
             };
-            catch_up(&self.context.logs, &*self.index, &*self.context.profile, &log).await.unwrap();
+            catch_up(
+                &self.context.logs,
+                &*self.index,
+                &*self.context.profile,
+                &log,
+            )
+            .await
+            .unwrap();
         }
     }
 }
@@ -365,7 +469,11 @@ pub fn assert_not_interleaved(entries: &[Entry], what: &str) {
         if pair[0].header.writer != pair[1].header.writer {
             gone.insert(pair[0].header.writer.clone());
         }
-        assert!(!gone.contains(&pair[1].header.writer), "{what}: entry {} is by a writer that had lost", pair[1].header.seq);
+        assert!(
+            !gone.contains(&pair[1].header.writer),
+            "{what}: entry {} is by a writer that had lost",
+            pair[1].header.seq
+        );
     }
 }
 
@@ -393,7 +501,13 @@ pub struct Meddled {
 impl Meddled {
     pub fn new(inner: Arc<dyn Store>) -> Meddled {
         let zero = || AtomicUsize::new(0);
-        Meddled { inner, meddle: Mutex::new(None), reads: zero(), writes: zero(), lists: zero() }
+        Meddled {
+            inner,
+            meddle: Mutex::new(None),
+            reads: zero(),
+            writes: zero(),
+            lists: zero(),
+        }
     }
 
     pub fn meddle(&self, meddle: impl Fn(&str) -> Verdict + Send + Sync + 'static) {
@@ -411,10 +525,18 @@ impl Meddled {
         meddle.map_or(Verdict::Pass, |meddle| meddle(key))
     }
 
-    async fn write<T: Send>(&self, key: &str, write: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    async fn write<T: Send>(
+        &self,
+        key: &str,
+        write: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         match self.verdict(key) {
             Verdict::Pass => write.await,
-            Verdict::LoseReply => write.await.and_then(|_| Err(Error::unavailable(format!("write {key}: the answer is lost")))),
+            Verdict::LoseReply => write.await.and_then(|_| {
+                Err(Error::unavailable(format!(
+                    "write {key}: the answer is lost"
+                )))
+            }),
             Verdict::Fail => Err(Error::unavailable(format!("write {key}: refused"))),
         }
     }
