@@ -43,7 +43,7 @@ def pip(*args) -> None:
 
 
 def once(name: str, make) -> Path:
-    """A folder of the tools, made if it is not there yet, whole or not at all."""
+    """A directory of the tools, made if it is not there yet, whole or not at all."""
     ready = TOOLS / name
     if not ready.exists():
         TOOLS.mkdir(parents=True, exist_ok=True)
@@ -104,23 +104,23 @@ def free_port() -> int:
 def seaweedfs(program: Path):
     """An S3 server; its port, once it stores."""
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    with tempfile.TemporaryDirectory(prefix="bench-s3-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-s3-") as directory:
         rights = ["Admin", "Read", "Write", "List", "Tagging"]
         keys = {"accessKey": KEYS["AWS_ACCESS_KEY_ID"], "secretKey": KEYS["AWS_SECRET_ACCESS_KEY"]}
         accounts = {"identities": [{"name": "bench", "credentials": [keys], "actions": rights}]}
-        Path(folder, "s3.json").write_text(json.dumps(accounts))
+        Path(directory, "s3.json").write_text(json.dumps(accounts))
         command = [program, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json"]
         command += ["-volume.max=1000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false", "-master.peers=none"]
-        command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock", f"-dir={folder}"]
+        command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock", f"-dir={directory}"]
         command += [f"-{name}.port={port}" for name, port in ports.items()]
-        environment = {"PATH": os.environ["PATH"], "HOME": folder, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
-        with open(Path(folder, "log"), "w") as log:
-            server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+        environment = {"PATH": os.environ["PATH"], "HOME": directory, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+        with open(Path(directory, "log"), "w") as log:
+            server = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, env=environment)
         try:
             wait_until_it_stores(ports["s3"], server)
             yield ports["s3"]
         except Exception:
-            print(Path(folder, "log").read_text()[-2000:], file=sys.stderr)
+            print(Path(directory, "log").read_text()[-2000:], file=sys.stderr)
             raise
         finally:
             server.kill()
@@ -153,7 +153,7 @@ def from_debian(*packages: str) -> None:
 
 
 def postgres_programs() -> Path:
-    """Debian keeps them out of PATH, one folder for each major version."""
+    """Debian keeps them out of PATH, one directory for each major version."""
     places = Path("/usr/lib/postgresql")
     if not list(places.glob("*/bin/initdb")):
         from_debian("postgresql")
@@ -165,27 +165,27 @@ def postgres(*settings: str):
     """A PostgreSQL of its own; its port and its log."""
     programs, port = postgres_programs(), free_port()
     account = {}
-    with tempfile.TemporaryDirectory(prefix="bench-pg-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-pg-") as directory:
         if os.geteuid() == 0:
             who = pwd.getpwnam("postgres")
-            os.chown(folder, who.pw_uid, who.pw_gid)
+            os.chown(directory, who.pw_uid, who.pw_gid)
             account = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []}
-        environment = {"PATH": os.environ["PATH"], "HOME": folder, "LC_ALL": "C.UTF-8"}
-        data = f"{folder}/data"
-        quiet = {"cwd": folder, "env": environment, "stdout": subprocess.DEVNULL, **account}
+        environment = {"PATH": os.environ["PATH"], "HOME": directory, "LC_ALL": "C.UTF-8"}
+        data = f"{directory}/data"
+        quiet = {"cwd": directory, "env": environment, "stdout": subprocess.DEVNULL, **account}
         initdb = [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"]
         subprocess.run(initdb, check=True, timeout=120, **quiet)
-        options = ["listen_addresses=127.0.0.1", f"port={port}", f"unix_socket_directories={folder}", "fsync=off", *settings]
-        with open(Path(folder, "log"), "w") as log:
+        options = ["listen_addresses=127.0.0.1", f"port={port}", f"unix_socket_directories={directory}", "fsync=off", *settings]
+        with open(Path(directory, "log"), "w") as log:
             quiet |= {"stdout": log, "stderr": log}
             server = subprocess.Popen([programs / "postgres", "-D", data, *(part for option in options for part in ("-c", option))], **quiet)
         try:
             deadline = time.monotonic() + 60
             while psql(port, "SELECT 1", check=False).returncode:
                 if time.monotonic() > deadline or server.poll() is not None:
-                    raise RuntimeError(f"PostgreSQL does not answer: {Path(folder, 'log').read_text()[-2000:]}")
+                    raise RuntimeError(f"PostgreSQL does not answer: {Path(directory, 'log').read_text()[-2000:]}")
                 time.sleep(0.1)
-            yield port, Path(folder, "log")
+            yield port, Path(directory, "log")
         finally:
             # SIGQUIT: immediate; its own children end with it.
             server.send_signal(signal.SIGQUIT)

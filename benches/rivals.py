@@ -33,18 +33,18 @@ def litestream() -> Path:
 
 
 class Rival:
-    """A tool that keeps the folder `kept` in a bucket."""
+    """A tool that keeps the directory `kept` in a bucket."""
 
     # As the table calls it, when it stores and when it brings back.
     name, fetches = "", ""
 
-    def __init__(self, bench, folder: Path, port: int) -> None:
-        self.bench, self.folder, self.port = bench, folder, port
+    def __init__(self, bench, directory: Path, port: int) -> None:
+        self.bench, self.directory, self.port = bench, directory, port
         self.bucket = bench.bucket()
         self.endpoint = f"http://127.0.0.1:{port}"
 
     def run(self, command: list, extra: dict | None = None, timeout: float = 300) -> lab.Process:
-        return lab.Process(command, self.folder / f"home-{self.name.split()[0]}", extra).finish(timeout)
+        return lab.Process(command, self.directory / f"home-{self.name.split()[0]}", extra).finish(timeout)
 
     def prepare(self, kept: Path) -> None:
         """What is done once."""

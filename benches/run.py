@@ -40,7 +40,7 @@ WORSE = 1.5
 
 
 class Bench:
-    """What a row is given: the program, the S3 server, folders and buckets."""
+    """What a row is given: the program, the S3 server, directories and buckets."""
 
     def __init__(self, program: Path, s3_port: int, work: Path, short: bool, rustic: Path | None) -> None:
         self.program, self.s3_port, self.work, self.short, self.rustic = program, s3_port, work, short, rustic
@@ -62,8 +62,8 @@ class Bench:
         return self.proxies[-1]
 
     @contextlib.contextmanager
-    def folder(self, name: str):
-        """An empty folder that is gone afterwards."""
+    def directory(self, name: str):
+        """An empty directory that is gone afterwards."""
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.work))
         try:
             yield path

@@ -1,15 +1,15 @@
-//! sessiond as a library: a program that streams an agent's folder itself, and puts it back elsewhere.
+//! sessiond as a library: a program that streams an agent's directory itself, and puts it back elsewhere.
 //!
 //!     cargo run --example embed
 //!
-//! Everything is in a temporary folder here; a real program says `s3://…` and `postgres://…` in the settings.
+//! Everything is in a temporary directory here; a real program says `s3://…` and `postgres://…` in the settings.
 
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessiond::capture::watch::{DiskWatch, Hints};
+use sessiond::capture::watch::{EventBuffer, InotifyWatcher};
 use sessiond::capture::{self, Feed, Streamer};
 use sessiond::config::Settings;
 use sessiond::restore;
@@ -33,7 +33,7 @@ async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir(&here)?;
     std::fs::create_dir(&there)?;
 
-    // The parts that a daemon has: a store, an index, what is known of the agent, its folder.
+    // The parts that a daemon has: a store, an index, what is known of the agent, its directory.
     let settings = Settings {
         store: Some(format!("file://{}", place.join("bucket").display())),
         index: Some(format!("sqlite://{}", place.join("index.db").display())),
@@ -42,19 +42,19 @@ async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
     };
     let parts = Parts::make(&settings, None).await?;
 
-    // Stream the folder. From here on whatever the agent appends is uploaded within the interval.
+    // Stream the directory. From here on whatever the agent appends is uploaded within the interval.
     let context = capture::Context {
-        folder: parts.folder()?,
+        directory: parts.directory()?,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
         feed: Arc::new(Feed::default()),
         flush_interval: Duration::from_millis(200),
         parallel: 8,
     };
-    let hints = Arc::new(Hints::default());
-    let watch = DiskWatch::new(
+    let hints = Arc::new(EventBuffer::default());
+    let watch = InotifyWatcher::new(
         here.clone(),
-        parts.folder()?,
+        parts.directory()?,
         parts.profile.clone(),
         hints.clone(),
     );
@@ -77,10 +77,10 @@ async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
         return Err(format!("not durable: {left:?}").into());
     }
 
-    // Put it back in another folder, and take the session over: the writer above could write no more.
+    // Put it back in another directory, and take the session over: the writer above could write no more.
     let parts = parts.rooted_at(there.clone());
     let context = restore::Context {
-        folder: parts.folder()?,
+        directory: parts.directory()?,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
     };

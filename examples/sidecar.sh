@@ -1,7 +1,7 @@
 #!/bin/sh
-# Two processes on one folder, as two containers of a pod: sessiond beside an agent that knows nothing of it.
+# Two processes on one directory, as two containers of a pod: sessiond beside an agent that knows nothing of it.
 #   sidecar.sh 3f2a… claude --resume 3f2a…
-# SESSIOND_STORE and SESSIOND_INDEX say where sessions are kept; without them a folder below HOME is used.
+# SESSIOND_STORE and SESSIOND_INDEX say where sessions are kept; without them a directory below HOME is used.
 set -eu
 session=$1
 shift

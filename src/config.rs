@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model::{Label, Tokens, Ttl, Wishes};
+use crate::model::{Label, SessionMetadata, Tokens, Ttl};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
@@ -26,7 +26,7 @@ pub enum LogFormat {
 #[serde(rename_all = "kebab-case", default)]
 #[command(next_help_heading = "Where")]
 pub struct Settings {
-    /// Object store: file:///PATH or s3://BUCKET/PREFIX?endpoint=URL [default: a folder in the XDG data directory]
+    /// Object store: file:///PATH or s3://BUCKET/PREFIX?endpoint=URL [default: a directory in the XDG data directory]
     #[arg(long, global = true, env = "SESSIOND_STORE", value_name = "URL")]
     pub store: Option<String>,
 
@@ -40,7 +40,7 @@ pub struct Settings {
     )]
     pub index: Option<String>,
 
-    /// The agent's folder [default: the agent's own, such as ~/.claude]
+    /// The agent's directory [default: the agent's own, such as ~/.claude]
     #[arg(long, global = true, env = "SESSIOND_ROOT", value_name = "DIR")]
     pub root: Option<PathBuf>,
 
@@ -213,7 +213,7 @@ pub struct Stream {
 
 impl Stream {
     /// What is said of every session that is written to. A variable that is set to nothing says nothing.
-    pub fn wishes(&self) -> Result<Wishes> {
+    pub fn wishes(&self) -> Result<SessionMetadata> {
         let said = |text: &&str| !text.trim().is_empty();
         let labels = self
             .label
@@ -222,7 +222,7 @@ impl Stream {
             .filter(said)
             .map(str::parse)
             .collect::<Result<Vec<Label>>>()?;
-        let wishes = Wishes {
+        let wishes = SessionMetadata {
             ttl: self
                 .ttl
                 .as_deref()
@@ -245,7 +245,7 @@ impl Stream {
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Patterns {
-    /// Which files to keep; `{session}` stands for the session's id, `*` for anything within a name, `**` across folders.
+    /// Which files to keep; `{session}` stands for the session's id, `*` for anything within a name, `**` across directories.
     pub sessions: Vec<String>,
     /// Which of them are appended to line by line.
     pub append: Vec<String>,
@@ -254,7 +254,7 @@ pub struct Patterns {
 }
 
 impl Default for Patterns {
-    /// Each top folder and each file beside them is a session.
+    /// Each top directory and each file beside them is a session.
     fn default() -> Self {
         let list = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect();
         Patterns {
@@ -490,8 +490,8 @@ mod tests {
 
     #[test]
     fn a_file_fills_only_what_is_open_and_refuses_what_it_does_not_know() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("c.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.toml");
         std::fs::write(
             &path,
             "store = \"file:///a\"\nnamespace = \"team\"\nflush-interval = \"2s\"\n[profile]\nsessions = [\"{session}.json\"]\n",

@@ -8,7 +8,7 @@ use std::fmt;
 /// What the caller does about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ErrorKind {
     /// The request itself is wrong; asking again gives the same answer.
     Usage,
     /// What was named does not exist.
@@ -22,35 +22,35 @@ pub enum Kind {
     /// Local files disagree with what would be written.
     Conflict,
     /// It is encrypted, and not to any identity at hand.
-    Sealed,
+    Encrypted,
     /// A fault of ours.
     Internal,
 }
 
-impl Kind {
+impl ErrorKind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 8] = [
-        Kind::Usage,
-        Kind::NotFound,
-        Kind::Fenced,
-        Kind::Unavailable,
-        Kind::Corrupt,
-        Kind::Conflict,
-        Kind::Sealed,
-        Kind::Internal,
+    pub const ALL: [ErrorKind; 8] = [
+        ErrorKind::Usage,
+        ErrorKind::NotFound,
+        ErrorKind::Fenced,
+        ErrorKind::Unavailable,
+        ErrorKind::Corrupt,
+        ErrorKind::Conflict,
+        ErrorKind::Encrypted,
+        ErrorKind::Internal,
     ];
 
     /// As metrics have it.
     pub fn word(self) -> &'static str {
         match self {
-            Kind::Usage => "usage",
-            Kind::NotFound => "not_found",
-            Kind::Fenced => "fenced",
-            Kind::Unavailable => "unavailable",
-            Kind::Corrupt => "corrupt",
-            Kind::Conflict => "conflict",
-            Kind::Sealed => "sealed",
-            Kind::Internal => "internal",
+            ErrorKind::Usage => "usage",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::Fenced => "fenced",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Corrupt => "corrupt",
+            ErrorKind::Conflict => "conflict",
+            ErrorKind::Encrypted => "encrypted",
+            ErrorKind::Internal => "internal",
         }
     }
 }
@@ -58,8 +58,8 @@ impl Kind {
 /// An error with a verb phrase that says what was being done and, where there is one, a hint with a command.
 #[derive(Debug)]
 pub struct Error {
-    kind: Kind,
-    doing: String,
+    kind: ErrorKind,
+    context: String,
     hint: Option<String>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -68,54 +68,54 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of `kind`; `doing` names the object and what happened to it.
-    pub fn new(kind: Kind, doing: impl Into<String>) -> Self {
+    /// An error of `kind`; `context` names the object and what happened to it.
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Error {
             kind,
-            doing: doing.into(),
+            context: context.into(),
             hint: None,
             source: None,
         }
     }
 
     /// The request is wrong.
-    pub fn usage(doing: impl Into<String>) -> Self {
-        Error::new(Kind::Usage, doing)
+    pub fn usage(context: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Usage, context)
     }
 
     /// What was named does not exist.
-    pub fn not_found(doing: impl Into<String>) -> Self {
-        Error::new(Kind::NotFound, doing)
+    pub fn not_found(context: impl Into<String>) -> Self {
+        Error::new(ErrorKind::NotFound, context)
     }
 
     /// Stored bytes are not what they should be.
-    pub fn corrupt(doing: impl Into<String>) -> Self {
-        Error::new(Kind::Corrupt, doing)
+    pub fn corrupt(context: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Corrupt, context)
     }
 
     /// A server or disk did not do its part.
-    pub fn unavailable(doing: impl Into<String>) -> Self {
-        Error::new(Kind::Unavailable, doing)
+    pub fn unavailable(context: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Unavailable, context)
     }
 
     /// Local files disagree with what would be written.
-    pub fn conflict(doing: impl Into<String>) -> Self {
-        Error::new(Kind::Conflict, doing)
+    pub fn conflict(context: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Conflict, context)
     }
 
     /// A failed system call on `path`.
-    pub fn io(doing: impl Into<String>, cause: std::io::Error) -> Self {
+    pub fn io(context: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
             E::StorageFull | E::QuotaExceeded => Some(
                 "free some space on that disk; what streams goes on by itself, any other command is to be run again",
             ),
             E::PermissionDenied => {
-                Some("run sessiond as the user that owns the folder, or mend its permissions")
+                Some("run sessiond as the user that owns the directory, or mend its permissions")
             }
             _ => None,
         };
-        let error = Error::new(Kind::Unavailable, doing).because(cause);
+        let error = Error::new(ErrorKind::Unavailable, context).caused_by(cause);
         match hint {
             Some(hint) => error.hint(hint),
             None => error,
@@ -123,22 +123,22 @@ impl Error {
     }
 
     /// A failed system call on a path that somebody named: one where nothing can be read or written is the wrong one.
-    pub fn named(doing: impl Into<String>, cause: std::io::Error) -> Self {
+    pub fn named(context: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
             E::NotFound => {
-                "see that it is spelt right; a folder to write into must be there already"
+                "see that it is spelt right; a directory to write into must be there already"
             }
-            // Where a folder is to be made, a file is AlreadyExists.
+            // Where a directory is to be made, a file is AlreadyExists.
             E::NotADirectory | E::AlreadyExists => "a part of that path is a file: name another",
-            E::IsADirectory => "name a file, not a folder",
+            E::IsADirectory => "name a file, not a directory",
             E::PermissionDenied => {
                 "name one that sessiond may use, run it as the user that may, or mend the permissions"
             }
             E::ReadOnlyFilesystem => "name one on a disk that can be written",
-            _ => return Error::io(doing, cause),
+            _ => return Error::io(context, cause),
         };
-        Error::usage(doing).because(cause).hint(hint)
+        Error::usage(context).caused_by(cause).hint(hint)
     }
 
     /// Says what a person can try; the innermost hint stays.
@@ -150,26 +150,26 @@ impl Error {
 
     /// Attaches the cause.
     #[must_use]
-    pub fn because(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn caused_by(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(cause.into());
         self
     }
 
     /// Says what was being done when this happened; read from the outside in, the phrases make one line.
     #[must_use]
-    pub fn doing(mut self, phrase: impl fmt::Display) -> Self {
-        self.doing = format!("{phrase}: {}", self.doing);
+    pub fn context(mut self, phrase: impl fmt::Display) -> Self {
+        self.context = format!("{phrase}: {}", self.context);
         self
     }
 
     /// What the caller does about it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
-        self.kind == Kind::Unavailable
+        self.kind == ErrorKind::Unavailable
     }
 
     /// What a person can try.
@@ -180,12 +180,12 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.doing)?;
+        f.write_str(&self.context)?;
         let mut cause: Option<&(dyn std::error::Error + 'static)> = match &self.source {
             Some(source) => Some(source.as_ref()),
             None => None,
         };
-        let mut said = self.doing.clone();
+        let mut said = self.context.clone();
         while let Some(error) = cause {
             let text = error.to_string();
             // Wrappers of foreign libraries like to repeat their cause; once is enough.
@@ -210,20 +210,20 @@ pub fn without_secret(url: &str) -> String {
 }
 
 /// Adds what was being done to the error of a result.
-pub trait Doing<T> {
+pub trait ErrorContext<T> {
     /// Puts `phrase` in front of the error.
-    fn doing(self, phrase: impl fmt::Display) -> Result<T>;
+    fn context(self, phrase: impl fmt::Display) -> Result<T>;
     /// The same for a phrase that costs something to make.
-    fn doing_with<D: fmt::Display>(self, phrase: impl FnOnce() -> D) -> Result<T>;
+    fn with_context<D: fmt::Display>(self, phrase: impl FnOnce() -> D) -> Result<T>;
 }
 
-impl<T> Doing<T> for Result<T> {
-    fn doing(self, phrase: impl fmt::Display) -> Result<T> {
-        self.map_err(|error| error.doing(phrase))
+impl<T> ErrorContext<T> for Result<T> {
+    fn context(self, phrase: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| error.context(phrase))
     }
 
-    fn doing_with<D: fmt::Display>(self, phrase: impl FnOnce() -> D) -> Result<T> {
-        self.map_err(|error| error.doing(phrase()))
+    fn with_context<D: fmt::Display>(self, phrase: impl FnOnce() -> D) -> Result<T> {
+        self.map_err(|error| error.context(phrase()))
     }
 }
 
@@ -236,8 +236,8 @@ mod tests {
         let cause =
             std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
         let error = Error::unavailable("get log/000000000017")
-            .because(cause)
-            .doing("restore session 3f2a");
+            .caused_by(cause)
+            .context("restore session 3f2a");
         assert_eq!(
             error.to_string(),
             "restore session 3f2a: get log/000000000017: connection refused"

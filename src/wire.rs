@@ -11,21 +11,21 @@ use crate::agent::gemini::Gemini;
 use crate::agent::generic::Generic;
 use crate::agent::opencode::OpenCode;
 use crate::config::{self, Settings};
-use crate::error::{Doing, Error, Result, without_secret};
+use crate::error::{Error, ErrorContext, Result, without_secret};
 use crate::index::Catalog;
-use crate::index::sql::{SqlIndex, Terms};
+use crate::index::sql::{IndexOptions, SqlIndex};
 use crate::log::Logs;
-use crate::log::fence::{Fencing, Wanted};
+use crate::log::fence::{Fencing, FencingPolicy};
 use crate::mirror::Mirror;
 use crate::model::{AgentName, Namespace};
 use crate::store::Store;
+use crate::store::encrypted::EncryptedStore;
+use crate::store::encrypted::keyring::Keyring;
 use crate::store::file::FileStore;
-use crate::store::limited::Limited;
-use crate::store::patient::Patient;
+use crate::store::limited::ConcurrencyLimited;
+use crate::store::retrying::RetryingReads;
 use crate::store::s3::{S3Settings, S3Store, Sse};
-use crate::store::sealed::Sealed;
-use crate::store::sealed::keyring::Keyring;
-use crate::sys::{Chance, Disk, SystemChance, SystemClock};
+use crate::sys::{Disk, Rng, SystemClock, SystemRng};
 
 /// Sessions flushed at a time, unless the user says otherwise.
 pub const PARALLEL: usize = 8;
@@ -71,14 +71,14 @@ impl Parts {
                 environment.data()?.join("index.db").display()
             ),
         };
-        let store = Limited::new(
+        let store = ConcurrencyLimited::new(
             store(settings, &environment).await?,
             parallel.unwrap_or(REQUESTS),
         );
-        let chance: Arc<dyn Chance> = Arc::new(SystemChance);
-        let bare: Arc<dyn Store> = Arc::new(Patient::new(Arc::new(store), chance.clone()));
-        let store: Arc<dyn Store> = Arc::new(Sealed::new(bare.clone(), keyring.clone()));
-        let terms = Terms {
+        let rng: Arc<dyn Rng> = Arc::new(SystemRng);
+        let bare: Arc<dyn Store> = Arc::new(RetryingReads::new(Arc::new(store), rng.clone()));
+        let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(bare.clone(), keyring.clone()));
+        let terms = IndexOptions {
             prices: settings.prices.clone(),
             text: settings.index_text,
             sealed: keyring.is_on(),
@@ -87,7 +87,7 @@ impl Parts {
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;
         let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
-        let wanted: Wanted = settings.fencing.as_deref().unwrap_or("auto").parse()?;
+        let wanted: FencingPolicy = settings.fencing.as_deref().unwrap_or("auto").parse()?;
         let shared = index_url.starts_with("postgres");
         let logs = Logs {
             store: store.clone(),
@@ -95,7 +95,7 @@ impl Parts {
             namespace,
             agent: profile.name().clone(),
             clock: Arc::new(SystemClock),
-            chance,
+            rng,
             recent: Arc::default(),
             progress: Arc::default(),
         };
@@ -112,23 +112,23 @@ impl Parts {
         Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))
     }
 
-    /// The agent's folder.
+    /// The agent's directory.
     pub fn root(&self) -> Result<&Path> {
         self.root.as_deref().ok_or_else(|| no_root(&*self.profile))
     }
 
-    /// The agent's folder, to read and write. A root that is itself a link is followed, once.
-    pub fn folder(&self) -> Result<Arc<Disk>> {
+    /// The agent's directory, to read and write. A root that is itself a link is followed, once.
+    pub fn directory(&self) -> Result<Arc<Disk>> {
         Ok(Arc::new(Disk::new(self.root()?)))
     }
 
-    /// The same parts for another folder of the agent's.
+    /// The same parts for another directory of the agent's.
     #[must_use]
     pub fn rooted_at(&self, root: PathBuf) -> Parts {
         let mirror = mirror(&*self.profile, &root).map(Arc::new);
-        let root = mirror.as_ref().map_or(root, |mirror| mirror.folder());
+        let root = mirror.as_ref().map_or(root, |mirror| mirror.directory());
         let keyring = self.keyring.at(Arc::new(Disk::new(&root)));
-        let store: Arc<dyn Store> = Arc::new(Sealed::new(self.bare.clone(), keyring));
+        let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(self.bare.clone(), keyring));
         let logs = Logs {
             store: store.clone(),
             ..self.logs.clone()
@@ -143,16 +143,16 @@ impl Parts {
     }
 }
 
-/// The agent's folder, for who only wants to speak to the daemon that keeps it.
+/// The agent's directory, for who only wants to speak to the daemon that keeps it.
 pub fn root_of(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
     let root = find_root(settings, &*profile, &Environment::of_process())?
         .ok_or_else(|| no_root(&*profile))?;
-    Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.folder()))
+    Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.directory()))
 }
 
-/// The folder of a session store, which is nobody else's: one that is named, or one in the data directory.
-pub fn store_folder(settings: &Settings) -> Result<PathBuf> {
+/// The directory of a session store, which is nobody else's: one that is named, or one in the data directory.
+pub fn store_dir(settings: &Settings) -> Result<PathBuf> {
     let environment = Environment::of_process();
     let profile = profile(settings)?;
     let Some(named) =
@@ -165,15 +165,15 @@ pub fn store_folder(settings: &Settings) -> Result<PathBuf> {
         .is_some_and(|agents| agents == named)
     {
         return Err(Error::usage(format!(
-            "keep a session store in {}: that is the agent's own folder",
+            "keep a session store in {}: that is the agent's own directory",
             named.display()
         ))
-        .hint("sessiond daemon keeps that one; give --root another folder, or none"));
+        .hint("sessiond daemon keeps that one; give --root another directory, or none"));
     }
     Ok(named)
 }
 
-/// What keeps the files in step with the database in the agent's folder, if it has its sessions in one.
+/// What keeps the files in step with the database in the agent's directory, if it has its sessions in one.
 fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
     (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::new(root))
 }
@@ -192,8 +192,11 @@ fn find_root(
 }
 
 fn no_root(profile: &dyn Profile) -> Error {
-    Error::usage(format!("agent {} has no folder of its own", profile.name()))
-        .hint("--root DIR says where its files are")
+    Error::usage(format!(
+        "agent {} has no directory of its own",
+        profile.name()
+    ))
+    .hint("--root DIR says where its files are")
 }
 
 /// What a variable of the environment says; nothing if it is empty.
@@ -270,7 +273,7 @@ async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn
         return Ok(Arc::new(
             S3Store::connect(s3)
                 .await
-                .doing_with(|| "connect to the store")?,
+                .with_context(|| "connect to the store")?,
         ));
     }
     if let Some(path) = url.strip_prefix("file://") {
@@ -282,11 +285,11 @@ async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn
                 "read store {}: the path must be absolute",
                 without_secret(url)
             ))
-            .hint("name a folder, such as file:///var/lib/sessiond"));
+            .hint("name a directory, such as file:///var/lib/sessiond"));
         }
         if path.trim_matches('/').is_empty() {
             return Err(Error::usage("read store file:///: that is the whole disk")
-                .hint("name a folder, such as file:///var/lib/sessiond"));
+                .hint("name a directory, such as file:///var/lib/sessiond"));
         }
         return Ok(Arc::new(FileStore::open(PathBuf::from(path))?));
     }

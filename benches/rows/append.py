@@ -37,10 +37,10 @@ def append(path: Path, piece: bytes) -> None:
         file.write(piece)
 
 
-def ours(bench, folder: Path, port: int, added: list[bytes], start: bytes, proxy: Proxy | None) -> dict:
+def ours(bench, directory: Path, port: int, added: list[bytes], start: bytes, proxy: Proxy | None) -> dict:
     """Streams what is added, each flushed through the socket, with one bare PUT of the same bytes between."""
     bucket = bench.bucket()
-    kept = lab.Sessiond(bench.program, folder, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{port}")
+    kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{port}")
     path = kept.transcript(SESSION)
     path.write_bytes(start)
     bare, took, puts = lab.S3(port), [], []
@@ -81,16 +81,16 @@ def by_kind(proxy: Proxy) -> Counter:
     return counted
 
 
-def adapter(bench, folder: Path, proxy: Proxy, added: list[bytes]) -> dict:
+def adapter(bench, directory: Path, proxy: Proxy, added: list[bytes]) -> dict:
     """The Agent SDK's reference adapter, called once per append in a process that stays."""
     found = lab.agent_sdk()
-    (folder / "appends.json").write_text(json.dumps([piece.decode() for piece in added]))
+    (directory / "appends.json").write_text(json.dumps([piece.decode() for piece in added]))
     bucket = bench.bucket()
     proxy.reset()
     extra = {"PYTHONPATH": f"{found['python']}:{found['adapter']}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, lab.HERE / "adapter.py", f"http://127.0.0.1:{proxy.port}", bucket, folder / "appends.json", folder / "adapter.json"]
-    lab.Process(command, folder / "home-adapter", extra).finish(300)
-    told = json.loads((folder / "adapter.json").read_text())
+    command = [sys.executable, lab.HERE / "adapter.py", f"http://127.0.0.1:{proxy.port}", bucket, directory / "appends.json", directory / "adapter.json"]
+    lab.Process(command, directory / "home-adapter", extra).finish(300)
+    told = json.loads((directory / "adapter.json").read_text())
     return {**told, "up": proxy.bytes_up, "requests": proxy.requests}
 
 
@@ -99,17 +99,17 @@ def measure(bench) -> Measured:
     start = b"".join(Transcript(SESSION).bytes(SIZE))
     floor = sum(len(gzip.compress(piece, 6)) for piece in added)
     proxy = bench.proxy()
-    with bench.folder("append") as folder:
-        timed = ours(bench, folder / "timed", bench.s3_port, added, start, None)
-        counted = ours(bench, folder / "counted", proxy.port, added, start, proxy)
+    with bench.directory("append") as directory:
+        timed = ours(bench, directory / "timed", bench.s3_port, added, start, None)
+        counted = ours(bench, directory / "counted", proxy.port, added, start, proxy)
         others = {}
         some = added[: 5 if bench.short else 40]
         for kind in rivals.all_of(bench):
-            kept = folder / f"kept-{kind.__name__}"
+            kept = directory / f"kept-{kind.__name__}"
             kept.mkdir()
             path = kept / f"{SESSION}.jsonl"
             path.write_bytes(start)
-            rival = kind(bench, folder, proxy.port)
+            rival = kind(bench, directory, proxy.port)
             rival.prepare(kept)
             rival.sync(kept)
             proxy.reset()
@@ -125,7 +125,7 @@ def measure(bench) -> Measured:
                 "count": len(done),
             }
         if not bench.short:
-            others["SDK's S3 adapter"] = {**adapter(bench, folder, proxy, added), "count": len(added)}
+            others["SDK's S3 adapter"] = {**adapter(bench, directory, proxy, added), "count": len(added)}
     count = len(added)
     cpu = timed["cpu"] / count
     best_name, best = min(((name, one["cpu"] / one["count"]) for name, one in others.items()), key=lambda pair: pair[1])

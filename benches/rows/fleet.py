@@ -95,14 +95,14 @@ def watches(count: int):
 def measure(bench) -> Measured:
     count, seconds = (10, 10) if bench.short else (200, 60)
     proxy, names = bench.proxy(), sessions(count)
-    with watches(count), bench.folder("fleet") as folder, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
+    with watches(count), bench.directory("fleet") as directory, lab.postgres(f"max_connections={2 * count + 50}", "shared_buffers=128MB") as (port, _):
         lab.psql(port, "CREATE DATABASE bench")
         bucket, index = bench.bucket(), f"postgres://postgres@127.0.0.1:{port}/bench"
         fleet = {}
         try:
             for number, session in enumerate(names):
                 fleet[session] = kept = lab.Sessiond(
-                    bench.program, folder / str(number), f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}", index
+                    bench.program, directory / str(number), f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}", index
                 )
                 kept.transcript(session)
                 kept.start(timeout=120)

@@ -13,26 +13,26 @@ from rows.many import ten_thousand, thousand
 LOOK = 0.25
 
 
-def litestream(bench, folder: Path, port: int) -> lab.Process:
-    folder.mkdir()
-    with sqlite3.connect(folder / "kept.db") as database:
+def litestream(bench, directory: Path, port: int) -> lab.Process:
+    directory.mkdir()
+    with sqlite3.connect(directory / "kept.db") as database:
         database.executescript("PRAGMA journal_mode = WAL; CREATE TABLE lines (line TEXT);")
         database.executemany("INSERT INTO lines VALUES (?)", [("x" * 500,)] * 2000)
     bucket = bench.bucket()
-    settings = folder / "litestream.yml"
+    settings = directory / "litestream.yml"
     settings.write_text(
-        f"dbs:\n  - path: {folder}/kept.db\n    replica:\n      type: s3\n      bucket: {bucket}\n      path: kept\n"
+        f"dbs:\n  - path: {directory}/kept.db\n    replica:\n      type: s3\n      bucket: {bucket}\n      path: kept\n"
         f"      endpoint: http://127.0.0.1:{port}\n      region: us-east-1\n      force-path-style: true\n"
     )
-    return lab.Process([rivals.litestream(), "replicate", "-config", settings], folder)
+    return lab.Process([rivals.litestream(), "replicate", "-config", settings], directory)
 
 
 def measure(bench) -> Measured:
     seconds = 30 if bench.short else 60
     many, its_proxy = ten_thousand(bench) if bench.short else thousand(bench), bench.proxy()
     ours_proxy = many.proxy
-    with bench.folder("litestream") as folder, many.kept.daemon(timeout=120) as daemon:
-        other = litestream(bench, folder / "l", its_proxy.port)
+    with bench.directory("litestream") as directory, many.kept.daemon(timeout=120) as daemon:
+        other = litestream(bench, directory / "l", its_proxy.port)
         try:
             # What a start leaves to do is not idleness.
             time.sleep(3 if bench.short else 35)

@@ -112,9 +112,9 @@ def commands(count: int) -> dict[str, list[str]]:
     }
 
 
-def store(bench, folder, count: int) -> None:
+def store(bench, directory, count: int) -> None:
     """The sessions whose messages are asked for: a command looks into the bucket whether there is such a session."""
-    kept = lab.Sessiond(bench.program, folder / "writer", f"file://{folder}/store")
+    kept = lab.Sessiond(bench.program, directory / "writer", f"file://{directory}/store")
     for session in (session_id(count // 2000 * 1000 + 7), session_id(count // 3)):
         kept.transcript(session).write_bytes(b"".join(Transcript(session).bytes(4000)))
     with kept.daemon() as daemon:
@@ -143,11 +143,11 @@ def measure(bench) -> Measured:
     ]
     settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
     figures, texts, sent, walking, shown = [], [], {}, [], set()
-    with bench.folder("index") as folder, lab.postgres(*settings) as (port, log):
+    with bench.directory("index") as directory, lab.postgres(*settings) as (port, log):
         lab.psql(port, "CREATE DATABASE bench")
-        kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
+        kept = lab.Sessiond(bench.program, directory, f"file://{directory}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
         kept.call("ls")
-        store(bench, folder, count)
+        store(bench, directory, count)
         began = time.monotonic()
         fill_postgres(port, count)
         filled = time.monotonic() - began
@@ -200,16 +200,16 @@ def measure(bench) -> Measured:
         "Medians of five; time of the database alone (parse, bind, execute), as it tells itself.",
     )
     small = max(1000, count // 10_000 * 1000)
-    with bench.folder("index") as folder:
-        kept = lab.Sessiond(bench.program, folder, f"file://{folder}/store")
+    with bench.directory("index") as directory:
+        kept = lab.Sessiond(bench.program, directory, f"file://{directory}/store")
         kept.call("ls")
-        fill_sqlite(folder / "index.db", small)
-        size = (folder / "index.db").stat().st_size
+        fill_sqlite(directory / "index.db", small)
+        size = (directory / "index.db").stat().st_size
         for name, statements in sent.items():
             if statements and all(one.sql.startswith(("SELECT", "WITH")) for one in statements):
                 for one in statements:
                     one.values = [smaller(value, small) for value in one.values]
-                took, walks = ask_sqlite(folder / "index.db", statements)
+                took, walks = ask_sqlite(directory / "index.db", statements)
                 ours = f"{ms(took)} in {len(statements)} statements" + (f", walks: {'; '.join(walks)}" if walks else ", all by index")
                 figures.append(
                     Figure(

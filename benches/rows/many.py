@@ -35,8 +35,8 @@ def thousand(bench) -> Many:
 def make(bench, count: int) -> Many:
     """Files of a few kilobytes with a time in the past, streamed by a daemon and flushed. The ledgers name the store by its address, so it is
     used behind this proxy ever after, which also counts what is asked."""
-    folder, bucket, proxy = bench.work / f"many-{count}", bench.bucket(), bench.proxy()
-    kept = lab.Sessiond(bench.program, folder, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}")
+    directory, bucket, proxy = bench.work / f"many-{count}", bench.bucket(), bench.proxy()
+    kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}")
     lines, total, old = Transcript("00000000-0000-4000-8000-000000000000", 3).lines(), 0, time.time() - 86_400
     some = [b"".join(next(lines) for _ in range(4)) for _ in range(20)]
     for number in range(count):

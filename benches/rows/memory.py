@@ -12,8 +12,8 @@ MEGABYTES = {True: 12, False: 100}
 
 def idle(bench) -> tuple[int, int]:
     """Resident and proportional, in KiB, ten seconds after the last flush."""
-    with bench.folder("idle") as folder:
-        kept = lab.Sessiond(bench.program, folder, f"s3://{bench.bucket()}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+    with bench.directory("idle") as directory:
+        kept = lab.Sessiond(bench.program, directory, f"s3://{bench.bucket()}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
         kept.transcript(restore.SESSION).write_bytes(b"".join(restore.Transcript(restore.SESSION).bytes(20_000)))
         with kept.daemon() as daemon:
             kept.flush()
@@ -27,8 +27,8 @@ def measure(bench) -> Measured:
     megabytes = MEGABYTES[bench.short]
     rss, pss = idle(bench)
     one = restore.stored(bench, megabytes)
-    with bench.folder("memory") as folder:
-        restoring = max(restore.restore(bench, one, bench.s3_port, folder / "a").high_kib for _ in range(3))
+    with bench.directory("memory") as directory:
+        restoring = max(restore.restore(bench, one, bench.s3_port, directory / "a").high_kib for _ in range(3))
     many = ten_thousand(bench)
     with many.kept.daemon(timeout=120) as daemon:
         time.sleep(2)

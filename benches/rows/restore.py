@@ -44,8 +44,8 @@ def stored(bench, megabytes: int) -> Stored:
 def stream(bench, megabytes: int) -> Stored:
     """Streams a session in steps, as an agent writes it, and waits until the merging is done."""
     bucket, step = bench.bucket(), STEPS[megabytes] * (4 if bench.short else 1)
-    with bench.folder("stream") as folder:
-        kept = lab.Sessiond(bench.program, folder, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+    with bench.directory("stream") as directory:
+        kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
         path, held = kept.transcript(SESSION), []
         with kept.daemon() as daemon, open(path, "ab", buffering=0) as file:
             for line in Transcript(SESSION, megabytes).bytes(megabytes * 1_000_000):
@@ -74,10 +74,10 @@ def settle(daemon: lab.Process) -> None:
         quiet, last = (quiet + 1 if now == last else 0), now
 
 
-def restore(bench, one: Stored, port: int, folder: Path, check: bool = True) -> lab.Process:
+def restore(bench, one: Stored, port: int, directory: Path, check: bool = True) -> lab.Process:
     """In a new container: no index, no ledger, no files."""
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh = lab.Sessiond(bench.program, folder, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}")
+    shutil.rmtree(directory, ignore_errors=True)
+    fresh = lab.Sessiond(bench.program, directory, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}")
     done = fresh.call("restore", SESSION)
     # What it has written, its claim, goes again: every restore finds the same.
     client = lab.S3(bench.s3_port)
@@ -89,11 +89,11 @@ def restore(bench, one: Stored, port: int, folder: Path, check: bool = True) -> 
     return done
 
 
-def limit(bench, one: Stored, port: int, folder: Path) -> lab.Process:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    done = lab.Process(["bash", "-c", LIMIT, "limit", f"http://127.0.0.1:{port}/{one.bucket}/whole.jsonl.gz", folder / "out"], folder).finish()
-    assert (folder / "out.sum").read_text().startswith(one.digest)
+def limit(bench, one: Stored, port: int, directory: Path) -> lab.Process:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    done = lab.Process(["bash", "-c", LIMIT, "limit", f"http://127.0.0.1:{port}/{one.bucket}/whole.jsonl.gz", directory / "out"], directory).finish()
+    assert (directory / "out.sum").read_text().startswith(one.digest)
     return done
 
 
@@ -101,10 +101,10 @@ def measure(bench) -> Measured:
     figures, texts = [], []
     for megabytes in [1, 12] if bench.short else [1, 12, 100]:
         one, times = stored(bench, megabytes), {"sessiond": [], "limit": []}
-        with bench.folder("restore") as folder:
+        with bench.directory("restore") as directory:
             others = []
             for kind in [] if bench.short else rivals.all_of(bench):
-                rival, kept = kind(bench, folder, bench.s3_port), folder / f"kept-{kind.__name__}"
+                rival, kept = kind(bench, directory, bench.s3_port), directory / f"kept-{kind.__name__}"
                 kept.mkdir()
                 (kept / f"{SESSION}.jsonl").write_bytes(gzip.decompress(lab.S3(bench.s3_port).get(one.bucket, "whole.jsonl.gz")))
                 rival.prepare(kept)
@@ -113,10 +113,10 @@ def measure(bench) -> Measured:
                 times[kind.fetches] = []
             runs = 5 if bench.short else 15 if megabytes < 100 else 9
             for run in range(runs):
-                times["sessiond"].append(restore(bench, one, bench.s3_port, folder / "a").took)
-                times["limit"].append(limit(bench, one, bench.s3_port, folder / "b").took)
+                times["sessiond"].append(restore(bench, one, bench.s3_port, directory / "a").took)
+                times["limit"].append(limit(bench, one, bench.s3_port, directory / "b").took)
                 for rival, kept in others if run < 5 else []:
-                    into = folder / "c"
+                    into = directory / "c"
                     times[rival.fetches].append(rival.fetch(into, kept).took)
                     shutil.rmtree(into)
         taken = {name: lab.median(some) for name, some in times.items()}
@@ -158,18 +158,18 @@ def measure_distance(bench) -> Measured:
     figures, texts, proxy = [], [], bench.proxy()
     for megabytes in [12] if bench.short else [1, 12, 100]:
         one = stored(bench, megabytes)
-        with bench.folder("distance") as folder:
+        with bench.directory("distance") as directory:
             times = {0: [], 20: [], 50: []}
             for _ in range(3 if bench.short else 7):
                 for delay in times:
                     proxy.reset()
                     proxy.delay = delay / 1000
-                    times[delay].append(restore(bench, one, proxy.port, folder / "a", check=False).took)
+                    times[delay].append(restore(bench, one, proxy.port, directory / "a", check=False).took)
             proxy.reset()
             proxy.delay = 0.05
-            far = limit(bench, one, proxy.port, folder / "b").took
+            far = limit(bench, one, proxy.port, directory / "b").took
             proxy.reset()
-            restore(bench, one, proxy.port, folder / "a")
+            restore(bench, one, proxy.port, directory / "a")
         # The least of each: what others do on the machine only adds, and it would add to the difference too.
         taken = {delay: min(some) for delay, some in times.items()}
         for delay in (20, 50):

@@ -7,8 +7,8 @@ from figures import Figure, Measured, plain
 
 
 def measure(bench) -> Measured:
-    with bench.folder("size") as folder:
-        bare = folder / "bare"
+    with bench.directory("size") as directory:
+        bare = directory / "bare"
         if shutil.which("strip"):
             subprocess.run(["strip", "-o", bare, bench.program], check=True)
         else:

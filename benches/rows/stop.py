@@ -25,8 +25,8 @@ def inotify() -> float:
     """What the kernel takes to close an inotify descriptor with watches, which every process that has one pays at its end."""
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init()
-    for folder in (b"/", b"/usr", b"/etc"):
-        libc.inotify_add_watch(descriptor, folder, 2)
+    for directory in (b"/", b"/usr", b"/etc"):
+        libc.inotify_add_watch(descriptor, directory, 2)
     began = time.monotonic()
     os.close(descriptor)
     return time.monotonic() - began
@@ -36,10 +36,10 @@ def measure(bench) -> Measured:
     runs = 8 if bench.short else 60
     added = pieces(BACKLOG * runs, seed=7)
     took, puts, ends, floor = [], [], [], []
-    with bench.folder("stop") as folder:
+    with bench.directory("stop") as directory:
         bucket = bench.bucket()
         # An interval that leaves the whole second to the final flush.
-        kept = lab.Sessiond(bench.program, folder, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+        kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
         path, bare = kept.transcript(SESSION), lab.S3(bench.s3_port)
         path.write_bytes(b"".join(Transcript(SESSION).bytes(1 << 20)))
         for run in range(runs):

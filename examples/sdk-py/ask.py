@@ -1,14 +1,14 @@
 """A program on the Claude Agent SDK that goes on with a conversation wherever it is started.
 
-    python ask.py "What is in this folder?"          # a new session; its id is printed first
+    python ask.py "What is in this directory?"          # a new session; its id is printed first
     python ask.py "And what did I just ask?" 3f2a…   # goes on with it, on any machine
 
 It knows nothing of storage. sessiond is either beside it and keeps the files that the client writes:
 
     sessiond run --session 3f2a… -- python ask.py "…" 3f2a…
 
-or, where no folder can be shared, it is the SDK's session store: SESSIOND_ADDRESS is what `sessiond serve-store` prints,
-and PYTHONPATH has the folder session-store-py.
+or, where no directory can be shared, it is the SDK's session store: SESSIOND_ADDRESS is what `sessiond serve-store` prints,
+and PYTHONPATH has the directory session-store-py.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ use std::path::Path;
 fn main() -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for seed in sessiond_fuzz::seeds::all() {
-        let folder = corpus.join(seed.target);
-        std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join(seed.name), seed.bytes)?;
+        let directory = corpus.join(seed.target);
+        std::fs::create_dir_all(&directory)?;
+        std::fs::write(directory.join(seed.name), seed.bytes)?;
     }
     Ok(())
 }

@@ -13,12 +13,14 @@ use flate2::write::GzEncoder;
 use super::agent::claude_code::ClaudeCode;
 use super::agent::generic::Generic;
 use super::agent::transcript::Reader;
-use super::agent::{Place, Profile};
+use super::agent::{FileClass, Profile};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
 use super::config::Patterns;
-use super::error::{Error, Kind};
-use super::model::{Digest, FileKind, Header, LogName, Part, RelPath, Told, keys};
+use super::error::{Error, ErrorKind};
+use super::model::{
+    Digest, EntryHeader, FileKind, LogName, ParsedTranscripts, Part, RelPath, keys,
+};
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
@@ -153,7 +155,7 @@ pub fn transcript(input: &[u8]) -> bool {
             read(&mut reader, PATH, 0, &input[..cut]),
             read(&mut reader, PATH, cut, &input[cut..]),
         );
-        let unread = |told: &Told| told.unread.values().sum::<u64>();
+        let unread = |told: &ParsedTranscripts| told.unread.values().sum::<u64>();
         assert_eq!(
             unread(&first) + unread(&second),
             unread(&whole),
@@ -177,7 +179,7 @@ pub fn transcript(input: &[u8]) -> bool {
     facts.iter().any(|fact| fact.is_some())
 }
 
-/// A path, as an entry or a folder names it; accepted if a file may have it.
+/// A path, as an entry or a directory names it; accepted if a file may have it.
 pub fn path(input: &[u8]) -> bool {
     let text = String::from_utf8_lossy(input);
     // Listings hand over whatever stands in the bucket.
@@ -207,7 +209,7 @@ pub fn path(input: &[u8]) -> bool {
     );
     let claude_code = ClaudeCode::new(plain("claude-code"));
     for profile in [&claude_code as &dyn Profile, &*GENERIC] {
-        let Place::Keep(name, _) = profile.place(&path) else {
+        let FileClass::Keep(name, _) = profile.place(&path) else {
             continue;
         };
         survives(&name);
@@ -215,17 +217,17 @@ pub fn path(input: &[u8]) -> bool {
             !path.parts().any(|part| part == ".sessiond"),
             "{path}: our own state was kept"
         );
-        // Every folder on the way is entered, or a scan would not find it.
-        let mut folder = path.parent();
-        while let Some(at) = folder {
+        // Every directory on the way is entered, or a scan would not find it.
+        let mut directory = path.parent();
+        while let Some(at) = directory {
             assert!(
                 profile.enter(&at),
                 "{path} is kept, and {at} is not entered"
             );
-            folder = at.parent();
+            directory = at.parent();
         }
-        for folder in profile.folders(&name, &[&path].into()) {
-            assert!(!folder.as_str().is_empty());
+        for directory in profile.directories(&name, &[&path].into()) {
+            assert!(!directory.as_str().is_empty());
         }
         profile.project_log(&path).iter().for_each(survives);
     }
@@ -241,7 +243,7 @@ fn survives(name: &LogName) {
 }
 
 fn refused(error: &Error) -> bool {
-    assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     false
 }
 
@@ -266,7 +268,7 @@ fn archive(input: &[u8]) -> Vec<u8> {
         .unwrap_or(input.len());
     let (text, mut rest) = (&input[..end], input.get(end + 1..).unwrap_or_default());
     let mut members = vec![(HEADER.to_owned(), text)];
-    for part in serde_json::from_slice::<Header>(text)
+    for part in serde_json::from_slice::<EntryHeader>(text)
         .into_iter()
         .flat_map(|header| header.parts)
     {

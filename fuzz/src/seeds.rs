@@ -7,7 +7,7 @@ use super::checks::{gzip, with_checksums};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
 use super::model::entry::FORMAT;
-use super::model::{Digest, EntryKind, FileKind, Header, Move, Part};
+use super::model::{Digest, EntryHeader, EntryKind, FileKind, FileMove, Part};
 
 /// One input.
 pub struct Seed {
@@ -46,7 +46,7 @@ fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("make a seed: {error}"))
 }
 
-fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
+fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> EntryHeader {
     let part = |(path, body): &(&str, &[u8])| Part {
         path: must(path.parse()),
         kind: if path.ends_with(".jsonl") {
@@ -66,7 +66,7 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
         "at": "2026-05-01T12:00:00Z", "prev": Digest::of(b"entry 1"),
     });
     // Through its text, so that a header that gains a field with a default needs no change here.
-    let header: Header = must(serde_json::from_value(text));
+    let header: EntryHeader = must(serde_json::from_value(text));
     let covers = serde_json::json!({
         "from": 1, "digest": Digest::of(b"entry 2"), "began": "2026-05-01T11:00:00Z", "entries": 2, "raw": 10, "stored": 20,
         "writers": { "9c41": 2 },
@@ -79,7 +79,7 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
     } else {
         (header.prev, None)
     };
-    Header {
+    EntryHeader {
         parts: bodies.iter().map(part).collect(),
         covers,
         prev,
@@ -89,7 +89,7 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> Header {
 }
 
 /// A header as its text, to be changed by replacing.
-fn text(header: &Header) -> String {
+fn text(header: &EntryHeader) -> String {
     must(serde_json::to_string(header))
 }
 
@@ -125,7 +125,7 @@ fn entries() -> Named {
     let stored = must(entry::encode(one.clone(), &[LINES])).bytes.to_vec();
     let claim = header(EntryKind::Claim, &[]);
     let mut moved = several.clone();
-    moved.moves = vec![Move {
+    moved.moves = vec![FileMove {
         from: must("projects/-work-old/3f2a.jsonl".parse()),
         to: must(TRANSCRIPT.parse()),
     }];
@@ -506,7 +506,7 @@ fn paths() -> Named {
         ("good-task", text("tasks/3f2a/1.json")),
         ("good-history", text("file-history/3f2a/abc@v1")),
         (
-            "good-passing-folder",
+            "good-passing-directory",
             text("projects/-work-app/3f2a/x.tmp/file"),
         ),
         ("good-our-own", text(".sessiond/ledger/n/a/3f2a.json")),
@@ -521,7 +521,7 @@ fn paths() -> Named {
         ),
         ("good-huge-number", text("snap/99999999999999999999.tar.gz")),
         ("good-utf8-replaced", b"projects/\xff/3f2a.jsonl".to_vec()),
-        ("bad-folder-key", text("v1/team/claude-code/@-work-app/")),
+        ("bad-directory-key", text("v1/team/claude-code/@-work-app/")),
         ("bad-above", text("projects/../../etc/passwd")),
         ("bad-absolute", text("/etc/passwd")),
         ("bad-empty", vec![]),

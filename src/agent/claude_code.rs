@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{DAY, Place, Profile, home_or, is_passing, of_session};
-use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
+use super::{DAY, FileClass, Profile, home_or, is_passing, of_session};
+use crate::model::{
+    AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
+};
 
-/// The longest folder name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
+/// The longest directory name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
 const LONGEST_ENCODED: usize = 200;
 
 /// Sessions that were not written for so many days are deleted, unless the settings say otherwise. Claude Code's own number.
@@ -22,7 +24,7 @@ const SWEEP_DAYS: u64 = 30;
 /// Claude Code's files.
 pub struct ClaudeCode {
     name: AgentName,
-    /// The folder of every project, if the user gave one.
+    /// The directory of every project, if the user gave one.
     project: Option<String>,
 }
 
@@ -38,7 +40,7 @@ impl ClaudeCode {
         }
     }
 
-    /// The same, where the client was told by its environment what the folder of a project is called. It takes that only where
+    /// The same, where the client was told by its environment what the directory of a project is called. It takes that only where
     /// it was also told where its files are.
     #[must_use]
     pub fn told(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
@@ -69,14 +71,14 @@ impl Profile for ClaudeCode {
         home_or(env("CLAUDE_CONFIG_DIR"), home, ".claude")
     }
 
-    fn enter(&self, folder: &RelPath) -> bool {
+    fn enter(&self, directory: &RelPath) -> bool {
         matches!(
-            folder.parts().next(),
+            directory.parts().next(),
             Some("projects" | "tasks" | "file-history")
-        ) && !is_passing(folder.name())
+        ) && !is_passing(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> FileClass {
         let name = path.name();
         // A key, a lock, a half-written file, or a cache that the client makes anew.
         if path.parts().any(is_passing)
@@ -84,7 +86,7 @@ impl Profile for ClaudeCode {
             || name == "resume-head.jsonl"
             || name.starts_with(".credentials")
         {
-            return Place::Ignore;
+            return FileClass::Ignore;
         }
         let kind = if name.ends_with(".jsonl") {
             FileKind::Append
@@ -95,34 +97,34 @@ impl Profile for ClaudeCode {
         match parts.as_slice() {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
                 // Older versions keep a sub-agent's transcript beside the session's.
-                Some(stem) if stem.starts_with("agent-") => Place::Ask("sessionId", kind, None),
+                Some(stem) if stem.starts_with("agent-") => FileClass::Ask("sessionId", kind, None),
                 Some(stem) => of_session(stem, kind),
-                None => Place::Ignore,
+                None => FileClass::Ignore,
             },
-            ["projects", project, "memory", ..] => Place::Keep(
+            ["projects", project, "memory", ..] => FileClass::Keep(
                 LogName::Project(SessionId::escape(project)),
                 FileKind::Whole,
             ),
             ["projects", _, id, _, ..] => of_session(id, kind),
             ["tasks" | "file-history", id, _, ..] => of_session(id, FileKind::Whole),
-            _ => Place::Ignore,
+            _ => FileClass::Ignore,
         }
     }
 
-    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        let mut folders = BTreeSet::new();
+    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        let mut directories = BTreeSet::new();
         for path in known {
             let parts: Vec<&str> = path.parts().collect();
             match (name, parts.as_slice()) {
                 (LogName::Project(_), ["projects", project, "memory", ..]) => {
-                    folders.insert(format!("projects/{project}/memory"));
+                    directories.insert(format!("projects/{project}/memory"));
                 }
                 (LogName::Session(_), ["projects", project, file]) => {
                     if let Some(id) = file
                         .strip_suffix(".jsonl")
                         .filter(|stem| !stem.starts_with("agent-"))
                     {
-                        folders.extend([
+                        directories.extend([
                             format!("projects/{project}/{id}"),
                             format!("tasks/{id}"),
                             format!("file-history/{id}"),
@@ -130,17 +132,17 @@ impl Profile for ClaudeCode {
                     }
                 }
                 (LogName::Session(_), ["projects", project, id, _, ..]) => {
-                    folders.insert(format!("projects/{project}/{id}"));
+                    directories.insert(format!("projects/{project}/{id}"));
                 }
                 (LogName::Session(_), [top @ ("tasks" | "file-history"), id, _, ..]) => {
-                    folders.insert(format!("{top}/{id}"));
+                    directories.insert(format!("{top}/{id}"));
                 }
                 _ => {}
             }
         }
-        folders
+        directories
             .iter()
-            .filter_map(|folder| folder.parse().ok())
+            .filter_map(|directory| directory.parse().ok())
             .collect()
     }
 
@@ -153,12 +155,12 @@ impl Profile for ClaudeCode {
         path.name().ends_with(".jsonl")
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let mut line = lines::read(line)?;
         if self.is_transcript(path) {
             line.facts.project = path.parts().nth(1).map(str::to_owned);
         } else {
-            line.facts = Facts::default();
+            line.facts = SessionFacts::default();
         }
         Some(line)
     }
@@ -198,7 +200,7 @@ impl Profile for ClaudeCode {
     }
 }
 
-/// The folder name that Claude Code makes of a working directory. Lossy: never decode it.
+/// The directory name that Claude Code makes of a working directory. Lossy: never decode it.
 fn encode(cwd: &str) -> String {
     let units: Vec<u16> = cwd.encode_utf16().collect();
     let plain = |unit: &u16| {
@@ -237,13 +239,13 @@ mod tests {
         ClaudeCode::new("claude-code".parse().unwrap())
     }
 
-    fn place(path: &str) -> Place {
+    fn place(path: &str) -> FileClass {
         profile().place(&path.parse().unwrap())
     }
 
     #[test]
     fn each_file_finds_its_log() {
-        let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
+        let of = |name: &str, kind| FileClass::Keep(name.parse().unwrap(), kind);
         use FileKind::{Append, Whole};
         assert_eq!(place("projects/-work-app/3f2a.jsonl"), of("3f2a", Append));
         assert_eq!(
@@ -264,7 +266,7 @@ mod tests {
         );
         assert_eq!(
             place("projects/-work-app/agent-9c.jsonl"),
-            Place::Ask("sessionId", Append, None)
+            FileClass::Ask("sessionId", Append, None)
         );
         assert_eq!(
             place("projects/-work-app/memory/MEMORY.md"),
@@ -295,14 +297,14 @@ mod tests {
             "projects/-w/3f2a/x.tmp/file",
             ".sessiond/ledger/x.json",
         ] {
-            assert_eq!(place(path), Place::Ignore, "{path}");
+            assert_eq!(place(path), FileClass::Ignore, "{path}");
         }
         assert!(!profile().enter(&"plugins".parse().unwrap()));
         assert!(!profile().enter(&".sessiond".parse().unwrap()));
     }
 
     #[test]
-    fn files_lie_in_their_projects_folder() {
+    fn files_lie_in_their_projects_dir() {
         let relocated = |path: &str| {
             profile()
                 .relocated(&path.parse().unwrap(), "-x-y")
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_a_project_is_what_the_client_was_told() {
+    fn the_directory_of_a_project_is_what_the_client_was_told() {
         let project = |config: Option<&str>, said: &str| {
             let env = |name: &str| match name {
                 "CLAUDE_CONFIG_DIR" => config.map(PathBuf::from),

@@ -6,8 +6,8 @@ mod lines;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Place, Profile, UUID, home_or, is_uuid, log_of};
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath};
+use super::{FileClass, Profile, UUID, home_or, is_uuid, log_of};
+use crate::model::{AgentName, FileKind, LogName, RelPath, TranscriptLine};
 
 /// Codex's files.
 pub struct Codex {
@@ -48,18 +48,18 @@ impl Profile for Codex {
         home_or(env("CODEX_HOME"), home, ".codex")
     }
 
-    fn enter(&self, folder: &RelPath) -> bool {
-        folder.parts().next() == Some("sessions") && folder.parts().count() <= 4
+    fn enter(&self, directory: &RelPath) -> bool {
+        directory.parts().next() == Some("sessions") && directory.parts().count() <= 4
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> FileClass {
         // The rollout of a sub-agent says in its first line which session started it.
-        thread(path).map_or(Place::Ignore, |id| {
-            Place::Ask("session_id", FileKind::Append, Some(log_of(id)))
+        thread(path).map_or(FileClass::Ignore, |id| {
+            FileClass::Ask("session_id", FileKind::Append, Some(log_of(id)))
         })
     }
 
-    fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn directories(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         // Rollouts of a day lie together, whoever's they are: events and scans find new ones.
         Vec::new()
     }
@@ -72,7 +72,7 @@ impl Profile for Codex {
         self.is_transcript(path)
     }
 
-    fn line(&self, _path: &RelPath, line: &[u8]) -> Option<Line> {
+    fn line(&self, _path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         lines::read(line)
     }
 
@@ -81,7 +81,7 @@ impl Profile for Codex {
     }
 
     fn follows(&self) -> bool {
-        // It looks for an id in all its folders.
+        // It looks for an id in all its directories.
         true
     }
 }
@@ -92,7 +92,7 @@ mod tests {
 
     const ROLLOUT: &str = "sessions/2026/11/16/rollout-2026-11-16T13-47-53-01a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl";
 
-    fn place(path: &str) -> Place {
+    fn place(path: &str) -> FileClass {
         Codex::new("codex".parse().unwrap()).place(&path.parse().unwrap())
     }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_rollout_is_kept_and_nothing_else_is() {
-        let kept = Place::Ask(
+        let kept = FileClass::Ask(
             "session_id",
             FileKind::Append,
             "01a1e49d-4067-7ff3-b610-00cb4b16c4fc".parse().ok(),
@@ -125,10 +125,10 @@ mod tests {
             "sessions/2026/11/16/notes.md",
             "archived_sessions/rollout-2026-11-16T13-47-53-01a1e49d-4067-7ff3-b610-00cb4b16c4fc.jsonl",
         ] {
-            assert_eq!(place(path), Place::Ignore, "{path}");
+            assert_eq!(place(path), FileClass::Ignore, "{path}");
         }
         let profile = Codex::new("codex".parse().unwrap());
-        let enters = |folder: &str| profile.enter(&folder.parse().unwrap());
+        let enters = |directory: &str| profile.enter(&directory.parse().unwrap());
         assert!(enters("sessions") && enters("sessions/2026/11/16"));
         assert!(!enters("skills") && !enters(".sessiond") && !enters("sessions/2026/11/16/deep"));
     }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{DAY, Place, Profile, home_or, is_passing, is_uuid, of_session};
-use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
+use super::{DAY, FileClass, Profile, home_or, is_passing, is_uuid, of_session};
+use crate::model::{
+    AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
+};
 
 /// Gemini CLI's files.
 pub struct Gemini {
@@ -26,7 +28,7 @@ impl Gemini {
     }
 }
 
-/// What a session has in a folder of its own, `tmp/<project>/<id>/`.
+/// What a session has in a directory of its own, `tmp/<project>/<id>/`.
 const OWN: [&str; 3] = ["plans", "tasks", "tracker"];
 
 impl Profile for Gemini {
@@ -46,8 +48,8 @@ impl Profile for Gemini {
         )
     }
 
-    fn enter(&self, folder: &RelPath) -> bool {
-        let parts: Vec<&str> = folder.parts().collect();
+    fn enter(&self, directory: &RelPath) -> bool {
+        let parts: Vec<&str> = directory.parts().collect();
         let known = match parts.as_slice() {
             ["tmp"] | ["tmp", _] => true,
             ["tmp", _, top, ..] => {
@@ -55,38 +57,40 @@ impl Profile for Gemini {
             }
             _ => false,
         };
-        known && !is_passing(folder.name())
+        known && !is_passing(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> FileClass {
         if path.parts().any(is_passing) {
-            return Place::Ignore;
+            return FileClass::Ignore;
         }
         let parts: Vec<&str> = path.parts().collect();
         match parts.as_slice() {
             // Its name holds the first eight digits of the id; all of it stands in the first line.
             ["tmp", _, "chats", file] if is_chat(file) => {
-                Place::Ask("sessionId", FileKind::Append, None)
+                FileClass::Ask("sessionId", FileKind::Append, None)
             }
             ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => {
                 of_session(id, FileKind::Append)
             }
-            ["tmp", _, "tool-outputs", folder, _, ..] => match folder.strip_prefix("session-") {
-                Some(id) => of_session(id, FileKind::Whole),
-                None => Place::Ignore,
-            },
-            ["tmp", project, "memory", _, ..] => Place::Keep(
+            ["tmp", _, "tool-outputs", directory, _, ..] => {
+                match directory.strip_prefix("session-") {
+                    Some(id) => of_session(id, FileKind::Whole),
+                    None => FileClass::Ignore,
+                }
+            }
+            ["tmp", project, "memory", _, ..] => FileClass::Keep(
                 LogName::Project(SessionId::escape(project)),
                 FileKind::Whole,
             ),
             ["tmp", _, id, own, _, ..] if is_uuid(id) && OWN.contains(own) => {
                 of_session(id, FileKind::Whole)
             }
-            _ => Place::Ignore,
+            _ => FileClass::Ignore,
         }
     }
 
-    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         let projects: BTreeSet<&str> = known
             .iter()
             .filter_map(|path| path.parts().nth(1))
@@ -104,7 +108,7 @@ impl Profile for Gemini {
         projects
             .into_iter()
             .flat_map(below)
-            .filter_map(|folder| folder.parse().ok())
+            .filter_map(|directory| directory.parse().ok())
             .collect()
     }
 
@@ -117,12 +121,12 @@ impl Profile for Gemini {
         path.parts().nth(2) == Some("chats") && path.name().ends_with(".jsonl")
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let mut line = lines::read(line)?;
         if self.is_transcript(path) {
             line.facts.project = path.parts().nth(1).map(str::to_owned);
         } else {
-            line.facts = Facts::default();
+            line.facts = SessionFacts::default();
             if let Some(message) = &mut line.message {
                 message.sub_agent = path.name().strip_suffix(".jsonl").map(str::to_owned);
             }
@@ -207,10 +211,10 @@ mod tests {
     fn each_file_finds_its_session_and_nothing_else_is_kept() {
         use FileKind::{Append, Whole};
         let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
-        let of = |name: &str, kind| Place::Keep(name.parse().unwrap(), kind);
+        let of = |name: &str, kind| FileClass::Keep(name.parse().unwrap(), kind);
         assert_eq!(
             place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"),
-            Place::Ask("sessionId", Append, None)
+            FileClass::Ask("sessionId", Append, None)
         );
         assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
         assert_eq!(
@@ -232,9 +236,9 @@ mod tests {
             "tmp/bin/rg",
             "history/work/.git/config",
         ] {
-            assert_eq!(place(path), Place::Ignore, "{path}");
+            assert_eq!(place(path), FileClass::Ignore, "{path}");
         }
-        let enters = |folder: &str| profile().enter(&folder.parse().unwrap());
+        let enters = |directory: &str| profile().enter(&directory.parse().unwrap());
         assert!(
             enters("tmp/work/chats")
                 && !enters("history")
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_named_as_the_client_does() {
+    fn a_directory_is_named_as_the_client_does() {
         assert_eq!(
             profile().project_of(Path::new("/work/My App.v2-")),
             "my-app-v2"

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use super::{Place, Profile, is_passing};
+use super::{FileClass, Profile, is_passing};
 use crate::config::Patterns;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
 
 /// A profile made of patterns.
 pub struct Generic {
@@ -70,7 +70,8 @@ fn pattern(text: &str) -> Result<Regex> {
         rest = &rest[piece.len()..];
     }
     out.push('$');
-    Regex::new(&out).map_err(|cause| Error::usage(format!("read pattern {text:?}")).because(cause))
+    Regex::new(&out)
+        .map_err(|cause| Error::usage(format!("read pattern {text:?}")).caused_by(cause))
 }
 
 impl Profile for Generic {
@@ -86,14 +87,14 @@ impl Profile for Generic {
         None
     }
 
-    fn enter(&self, folder: &RelPath) -> bool {
-        !is_passing(folder.name())
+    fn enter(&self, directory: &RelPath) -> bool {
+        !is_passing(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> FileClass {
         let text = path.as_str();
         if path.parts().any(is_passing) || self.never.iter().any(|never| never.is_match(text)) {
-            return Place::Ignore;
+            return FileClass::Ignore;
         }
         let kind = if self.append.iter().any(|append| append.is_match(text)) {
             FileKind::Append
@@ -104,14 +105,15 @@ impl Profile for Generic {
             .sessions
             .iter()
             .find_map(|pattern| pattern.captures(text)?.name("session"));
-        found.map_or(Place::Ignore, |id| {
-            Place::Keep(LogName::Session(SessionId::escape(id.as_str())), kind)
+        found.map_or(FileClass::Ignore, |id| {
+            FileClass::Keep(LogName::Session(SessionId::escape(id.as_str())), kind)
         })
     }
 
-    fn folders(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        let folders: BTreeSet<RelPath> = known.iter().filter_map(|path| path.parent()).collect();
-        folders.into_iter().collect()
+    fn directories(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        let directories: BTreeSet<RelPath> =
+            known.iter().filter_map(|path| path.parent()).collect();
+        directories.into_iter().collect()
     }
 
     fn is_transcript(&self, _path: &RelPath) -> bool {
@@ -122,7 +124,7 @@ impl Profile for Generic {
         false
     }
 
-    fn line(&self, _path: &RelPath, _line: &[u8]) -> Option<Line> {
+    fn line(&self, _path: &RelPath, _line: &[u8]) -> Option<TranscriptLine> {
         None
     }
 
@@ -140,13 +142,13 @@ mod tests {
             .unwrap()
             .place(&path.parse().unwrap())
         {
-            Place::Keep(name, kind) => Some((name.to_string(), kind)),
+            FileClass::Keep(name, kind) => Some((name.to_string(), kind)),
             _ => None,
         }
     }
 
     #[test]
-    fn by_default_each_top_folder_and_file_is_a_session() {
+    fn by_default_each_top_directory_and_file_is_a_session() {
         let patterns = Patterns::default();
         assert_eq!(
             keep(&patterns, "a/b/c.jsonl"),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::model::{AgentName, FileKind, Line, LogName, RelPath, SessionId};
+use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
 
 /// A day.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -26,7 +26,7 @@ const UUID: usize = 36;
 
 /// What to do with a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum FileClass {
     /// Not ours.
     Ignore,
     /// It belongs to this log.
@@ -50,17 +50,17 @@ pub trait Profile: Send + Sync + 'static {
         None
     }
 
-    /// The folder it keeps its files in, for a user with this home and environment.
+    /// The directory it keeps its files in, for a user with this home and environment.
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
 
-    /// Whether a folder below the root can hold files to keep.
-    fn enter(&self, folder: &RelPath) -> bool;
+    /// Whether a directory below the root can hold files to keep.
+    fn enter(&self, directory: &RelPath) -> bool;
 
     /// What to do with a file.
-    fn place(&self, path: &RelPath) -> Place;
+    fn place(&self, path: &RelPath) -> FileClass;
 
-    /// The folders below which new files of a log appear, given the files of it that are known.
-    fn folders(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath>;
+    /// The directories below which new files of a log appear, given the files of it that are known.
+    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath>;
 
     /// Whether this is the session's own transcript, of which there is one.
     fn is_transcript(&self, path: &RelPath) -> bool;
@@ -69,7 +69,7 @@ pub trait Profile: Send + Sync + 'static {
     fn is_conversation(&self, path: &RelPath) -> bool;
 
     /// What one line of such a file says; none if it cannot be read.
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line>;
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine>;
 
     /// The agent's name for the project that runs in `cwd`.
     fn project_of(&self, cwd: &Path) -> String;
@@ -79,7 +79,7 @@ pub trait Profile: Send + Sync + 'static {
         None
     }
 
-    /// Whether the agent finds a session when it runs in another folder than before, once its files have the paths that
+    /// Whether the agent finds a session when it runs in another directory than before, once its files have the paths that
     /// `relocated` says.
     fn follows(&self) -> bool {
         false
@@ -116,7 +116,7 @@ pub trait Profile: Send + Sync + 'static {
     }
 }
 
-/// A root: what a variable says, or a folder in the home.
+/// A root: what a variable says, or a directory in the home.
 fn home_or(said: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<PathBuf> {
     said.or_else(|| home.map(|home| home.join(name)))
 }
@@ -139,8 +139,8 @@ fn log_of(id: &str) -> LogName {
 }
 
 /// Kept for a session.
-fn of_session(id: &str, kind: FileKind) -> Place {
-    Place::Keep(log_of(id), kind)
+fn of_session(id: &str, kind: FileKind) -> FileClass {
+    FileClass::Keep(log_of(id), kind)
 }
 
 /// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.

@@ -1,6 +1,6 @@
 //! OpenCode: `$XDG_DATA_HOME/opencode`, where a database holds all sessions.
 //!
-//! What is kept is a folder of sessiond's own beside the database, in which each session is a file of lines, one a row;
+//! What is kept is a directory of sessiond's own beside the database, in which each session is a file of lines, one a row;
 //! `mirror` keeps the two in step. Tables that hold secrets are never read.
 
 mod lines;
@@ -8,8 +8,10 @@ mod lines;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Place, Profile, home_or, of_session};
-use crate::model::{AgentName, Facts, FileKind, Line, LogName, RelPath, SessionId};
+use super::{FileClass, Profile, home_or, of_session};
+use crate::model::{
+    AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
+};
 
 /// OpenCode's sessions.
 pub struct OpenCode {
@@ -50,15 +52,15 @@ impl Profile for OpenCode {
         )
     }
 
-    fn enter(&self, folder: &RelPath) -> bool {
-        folder.as_str() == "sessions"
+    fn enter(&self, directory: &RelPath) -> bool {
+        directory.as_str() == "sessions"
     }
 
-    fn place(&self, path: &RelPath) -> Place {
-        session(path).map_or(Place::Ignore, |id| of_session(id, FileKind::Append))
+    fn place(&self, path: &RelPath) -> FileClass {
+        session(path).map_or(FileClass::Ignore, |id| of_session(id, FileKind::Append))
     }
 
-    fn folders(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn directories(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         // A session is one file.
         Vec::new()
     }
@@ -71,11 +73,11 @@ impl Profile for OpenCode {
         self.is_transcript(path)
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<Line> {
+    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let (of, mut line) = lines::read(line)?;
         // The sessions of sub-agents are in the file of the one that started them.
         if let Some(of) = of.filter(|of| Some(of.as_str()) != session(path)) {
-            line.facts = Facts::default();
+            line.facts = SessionFacts::default();
             line.mark = None;
             if let Some(message) = &mut line.message {
                 message.sub_agent = Some(of);
@@ -111,12 +113,12 @@ mod tests {
             |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
         assert_eq!(
             place("sessions/ses_e1b6.jsonl"),
-            Place::Keep("ses_e1b6".parse().unwrap(), FileKind::Append)
+            FileClass::Keep("ses_e1b6".parse().unwrap(), FileKind::Append)
         );
         let id = OpenCode::new("opencode".parse().unwrap()).fresh_id(u128::MAX);
         assert_eq!(
             (id.len(), place(&format!("sessions/{id}.jsonl"))),
-            (30, Place::Keep(id.parse().unwrap(), FileKind::Append))
+            (30, FileClass::Keep(id.parse().unwrap(), FileKind::Append))
         );
         for path in [
             "opencode.db",
@@ -126,7 +128,7 @@ mod tests {
             "sessions/a/b.jsonl",
             "sessions/.jsonl",
         ] {
-            assert_eq!(place(path), Place::Ignore, "{path}");
+            assert_eq!(place(path), FileClass::Ignore, "{path}");
         }
     }
 }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::de::IgnoredAny;
 
 use super::Profile;
-use crate::model::message::{MOST_COST, Marked, Span, Tokens, Told};
-use crate::model::{Block, FileKind, Line, Move, Part, RelPath, Said};
+use crate::model::message::{MOST_COST, ParsedTranscripts, Span, Tokens, TurnEvent};
+use crate::model::{Block, FileKind, FileMove, LocatedMessage, Part, RelPath, TranscriptLine};
 
 /// A longer line is not read: bounds what an unfinished one costs.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -33,7 +33,7 @@ struct Tail {
 
 impl Reader {
     /// Files have other paths from here on: lines that are not finished go on there.
-    pub fn moved(&mut self, moves: &[Move]) {
+    pub fn moved(&mut self, moves: &[FileMove]) {
         for moved in moves {
             if let Some(tail) = self.tails.remove(&moved.from) {
                 self.tails.insert(moved.to.clone(), tail);
@@ -46,8 +46,8 @@ impl Reader {
         &mut self,
         profile: &dyn Profile,
         parts: impl Iterator<Item = (&'a Part, &'a [u8])>,
-    ) -> Told {
-        let mut told = Told::default();
+    ) -> ParsedTranscripts {
+        let mut told = ParsedTranscripts::default();
         for (part, bytes) in parts {
             if part.kind == FileKind::Append && profile.is_conversation(&part.path) {
                 self.read_part(profile, part, bytes, &mut told);
@@ -56,7 +56,13 @@ impl Reader {
         told
     }
 
-    fn read_part(&mut self, profile: &dyn Profile, part: &Part, bytes: &[u8], told: &mut Told) {
+    fn read_part(
+        &mut self,
+        profile: &dyn Profile,
+        part: &Part,
+        bytes: &[u8],
+        told: &mut ParsedTranscripts,
+    ) {
         let tail = self
             .tails
             .remove(&part.path)
@@ -107,7 +113,13 @@ impl Reader {
 }
 
 /// Reads one line, which ends with a newline. Two values on a line happen: each is read by itself.
-fn read_line(profile: &dyn Profile, path: &RelPath, at: u64, line: &[u8], told: &mut Told) {
+fn read_line(
+    profile: &dyn Profile,
+    path: &RelPath,
+    at: u64,
+    line: &[u8],
+    told: &mut ParsedTranscripts,
+) {
     let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0;
     let skipped = line.iter().take_while(|byte| blank(byte)).count();
     let text = &line[skipped
@@ -147,7 +159,7 @@ fn read_line(profile: &dyn Profile, path: &RelPath, at: u64, line: &[u8], told: 
     }
 }
 
-fn unread(path: &RelPath, told: &mut Told) {
+fn unread(path: &RelPath, told: &mut ParsedTranscripts) {
     *told.unread.entry(path.clone()).or_default() += 1;
 }
 
@@ -155,11 +167,11 @@ fn take(
     profile: &dyn Profile,
     path: &RelPath,
     (start, len, end): (u64, usize, u64),
-    line: Line,
-    told: &mut Told,
+    line: TranscriptLine,
+    told: &mut ParsedTranscripts,
 ) {
     told.facts = std::mem::take(&mut told.facts).then(line.facts);
-    let Line {
+    let TranscriptLine {
         mut message, mark, ..
     } = line;
     if let Some(message) = &mut message {
@@ -167,7 +179,7 @@ fn take(
         message.cost = message.cost.filter(|cost| *cost < MOST_COST);
     }
     if profile.is_transcript(path) {
-        let mut marked = Marked {
+        let mut marked = TurnEvent {
             path: path.clone(),
             end,
             at: None,
@@ -182,7 +194,7 @@ fn take(
                 (message.at, message.uuid.clone(), message.answer.clone());
             for block in &message.blocks {
                 match block {
-                    Block::Call(call) => marked.calls.push(call.clone()),
+                    Block::ToolCall(call) => marked.calls.push(call.clone()),
                     Block::Answer { id, text, .. } => {
                         marked.answers.push((id.clone(), text.clone()))
                     }
@@ -194,7 +206,7 @@ fn take(
             told.marks.push(marked);
         }
     }
-    told.said.extend(message.map(|message| Said {
+    told.said.extend(message.map(|message| LocatedMessage {
         path: path.clone(),
         start,
         len: len as u64,
@@ -206,7 +218,7 @@ fn take(
 mod tests {
     use super::*;
     use crate::agent::claude_code::ClaudeCode;
-    use crate::model::{Digest, Role, Turns};
+    use crate::model::{Digest, Role, TurnTracker};
 
     const PATH: &str = "projects/-w/s1.jsonl";
 
@@ -224,7 +236,7 @@ mod tests {
         }
     }
 
-    fn read(reader: &mut Reader, start: u64, bytes: &[u8]) -> Told {
+    fn read(reader: &mut Reader, start: u64, bytes: &[u8]) -> ParsedTranscripts {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
         reader.read(&profile, [(&part(start, bytes.len()), bytes)].into_iter())
     }
@@ -288,7 +300,7 @@ mod tests {
                 cut as u64,
                 "cut at {cut}"
             );
-            let both: Vec<Said> = first.said.into_iter().chain(second.said).collect();
+            let both: Vec<LocatedMessage> = first.said.into_iter().chain(second.said).collect();
             assert_eq!(both, whole.said, "cut at {cut}");
         }
     }
@@ -327,7 +339,7 @@ mod tests {
     #[test]
     fn a_turn_that_is_complete_is_a_checkpoint_once() {
         let told = read(&mut Reader::default(), 0, TURN.as_bytes());
-        let mut turns = Turns::default();
+        let mut turns = TurnTracker::default();
         let lengths = [(PATH.parse().unwrap(), 9000)].into();
         let made = turns.take(&told.marks, &lengths);
         assert_eq!(made.len(), 1);
@@ -346,7 +358,7 @@ mod tests {
         // The file was written anew.
         assert_eq!(turns.take(&told.marks, &lengths), []);
         // Killed while the tool ran.
-        let mut turns = Turns::default();
+        let mut turns = TurnTracker::default();
         turns.take(&told.marks[..2], &lengths);
         assert_eq!(
             turns

@@ -12,12 +12,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use super::ship::Shipped;
+use super::flush::FlushOutcome;
 use crate::error::Result;
-use crate::index::{Failure, Record};
+use crate::index::{EntryRecord, Failure};
 use crate::log::schedule;
 use crate::model::{LogName, Seq, WriterId};
-use crate::sys::{Counts, During};
+use crate::sys::{Counters, Operation};
 
 /// Records that wait for the index; a second or two of a busy fleet.
 const MOST_RECORDS: usize = 256;
@@ -28,7 +28,7 @@ const MOST_FAILURES: usize = 100;
 #[derive(Debug)]
 pub enum News {
     /// An entry was written.
-    Entry(Box<Record>),
+    Entry(Box<EntryRecord>),
     /// A log has entries that the index may not know.
     Stale(LogName),
     /// Something failed.
@@ -37,7 +37,7 @@ pub enum News {
 
 #[derive(Default)]
 struct Waiting {
-    records: VecDeque<Record>,
+    records: VecDeque<EntryRecord>,
     stale: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
     /// The index is being told something.
@@ -88,12 +88,12 @@ pub struct Feed {
     grown: Mutex<Grown>,
     ripe: Notify,
     to_say: Notify,
-    counts: Arc<Counts>,
+    counts: Arc<Counters>,
 }
 
 impl Feed {
     /// One that counts here what happens.
-    pub fn counting(counts: Arc<Counts>) -> Feed {
+    pub fn counting(counts: Arc<Counters>) -> Feed {
         Feed {
             counts,
             ..Feed::default()
@@ -101,7 +101,7 @@ impl Feed {
     }
 
     /// What has happened so far.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &Counters {
         &self.counts
     }
 
@@ -110,7 +110,7 @@ impl Feed {
     }
 
     /// An entry was written.
-    pub fn entry(&self, record: Record) {
+    pub fn entry(&self, record: EntryRecord) {
         let branched = match &record.branch {
             None => {
                 self.grew(&record.log.name, record.header.seq);
@@ -141,7 +141,7 @@ impl Feed {
     }
 
     /// A flush has ended.
-    pub(super) fn flushed(&self, result: &Result<Shipped>, took: Duration, now: Timestamp) {
+    pub(super) fn flushed(&self, result: &Result<FlushOutcome>, took: Duration, now: Timestamp) {
         match result {
             Ok(shipped) if shipped.entries > 0 => self.counts.note(|tally| {
                 tally.flushes += 1;
@@ -150,7 +150,7 @@ impl Feed {
             }),
             // A look that found nothing is no flush.
             Ok(_) => {}
-            Err(error) => self.counts.failed(During::Flush, error.kind()),
+            Err(error) => self.counts.failed(Operation::Flush, error.kind()),
         }
     }
 

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::slot::{LogStatus, Overview};
-use crate::error::{Error, Kind, Result};
+use super::tracked_log::{LogStatus, StreamSummary};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogName, RelPath, SessionId};
 
 /// What a flush answers.
@@ -28,19 +28,19 @@ pub(super) enum Command {
     Hold(LogName, oneshot::Sender<()>),
     Release(LogName),
     Status(oneshot::Sender<Vec<LogStatus>>),
-    Overview(oneshot::Sender<Overview>),
+    StreamSummary(oneshot::Sender<StreamSummary>),
     Finish(Instant, oneshot::Sender<FinishReport>),
 }
 
 /// Speaks to a running streamer.
 #[derive(Clone)]
-pub struct Handle {
+pub struct StreamerHandle {
     commands: mpsc::Sender<Command>,
 }
 
-impl Handle {
-    pub(super) fn new(commands: mpsc::Sender<Command>) -> Handle {
-        Handle { commands }
+impl StreamerHandle {
+    pub(super) fn new(commands: mpsc::Sender<Command>) -> StreamerHandle {
+        StreamerHandle { commands }
     }
 
     /// Makes all durable that is on disk now (of one session, if named), and answers when it is.
@@ -70,8 +70,8 @@ impl Handle {
     }
 
     /// How all of them stand together. Who is answered knows that the streamer is not stuck.
-    pub async fn overview(&self) -> Result<Overview> {
-        self.ask(Command::Overview).await
+    pub async fn overview(&self) -> Result<StreamSummary> {
+        self.ask(Command::StreamSummary).await
     }
 
     /// The agent is gone: makes everything durable, unfinished lines too, and stops; gives up at `deadline`.
@@ -91,5 +91,5 @@ impl Handle {
 }
 
 fn gone() -> Error {
-    Error::new(Kind::Internal, "ask the streamer: it has stopped")
+    Error::new(ErrorKind::Internal, "ask the streamer: it has stopped")
 }

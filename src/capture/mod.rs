@@ -1,16 +1,16 @@
-//! The way out: the agent's folder → scan, watch, cut → entry → log → ledger.
+//! The way out: the agent's directory → scan, watch, cut → entry → log → ledger.
 //!
 //! Owns what is read, when, and where it is cut. Does not own the format (`codec`), the fence (`log`) or the index,
 //! which is fed through `Feed`.
 
-pub mod adopt;
+pub mod changes;
 pub mod feed;
+pub mod flush;
 pub mod handle;
-pub mod look;
-pub mod ship;
-pub mod slot;
+pub mod recover;
+pub mod scan;
 pub mod streamer;
-pub mod survey;
+pub mod tracked_log;
 pub mod watch;
 
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use std::time::Duration;
 
 use crate::agent::Profile;
 use crate::log::Logs;
-use crate::sys::Folder;
+use crate::sys::Directory;
 
 pub use feed::Feed;
-pub use handle::Handle;
-pub use slot::Overview;
+pub use handle::StreamerHandle;
 pub use streamer::Streamer;
+pub use tracked_log::StreamSummary;
 
 /// Everything the way out needs.
 #[derive(Clone)]
 pub struct Context {
-    /// The agent's folder.
-    pub folder: Arc<dyn Folder>,
+    /// The agent's directory.
+    pub directory: Arc<dyn Directory>,
     /// What we know of the agent.
     pub profile: Arc<dyn Profile>,
     /// Where the entries go.

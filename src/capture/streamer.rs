@@ -13,22 +13,22 @@ use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::Context;
-use super::handle::{Command, FinishReport, FlushReport, Handle};
-use super::ship::{Shipment, Shipped};
-use super::slot::{LogStatus, Overview, Slot};
-use super::survey::{Asked, Survey, fingerprint, survey, survey_again, whose};
-use super::watch::{Hints, Watch};
-use crate::error::{Error, Kind, Result};
+use super::flush::{FlushOutcome, LogFlusher};
+use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
+use super::scan::{Asked, DirectoryScan, fingerprint, survey, survey_again, whose};
+use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
+use super::watch::{EventBuffer, Watcher};
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::Failure;
 use crate::log::ledger::Ledger;
 use crate::model::{LogName, RelPath};
-use crate::sys::{Backoff, Folder};
+use crate::sys::{Backoff, Directory};
 
 /// A full scan happens this often at least; what an event failed to tell waits no longer.
 const RECONCILE: Duration = Duration::from_secs(15);
 /// The same where nothing has changed for a while: an agent that is away is no reason to wake a machine.
 const RECONCILE_IDLE: Duration = Duration::from_secs(60);
-/// A new folder is looked into when it is heard of and once more after this long: its watch comes a little later than its
+/// A new directory is looked into when it is heard of and once more after this long: its watch comes a little later than its
 /// event, and what is made in between has none.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Changes that come within this are one.
@@ -39,7 +39,8 @@ const FINAL_PACE: Duration = Duration::from_millis(250);
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// What a flush that has ended leaves.
-type Landed = std::result::Result<(task::Id, (Box<Shipment>, Result<Shipped>)), task::JoinError>;
+type Landed =
+    std::result::Result<(task::Id, (Box<LogFlusher>, Result<FlushOutcome>)), task::JoinError>;
 
 struct Waiter {
     /// Each log that is waited for, and the flush of it that counts: one that began after the question.
@@ -58,16 +59,16 @@ struct Ending {
 pub struct Streamer {
     context: Context,
     root: PathBuf,
-    hints: Arc<Hints>,
-    watch: Box<dyn Watch>,
+    hints: Arc<EventBuffer>,
+    watch: Box<dyn Watcher>,
     /// Why events cannot be relied on, if so.
     scanning: Option<String>,
     next_scan: Instant,
     /// When the events that have arrived are looked at.
     settle: Option<Instant>,
-    slots: BTreeMap<LogName, Slot>,
+    slots: BTreeMap<LogName, TrackedLog>,
     agenda: BTreeSet<(Instant, LogName)>,
-    jobs: JoinSet<(Box<Shipment>, Result<Shipped>)>,
+    jobs: JoinSet<(Box<LogFlusher>, Result<FlushOutcome>)>,
     flights: HashMap<task::Id, LogName>,
     waiters: Vec<Waiter>,
     /// Logs that somebody else writes to now, and who waits until the flush under way has ended.
@@ -78,14 +79,14 @@ pub struct Streamer {
 }
 
 impl Streamer {
-    /// Scans the folder, then streams in the background until told to finish. When this answers, what is on disk is
+    /// Scans the directory, then streams in the background until told to finish. When this answers, what is on disk is
     /// known and what comes is watched.
     pub fn start(
         context: Context,
         root: PathBuf,
-        hints: Arc<Hints>,
-        mut watch: Box<dyn Watch>,
-    ) -> Result<Handle> {
+        hints: Arc<EventBuffer>,
+        mut watch: Box<dyn Watcher>,
+    ) -> Result<StreamerHandle> {
         let scanning = watch.refresh();
         let mut streamer = Streamer {
             context,
@@ -109,7 +110,7 @@ impl Streamer {
         streamer.first_look()?;
         let (commands, inbox) = mpsc::channel(16);
         tokio::spawn(streamer.run(inbox));
-        Ok(Handle::new(commands))
+        Ok(StreamerHandle::new(commands))
     }
 
     /// What the ledgers say is shipped and has not changed needs no request.
@@ -121,7 +122,7 @@ impl Streamer {
             let id = self.context.logs.id(name.clone());
             let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
             let paths: BTreeSet<RelPath> = files.into_iter().map(|file| file.path).collect();
-            let ledger = Ledger::load(&*self.context.folder, &store, &id);
+            let ledger = Ledger::load(&*self.context.directory, &store, &id);
             let slot = self.slot(&name);
             slot.paths = paths;
             match ledger {
@@ -191,11 +192,11 @@ impl Streamer {
         Instant::now() >= ending.deadline || (self.jobs.is_empty() && self.agenda.is_empty())
     }
 
-    fn slot(&mut self, name: &LogName) -> &mut Slot {
-        let chance = &self.context.logs.chance;
+    fn slot(&mut self, name: &LogName) -> &mut TrackedLog {
+        let rng = &self.context.logs.rng;
         self.slots
             .entry(name.clone())
-            .or_insert_with(|| Slot::new(name, Backoff::new(chance.clone())))
+            .or_insert_with(|| TrackedLog::new(name, Backoff::new(rng.clone())))
     }
 
     /// A log has something to ship: flush it `at` that time, or sooner if that is planned.
@@ -256,7 +257,7 @@ impl Streamer {
             slot.again = false;
             slot.flushes += 1;
             slot.started = Some(now);
-            let mut shipment = slot.shipment.take().unwrap_or_else(|| Shipment::new(id));
+            let mut shipment = slot.shipment.take().unwrap_or_else(|| LogFlusher::new(id));
             shipment.hints.extend(slot.paths.iter().cloned());
             let context = self.context.clone();
             let job = self.jobs.spawn(async move {
@@ -278,11 +279,11 @@ impl Streamer {
             Ok((_, (shipment, result))) => self.done(&name, shipment, result),
             // A fault of ours in one flush must not end the streaming of that session: begin anew from its ledger.
             Err(error) => {
-                let shipment = Box::new(Shipment::new(self.context.logs.id(name.clone())));
+                let shipment = Box::new(LogFlusher::new(self.context.logs.id(name.clone())));
                 self.done(
                     &name,
                     shipment,
-                    Err(Error::new(Kind::Internal, format!("flush {name}")).because(error)),
+                    Err(Error::new(ErrorKind::Internal, format!("flush {name}")).caused_by(error)),
                 );
             }
         }
@@ -295,9 +296,9 @@ impl Streamer {
 
     /// What is known of a log is left to its ledger, which somebody else may write now.
     fn forget(&mut self, name: &LogName) {
-        let backoff = Backoff::new(self.context.logs.chance.clone());
+        let backoff = Backoff::new(self.context.logs.rng.clone());
         if let Some(slot) = self.slots.get_mut(name) {
-            let before = std::mem::replace(slot, Slot::new(name, backoff));
+            let before = std::mem::replace(slot, TrackedLog::new(name, backoff));
             slot.flushes = before.flushes;
             before
                 .due
@@ -305,7 +306,7 @@ impl Streamer {
         }
     }
 
-    fn done(&mut self, name: &LogName, shipment: Box<Shipment>, result: Result<Shipped>) {
+    fn done(&mut self, name: &LogName, shipment: Box<LogFlusher>, result: Result<FlushOutcome>) {
         let began = self.slot(name).started;
         let now = Instant::now();
         self.context.feed.flushed(
@@ -401,10 +402,10 @@ impl Streamer {
             Command::Status(reply) => {
                 let _ = reply.send(self.statuses(|_| true));
             }
-            Command::Overview(reply) => {
-                let _ = reply.send(Overview::of(
+            Command::StreamSummary(reply) => {
+                let _ = reply.send(StreamSummary::of(
                     self.slots.values(),
-                    &*self.context.folder,
+                    &*self.context.directory,
                     self.scanning.is_some(),
                 ));
             }
@@ -423,7 +424,7 @@ impl Streamer {
                             .map(|(name, slot)| (name.clone(), slot.flushes + 1))
                             .collect();
                         // Also those that lost their session: they are durable, and yet not in a later restore.
-                        let told = |(name, slot): &(&LogName, &Slot)| {
+                        let told = |(name, slot): &(&LogName, &TrackedLog)| {
                             wanted(name)
                                 && (left.contains_key(*name)
                                     || session.is_some()
@@ -478,7 +479,7 @@ impl Streamer {
                     reply,
                 });
                 if let Err(error) = self.mark_changed(now, |_| true) {
-                    tracing::error!(%error, "final flush: cannot scan the folder; flushing what is known");
+                    tracing::error!(%error, "final flush: cannot scan the directory; flushing what is known");
                 }
                 // What waits for another try, and unfinished lines, which go out now.
                 let more = self
@@ -498,7 +499,7 @@ impl Streamer {
         Ok(())
     }
 
-    fn apply(&mut self, found: Survey, at: Instant, wanted: impl Fn(&LogName) -> bool) {
+    fn apply(&mut self, found: DirectoryScan, at: Instant, wanted: impl Fn(&LogName) -> bool) {
         for (name, files) in found.logs.into_iter().filter(|(name, _)| wanted(name)) {
             let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
             let slot = self.slot(&name);
@@ -509,9 +510,9 @@ impl Streamer {
         }
     }
 
-    fn survey(&mut self) -> Result<Survey> {
+    fn survey(&mut self) -> Result<DirectoryScan> {
         let found = survey_again(
-            &*self.context.folder,
+            &*self.context.directory,
             &*self.context.profile,
             None,
             &mut self.asked,
@@ -540,17 +541,17 @@ impl Streamer {
             let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else {
                 continue;
             };
-            match context.folder.stat(&relative) {
+            match context.directory.stat(&relative) {
                 Ok(Some(_)) => {
                     if let Ok(Some((name, _))) =
-                        whose(&*context.folder, &*context.profile, &relative)
+                        whose(&*context.directory, &*context.profile, &relative)
                     {
                         self.touch(&name, relative);
                     }
                 }
-                // A folder, made perhaps with files in it before it was watched.
+                // A directory, made perhaps with files in it before it was watched.
                 Ok(None) if context.profile.enter(&relative) => {
-                    self.look_into(&*context.folder, &relative);
+                    self.look_into(&*context.directory, &relative);
                     self.next_scan = self.next_scan.min(Instant::now() + LOOK_AGAIN);
                 }
                 _ => {}
@@ -558,16 +559,16 @@ impl Streamer {
         }
     }
 
-    fn look_into(&mut self, folder: &dyn Folder, path: &RelPath) {
+    fn look_into(&mut self, directory: &dyn Directory, path: &RelPath) {
         if path.parent().is_none() {
             let scanning = self.watch.refresh();
             self.note_scanning(scanning);
         }
         let profile = self.context.profile.clone();
-        if let Ok(found) = survey(folder, &*profile, Some(path)) {
+        if let Ok(found) = survey(directory, &*profile, Some(path)) {
             for (name, files) in found.logs {
                 for file in files {
-                    // Only what is new here: a folder's own time changes with each file in it.
+                    // Only what is new here: a directory's own time changes with each file in it.
                     if !self.slot(&name).paths.contains(&file.path) {
                         self.touch(&name, file.path);
                     }
@@ -601,9 +602,9 @@ impl Streamer {
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "cannot scan the agent's folder"),
+            Err(error) => tracing::warn!(%error, "cannot scan the agent's directory"),
         }
-        let quiet = |slot: &Slot| {
+        let quiet = |slot: &TrackedLog| {
             slot.dirty.is_none()
                 && !slot.flying
                 && slot
@@ -674,7 +675,7 @@ impl Streamer {
         }
     }
 
-    fn statuses(&self, wanted: impl Fn(&Slot) -> bool) -> Vec<LogStatus> {
+    fn statuses(&self, wanted: impl Fn(&TrackedLog) -> bool) -> Vec<LogStatus> {
         self.statuses_of(
             self.slots
                 .iter()
@@ -686,7 +687,7 @@ impl Streamer {
     fn statuses_of<'a>(&'a self, names: impl Iterator<Item = &'a LogName>) -> Vec<LogStatus> {
         names
             .filter_map(|name| self.slots.get(name))
-            .map(|slot| slot.report(&*self.context.folder))
+            .map(|slot| slot.report(&*self.context.directory))
             .collect()
     }
 }

@@ -12,15 +12,15 @@ use tokio::sync::Notify;
 
 use crate::agent::Profile;
 use crate::model::RelPath;
-use crate::sys::{Folder, ItemKind};
+use crate::sys::{Directory, ItemKind};
 
 /// More hints than this at a time are not worth keeping apart: scan instead.
 const MOST_HINTS: usize = 4096;
 
 /// What changed.
 #[derive(Debug, Default)]
-pub struct Changed {
-    /// Files or folders, absolute.
+pub struct ChangeHints {
+    /// Files or directories, absolute.
     pub paths: BTreeSet<PathBuf>,
     /// Something was missed: scan everything.
     pub rescan: bool,
@@ -28,12 +28,12 @@ pub struct Changed {
 
 /// Where events are gathered until somebody asks.
 #[derive(Default)]
-pub struct Hints {
-    waiting: Mutex<Changed>,
+pub struct EventBuffer {
+    waiting: Mutex<ChangeHints>,
     arrived: Notify,
 }
 
-impl Hints {
+impl EventBuffer {
     /// Something changed at `path`.
     pub fn path(&self, path: PathBuf) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,32 +63,32 @@ impl Hints {
     }
 
     /// What changed since the last time.
-    pub fn take(&self) -> Changed {
+    pub fn take(&self) -> ChangeHints {
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// A source of hints.
-pub trait Watch: Send {
+pub trait Watcher: Send {
     /// Sees to it that everything is watched that is there now; answers why events cannot be relied on, if so.
     fn refresh(&mut self) -> Option<String>;
 }
 
 /// No events at all: scanning is all there is.
-pub struct NoWatch;
+pub struct NullWatcher;
 
-impl Watch for NoWatch {
+impl Watcher for NullWatcher {
     fn refresh(&mut self) -> Option<String> {
         Some("events are switched off".to_owned())
     }
 }
 
-/// Watches a folder on a real disk through inotify.
-pub struct DiskWatch {
+/// Watches a directory on a real disk through inotify.
+pub struct InotifyWatcher {
     root: PathBuf,
-    folder: Arc<dyn Folder>,
+    directory: Arc<dyn Directory>,
     profile: Arc<dyn Profile>,
-    hints: Arc<Hints>,
+    hints: Arc<EventBuffer>,
     watching: Option<Watching>,
 }
 
@@ -96,23 +96,23 @@ struct Watching {
     watcher: RecommendedWatcher,
     /// The root that is watched; another one may take its name.
     root: (u64, u64),
-    /// One of the folders was deleted or renamed: its watch went with it, and a new one may get its name and its number.
+    /// One of the directories was deleted or renamed: its watch went with it, and a new one may get its name and its number.
     lost: Arc<AtomicBool>,
-    /// Folders directly below it, each watched with all that is in it.
+    /// Directories directly below it, each watched with all that is in it.
     tops: BTreeSet<(String, u64)>,
 }
 
-impl DiskWatch {
-    /// Watches `root`, which is `folder`.
+impl InotifyWatcher {
+    /// Watches `root`, which is `directory`.
     pub fn new(
         root: PathBuf,
-        folder: Arc<dyn Folder>,
+        directory: Arc<dyn Directory>,
         profile: Arc<dyn Profile>,
-        hints: Arc<Hints>,
+        hints: Arc<EventBuffer>,
     ) -> Self {
-        DiskWatch {
+        InotifyWatcher {
             root,
-            folder,
+            directory,
             profile,
             hints,
             watching: None,
@@ -167,11 +167,15 @@ impl DiskWatch {
         let Some(watching) = &mut self.watching else {
             return Ok(());
         };
-        for item in self.folder.list(None).map_err(|error| error.to_string())? {
+        for item in self
+            .directory
+            .list(None)
+            .map_err(|error| error.to_string())?
+        {
             let Ok(path) = item.name.parse::<RelPath>() else {
                 continue;
             };
-            if item.kind != ItemKind::Folder || !self.profile.enter(&path) {
+            if item.kind != ItemKind::Directory || !self.profile.enter(&path) {
                 continue;
             }
             let below = path.below(&self.root);
@@ -194,13 +198,13 @@ impl DiskWatch {
     }
 }
 
-impl Watch for DiskWatch {
+impl Watcher for InotifyWatcher {
     fn refresh(&mut self) -> Option<String> {
         self.watch().err()
     }
 }
 
-fn note(hints: &Hints, event: notify::Result<notify::Event>) {
+fn note(hints: &EventBuffer, event: notify::Result<notify::Event>) {
     match event {
         Ok(event) if event.need_rescan() => hints.rescan(),
         // Our own reading makes access events.
@@ -221,7 +225,7 @@ fn note(hints: &Hints, event: notify::Result<notify::Event>) {
     }
 }
 
-/// Whether the root or a folder directly below it lost its name.
+/// Whether the root or a directory directly below it lost its name.
 fn is_loss(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
     let top = |path: &Path| {
         let below = path.strip_prefix(root).ok().and_then(Path::to_str);
@@ -238,5 +242,5 @@ fn is_loss(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
 
 fn is_ours(path: &Path) -> bool {
     path.components()
-        .any(|part| part.as_os_str() == crate::sys::STATE_FOLDER)
+        .any(|part| part.as_os_str() == crate::sys::STATE_DIR)
 }

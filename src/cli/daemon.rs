@@ -18,7 +18,7 @@ use crate::sys::{Disk, Owner};
 /// How often a process is looked for that is not our child.
 const LOOK_FOR_PID: Duration = Duration::from_millis(200);
 
-/// Stream the agent's folder until told to stop, then flush
+/// Stream the agent's directory until told to stop, then flush
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond\n\nAs a sidecar that restores first; /readyz answers 200 when the agent may start:\n  sessiond daemon --restore \"$ID\" --http 0.0.0.0:9464\n\nSIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
@@ -92,12 +92,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(if flushed { exit::OK } else { exit::GAVE_UP })
 }
 
-/// As root: leaves our own folder to whoever owns the agent's, so that the next one may run as that user.
+/// As root: leaves our own directory to whoever owns the agent's, so that the next one may run as that user.
 pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
     if let Some(owner) = owner
         && let Err(cause) = disk.give_state(owner)
     {
-        tracing::warn!(%cause, "sessiond's own folder was not handed over");
+        tracing::warn!(%cause, "sessiond's own directory was not handed over");
     }
 }
 
@@ -128,7 +128,7 @@ pub async fn final_flush(
 
 fn give_up() -> u8 {
     tracing::error!(
-        "asked twice to stop: giving up; what is not durable is still in the agent's folder"
+        "asked twice to stop: giving up; what is not durable is still in the agent's directory"
     );
     exit::GAVE_UP
 }

@@ -6,13 +6,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::cli::{exit, print};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Digest;
-use crate::sys::{Chance, SystemChance};
+use crate::sys::{Rng, SystemRng};
 
 /// The sample session's id.
 const SESSION: &str = "0b5e551d-0000-4000-8000-00000000d340";
-/// Its transcript below the home folder.
+/// Its transcript below the home directory.
 const TRANSCRIPT: &str = ".claude/projects/-work-app/0b5e551d-0000-4000-8000-00000000d340.jsonl";
 /// The writer stops by itself if nobody kills it.
 const MOST_LINES: u32 = 2000;
@@ -20,10 +20,10 @@ const MOST_LINES: u32 = 2000;
 /// Show the point: stream a sample session, kill everything, restore it elsewhere, compare
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary folder."
+    after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary directory."
 )]
 pub struct Args {
-    /// Keep the temporary folder and say where it is
+    /// Keep the temporary directory and say where it is
     #[arg(long, env = "SESSIOND_KEEP")]
     pub keep: bool,
 
@@ -37,23 +37,23 @@ pub fn run(args: Args) -> Result<u8> {
     if let Some(path) = &args.write {
         return write(path).map(|()| exit::OK);
     }
-    let folder = std::env::temp_dir().join(format!("sessiond-demo-{:016x}", SystemChance.next()));
+    let directory = std::env::temp_dir().join(format!("sessiond-demo-{:016x}", SystemRng.next()));
     let stage = Stage {
-        folder: folder.clone(),
+        directory: directory.clone(),
         program: std::env::current_exe()
             .map_err(|cause| Error::io("find our own program", cause))?,
     };
     let done = play(&stage);
     if args.keep {
-        print::line(format_args!("\nkept: {}", folder.display()))?;
-    } else if let Err(cause) = std::fs::remove_dir_all(&folder) {
-        tracing::warn!(%cause, "{} was not removed", folder.display());
+        print::line(format_args!("\nkept: {}", directory.display()))?;
+    } else if let Err(cause) = std::fs::remove_dir_all(&directory) {
+        tracing::warn!(%cause, "{} was not removed", directory.display());
     }
     done.map(|()| exit::OK)
 }
 
 struct Stage {
-    folder: PathBuf,
+    directory: PathBuf,
     program: PathBuf,
 }
 
@@ -79,7 +79,7 @@ impl Drop for Running {
 
 impl Stage {
     fn home(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 
     fn command(&self, home: &str, arguments: &[&str]) -> Command {
@@ -90,16 +90,16 @@ impl Stage {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env(
             "SESSIOND_STORE",
-            format!("file://{}", self.folder.join("bucket").display()),
+            format!("file://{}", self.directory.join("bucket").display()),
         );
         command.env(
             "SESSIOND_INDEX",
-            format!("sqlite://{}", self.folder.join("index.db").display()),
+            format!("sqlite://{}", self.directory.join("index.db").display()),
         );
         command
             .env("SESSIOND_HTTP", "off")
             .env("SESSIOND_LOG", "warn")
-            .current_dir(&self.folder)
+            .current_dir(&self.directory)
             .args(arguments)
             .stdin(Stdio::null());
         command
@@ -126,7 +126,7 @@ impl Stage {
             Ok(())
         } else {
             Err(Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 format!("sessiond {} failed", arguments.join(" ")),
             ))
         }
@@ -141,7 +141,7 @@ fn play(stage: &Stage) -> Result<()> {
     let made = ["first-container", "second-container"]
         .iter()
         .try_for_each(|home| std::fs::create_dir_all(stage.home(home)));
-    made.map_err(|cause| Error::io("make the demo's folder", cause))?;
+    made.map_err(|cause| Error::io("make the demo's directory", cause))?;
     print::line(
         "1. A container with an agent that writes its transcript, and sessiond beside it.",
     )?;
@@ -165,7 +165,7 @@ fn play(stage: &Stage) -> Result<()> {
     agent.kill()?;
     daemon.kill()?;
     let dead = read("first-container")?;
-    let gone = stage.folder.join("gone");
+    let gone = stage.directory.join("gone");
     std::fs::rename(stage.home("first-container"), &gone)
         .map_err(|cause| Error::io("remove the first home", cause))?;
 
@@ -194,7 +194,7 @@ fn play(stage: &Stage) -> Result<()> {
     ))?;
     if !prefix || restored.len() < before || restored.last() != Some(&b'\n') {
         return Err(Error::new(
-            Kind::Internal,
+            ErrorKind::Internal,
             "demo: the restored transcript is not what the agent wrote",
         ));
     }
@@ -222,8 +222,8 @@ fn wait_for(path: &Path) -> Result<()> {
 /// The sample agent: whole lines, appended in batches, as Claude Code does it.
 fn write(path: &Path) -> Result<()> {
     let failed = |cause| Error::io(format!("write {}", path.display()), cause);
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(failed)?;
     }
     for number in 0..MOST_LINES {
         let role = if number % 2 == 0 { "user" } else { "assistant" };

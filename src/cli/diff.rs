@@ -7,10 +7,10 @@ use serde::Serialize;
 use crate::cli::{exit, inspect::short, print, select};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::model::{LogId, Message, Point, RelPath};
+use crate::model::{LogId, Message, PointSpec, RelPath};
+use crate::restore::conversation_state::{self, Contents};
 use crate::restore::find;
-use crate::restore::point::{self, Goal};
-use crate::restore::talk::{self, Contents};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::wire::Parts;
 
 /// Show what was said and which files changed between two points of a session
@@ -107,9 +107,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-async fn at(parts: &Parts, id: &LogId, point: &Point) -> Result<Contents> {
-    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
-    talk::contents(&parts.logs, &*parts.profile, id, at, cut.as_ref()).await
+async fn at(parts: &Parts, id: &LogId, point: &PointSpec) -> Result<Contents> {
+    let ResolvedPoint { at, cut } = point::find(&parts.logs, id, point).await?;
+    conversation_state::contents(&parts.logs, &*parts.profile, id, at, cut.as_ref()).await
 }
 
 fn line(message: &Message) -> Line {

@@ -1,7 +1,7 @@
 //! `doctor`: looks at everything once and says what is wrong and what to try.
 
 mod agents;
-mod folder;
+mod directory;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -20,7 +20,7 @@ const LONG_LAG: f64 = 60.0;
 /// Seconds by which clocks may differ: S3 refuses requests at a quarter of an hour.
 const CLOCKS_DIFFER: i64 = 60;
 
-/// Check store, index, folder and daemon, and explain what is wrong
+/// Check store, index, directory and daemon, and explain what is wrong
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  sessiond doctor --store 's3://bucket/agents?endpoint=http://127.0.0.1:8333'\n\nExits with 1 if anything is wrong."
@@ -88,10 +88,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 };
                 match mirror.check().await {
                     Ok(sessions) => findings.add("kept", Grade::Ok, text(sessions), None),
-                    Err(error) => findings.wrong("folder", &error),
+                    Err(error) => findings.wrong("directory", &error),
                 }
             }
-            folder::look(&parts, &mut findings);
+            directory::look(&parts, &mut findings);
             store(&parts, &mut findings).await;
             sealing(&parts, &mut findings);
             clock(&parts, &mut findings).await;
@@ -145,7 +145,7 @@ async fn store(parts: &Parts, findings: &mut Findings) {
     match parts
         .logs
         .fence
-        .choose(&*parts.store, &parts.logs.chance)
+        .choose(&*parts.store, &parts.logs.rng)
         .await
     {
         Ok(fence) if fence.word() == "off" => findings.add(
@@ -181,7 +181,7 @@ fn sealing(parts: &Parts, findings: &mut Findings) {
         (_, 0) => findings.add(
             WHAT,
             Grade::Ok,
-            format!("{to}; no identity is given: only what this folder's own writer wrote can be read here"),
+            format!("{to}; no identity is given: only what this directory's own writer wrote can be read here"),
             None,
         ),
         _ if parts.keyring.opens_its_own() => findings.add(WHAT, Grade::Ok, format!("{to}, and the identity that is given opens it"), None),
@@ -196,14 +196,14 @@ fn sealing(parts: &Parts, findings: &mut Findings) {
 
 /// Order never rests on a clock; what people see does, and S3 refuses a request whose time is far off.
 async fn clock(parts: &Parts, findings: &mut Findings) {
-    let key = keys::probe(&format!("clock-{:016x}", parts.logs.chance.next()));
+    let key = keys::probe(&format!("clock-{:016x}", parts.logs.rng.next()));
     let asked = async {
         parts
             .store
             .put(&key, Bytes::from_static(b"what time is it?\n"))
             .await?;
         let now = parts.logs.clock.now();
-        let listed = list_objects(&*parts.store, &keys::probe_folder(), None).await;
+        let listed = list_objects(&*parts.store, &keys::probe_dir(), None).await;
         parts.store.delete(&key).await?;
         Ok::<_, Error>(
             listed?

@@ -1,7 +1,7 @@
 //! Exit codes: documented in `docs/OPERATIONS.md`, and stable.
 
 use crate::daemon::child::NotStarted;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 
 /// Done, or nothing to do.
 pub const OK: u8 = 0;
@@ -29,16 +29,16 @@ pub const FELL_BACK: u8 = 10;
 pub const SEALED: u8 = 11;
 
 /// The code for an error.
-pub fn of(kind: Kind) -> u8 {
+pub fn of(kind: ErrorKind) -> u8 {
     match kind {
-        Kind::Usage => USAGE,
-        Kind::NotFound => NOT_FOUND,
-        Kind::Fenced => FENCED,
-        Kind::Unavailable => UNAVAILABLE,
-        Kind::Corrupt => CORRUPT,
-        Kind::Conflict => CONFLICT,
-        Kind::Sealed => SEALED,
-        Kind::Internal => FAILED,
+        ErrorKind::Usage => USAGE,
+        ErrorKind::NotFound => NOT_FOUND,
+        ErrorKind::Fenced => FENCED,
+        ErrorKind::Unavailable => UNAVAILABLE,
+        ErrorKind::Corrupt => CORRUPT,
+        ErrorKind::Conflict => CONFLICT,
+        ErrorKind::Encrypted => SEALED,
+        ErrorKind::Internal => FAILED,
     }
 }
 

@@ -5,16 +5,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::agent::Place;
+use crate::agent::FileClass;
 use crate::cli::print::Target;
 use crate::cli::{exit, print, select};
 use crate::codec::archive::Manifest;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::exchange;
-use crate::model::{FileKind, LogId, LogName, Point, RelPath};
+use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath};
 use crate::restore::place::Action;
-use crate::restore::point::{self, Goal};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::restore::{self, Context, Options, find};
 use crate::sys::Disk;
 use crate::wire::Parts;
@@ -83,16 +83,16 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// A folder of our own that goes when it goes out of sight.
+/// A directory of our own that goes when it goes out of sight.
 pub struct Scratch {
-    /// The folder.
+    /// The directory.
     pub disk: Arc<Disk>,
 }
 
 impl Scratch {
-    /// One below the system's folder for such things.
+    /// One below the system's directory for such things.
     pub fn new(parts: &Parts, what: &str) -> Scratch {
-        let name = format!("sessiond-{what}-{:016x}", parts.logs.chance.next());
+        let name = format!("sessiond-{what}-{:016x}", parts.logs.rng.next());
         Scratch {
             disk: Arc::new(Disk::new(std::env::temp_dir().join(name))),
         }
@@ -105,27 +105,27 @@ impl Drop for Scratch {
         if let Err(cause) = std::fs::remove_dir_all(root)
             && cause.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!(%cause, "the scratch folder {} was not removed", root.display());
+            tracing::warn!(%cause, "the scratch directory {} was not removed", root.display());
         }
     }
 }
 
-/// Puts the session's files into the scratch folder, checked; answers which they are.
+/// Puts the session's files into the scratch directory, checked; answers which they are.
 async fn fetch(
     parts: &Parts,
     id: &LogId,
-    point: &Point,
+    point: &PointSpec,
     scratch: &Arc<Disk>,
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let LogName::Session(session) = &id.name else {
         return Err(Error::usage(format!("export {id}: it is no session")));
     };
     let context = Context {
-        folder: scratch.clone(),
+        directory: scratch.clone(),
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
     };
-    let Goal { at, cut } = point::find(&parts.logs, id, point).await?;
+    let ResolvedPoint { at, cut } = point::find(&parts.logs, id, point).await?;
     let report = restore::restore(
         &context,
         id,
@@ -137,8 +137,8 @@ async fn fetch(
     )
     .await?;
     let kind = |path: &RelPath| match parts.profile.place(path) {
-        Place::Keep(_, kind) | Place::Ask(_, kind, _) => kind,
-        Place::Ignore => FileKind::Whole,
+        FileClass::Keep(_, kind) | FileClass::Ask(_, kind, _) => kind,
+        FileClass::Ignore => FileKind::Whole,
     };
     let written = report
         .files

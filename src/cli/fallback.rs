@@ -12,11 +12,11 @@ use serde::Serialize;
 use crate::agent::Profile;
 use crate::cli::print::Target;
 use crate::cli::{installed, print, restore};
-use crate::error::{Doing, Error, Kind, Result};
-use crate::model::{LogId, Point, RelPath, Version};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::model::{LogId, PointSpec, RelPath, Version};
 use crate::restore::history::{History, history};
-use crate::restore::{Options, Report, point};
-use crate::sys::{Disk, Folder, STATE_FOLDER};
+use crate::restore::{Options, RestoreReport, point};
+use crate::sys::{Directory, Disk, STATE_DIR};
 use crate::wire::Parts;
 
 /// What to do instead of a restore.
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_FALLBACK_MESSAGES", value_name = "N", default_value = "40", value_parser = clap::value_parser!(u16).range(1..))]
     pub fallback_messages: u16,
 
-    /// With --fallback: where to write it [default: .sessiond/history-ID.md in the agent's folder]
+    /// With --fallback: where to write it [default: .sessiond/history-ID.md in the agent's directory]
     #[arg(
         long,
         env = "SESSIOND_FALLBACK_FILE",
@@ -56,14 +56,14 @@ pub struct Args {
 /// What became of a session.
 pub enum Outcome {
     /// It is in place, and what belongs to its project.
-    Restored(Vec<Report>),
+    Restored(Vec<RestoreReport>),
     /// Its conversation was written as text.
-    Told(Told),
+    WrittenHistory(WrittenHistory),
 }
 
 /// A conversation that was written as text.
 #[derive(Debug, Clone, Serialize)]
-pub struct Told {
+pub struct WrittenHistory {
     /// The session.
     pub session: String,
     /// In which form: `history`.
@@ -91,22 +91,22 @@ pub struct Told {
 #[serde(untagged)]
 pub enum Row<'a> {
     /// Restored.
-    Restored(&'a Report),
+    Restored(&'a RestoreReport),
     /// Written as text.
-    Told(&'a Told),
+    WrittenHistory(&'a WrittenHistory),
 }
 
 /// What was restored, then what was told.
-pub fn rows<'a>(reports: &'a [Report], told: &'a [Told]) -> Vec<Row<'a>> {
+pub fn rows<'a>(reports: &'a [RestoreReport], told: &'a [WrittenHistory]) -> Vec<Row<'a>> {
     reports
         .iter()
         .map(Row::Restored)
-        .chain(told.iter().map(Row::Told))
+        .chain(told.iter().map(Row::WrittenHistory))
         .collect()
 }
 
 /// Tells where the text is; nothing else, so that a script can take it.
-pub fn say(told: &Told) -> Result<()> {
+pub fn say(told: &WrittenHistory) -> Result<()> {
     print::line(told.file.display())
 }
 
@@ -122,7 +122,7 @@ impl Fallback {
         let newest = match args.max_agent_version.as_deref().map(str::trim) {
             None => None,
             Some("auto") => newest(profile).await?,
-            Some(version) => Some(version.parse().doing("--max-agent-version")?),
+            Some(version) => Some(version.parse().context("--max-agent-version")?),
         };
         Ok(Fallback { args, newest })
     }
@@ -132,7 +132,7 @@ impl Fallback {
         &self,
         parts: &Parts,
         id: &LogId,
-        point: &Point,
+        point: &PointSpec,
         options: &Options,
     ) -> Result<Outcome> {
         let most = usize::from(self.args.fallback_messages);
@@ -158,7 +158,7 @@ impl Fallback {
             Some(error) => (error, "a newer version of the agent wrote it"),
             None => match restore::one(parts, id, point, &goal, options).await {
                 Ok(report) => return restore::all(parts, report, options).map(Outcome::Restored),
-                Err(error) if error.kind() == Kind::Corrupt => {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
                     (error, "what is stored of it is damaged")
                 }
                 Err(error) => return Err(error),
@@ -172,11 +172,11 @@ impl Fallback {
             None => listen().await?,
         };
         if heard.prose.told() == 0 {
-            return Err(error.doing("nothing that was said can be read"));
+            return Err(error.context("nothing that was said can be read"));
         }
         print::error(&error);
         self.tell(parts, id, options, &heard, why, &error)
-            .map(Outcome::Told)
+            .map(Outcome::WrittenHistory)
     }
 
     fn tell(
@@ -187,9 +187,9 @@ impl Fallback {
         heard: &History,
         why: &str,
         error: &Error,
-    ) -> Result<Told> {
-        let disk = parts.folder()?;
-        let state: RelPath = format!("{STATE_FOLDER}/history-{}.md", id.name).parse()?;
+    ) -> Result<WrittenHistory> {
+        let disk = parts.directory()?;
+        let state: RelPath = format!("{STATE_DIR}/history-{}.md", id.name).parse()?;
         let file = match &self.args.fallback_file {
             Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()),
             None => state.below(disk.root()),
@@ -214,7 +214,7 @@ impl Fallback {
             };
             written.map_err(|cause| Error::named(format!("write {}", file.display()), cause))?;
         }
-        Ok(Told {
+        Ok(WrittenHistory {
             session: id.name.to_string(),
             fallback: "history",
             file,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::socket::{self, Answer, Request};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::wire::root_of;
 
 /// A person who waits this long wants to know why.
@@ -70,7 +70,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Answer::Failed { error, hint, kind } => return Err(status_error(error, hint, kind)),
         Answer::Status(_) => {
             return Err(Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 "flush: the daemon answered something else",
             ));
         }
@@ -109,7 +109,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     for log in &lost {
         print::error(
             &Error::new(
-                Kind::Fenced,
+                ErrorKind::Fenced,
                 format!(
                     "session {} was taken over: it is durable on branch {}",
                     log.session, log.writer
@@ -162,7 +162,7 @@ async fn say_what_is_behind(root: &Path) -> Answer {
 }
 
 /// An error that came over the socket.
-pub fn status_error(error: String, hint: Option<String>, kind: Kind) -> Error {
+pub fn status_error(error: String, hint: Option<String>, kind: ErrorKind) -> Error {
     let failed = Error::new(kind, error);
     match hint {
         Some(hint) => failed.hint(hint),

@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::{LogName, SessionId};
 use crate::restore::{find, fork, point};
-use crate::sys::{Chance, Disk};
+use crate::sys::{Disk, Rng};
 use crate::upkeep::reindex::catch_up;
 use crate::wire::Parts;
 
@@ -39,7 +39,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let name = args
         .new
         .clone()
-        .unwrap_or_else(|| parts.profile.fresh_id(random(&*parts.logs.chance)));
+        .unwrap_or_else(|| parts.profile.fresh_id(random(&*parts.logs.rng)));
     let session: SessionId = name.parse()?;
     // A file of that name must be that session's.
     if SessionId::escape(&name) != session {
@@ -50,7 +50,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let new = parts.logs.id(LogName::Session(session));
     let goal = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
     let scratch =
-        std::env::temp_dir().join(format!("sessiond-fork-{:016x}", parts.logs.chance.next()));
+        std::env::temp_dir().join(format!("sessiond-fork-{:016x}", parts.logs.rng.next()));
     let done = fork::fork(&parts.logs, &id, &goal, &new, &Disk::new(&scratch)).await;
     let _ = std::fs::remove_dir_all(&scratch);
     let forked = done?;
@@ -74,6 +74,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn random(chance: &dyn Chance) -> u128 {
-    u128::from(chance.next()) << 64 | u128::from(chance.next())
+fn random(rng: &dyn Rng) -> u128 {
+    u128::from(rng.next()) << 64 | u128::from(rng.next())
 }

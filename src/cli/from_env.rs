@@ -7,7 +7,7 @@ use crate::cli::{exit, print, select};
 use crate::daemon::lock;
 use crate::error::{Error, Result};
 use crate::model::SessionId;
-use crate::restore::{Context, Options, Report, blob};
+use crate::restore::{Context, Options, RestoreReport, blob};
 use crate::wire::Parts;
 
 const ID: &str = "AGENT_SESSION_ID";
@@ -18,7 +18,7 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let set = |name: &str| match std::env::var(name) {
         Ok(text) => Ok(Some(text).filter(|text| !text.trim().is_empty())),
         Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(cause) => Err(Error::usage(format!("read {name}")).because(cause)),
+        Err(cause) => Err(Error::usage(format!("read {name}")).caused_by(cause)),
     };
     let id: Option<SessionId> = set(ID)?.map(|text| text.trim().parse()).transpose()?;
     let Some(text) = set(BLOB)? else {
@@ -31,7 +31,7 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     let now_ns = i64::try_from(parts.logs.clock.now().as_nanosecond()).unwrap_or(0);
     let here = select::project_of(parts, Path::new("."));
     let blob = blob::read(&*parts.profile, BLOB, &text, id.as_ref(), &here, now_ns)?;
-    let disk = parts.folder()?;
+    let disk = parts.directory()?;
     let owner = select::owner(args.owner.as_deref(), &disk)?;
     let options = Options {
         force: args.force,
@@ -47,7 +47,7 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
         Some(lock::take(disk.root(), owner)?)
     };
     let context = Context {
-        folder: disk.clone(),
+        directory: disk.clone(),
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
     };
@@ -55,12 +55,12 @@ pub async fn run(parts: &Parts, args: &Args) -> Result<u8> {
     super::restore::settle(parts, &report, &options).await?;
     if let (Some(owner), false) = (owner, args.dry_run) {
         disk.give_state(owner)
-            .map_err(|cause| Error::io("hand sessiond's own folder over", cause))?;
+            .map_err(|cause| Error::io("hand sessiond's own directory over", cause))?;
     }
     told(parts, args, vec![report])
 }
 
-fn told(parts: &Parts, args: &Args, reports: Vec<Report>) -> Result<u8> {
+fn told(parts: &Parts, args: &Args, reports: Vec<RestoreReport>) -> Result<u8> {
     if args.json {
         print::json(&reports)?;
     } else if reports.is_empty() {

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::cli::{exit, print, progress};
 use crate::config::{self, Settings};
-use crate::error::{Error, Kind, Result};
-use crate::log::pen::GRACE;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::writer::GRACE;
 use crate::model::LogId;
 use crate::sys::Disk;
 use crate::upkeep::collect::Rules;
@@ -77,14 +77,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         gc::store_time(&parts.logs).await?
     };
-    let scratch =
-        std::env::temp_dir().join(format!("sessiond-gc-{:016x}", parts.logs.chance.next()));
+    let scratch = std::env::temp_dir().join(format!("sessiond-gc-{:016x}", parts.logs.rng.next()));
     let shown = progress::show(settings, &parts, "collecting");
     let collected = all(&parts, &rules, now, &Disk::new(&scratch), &args).await;
     if let Err(cause) = std::fs::remove_dir_all(&scratch)
         && cause.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(%cause, "the scratch folder {} was not removed", scratch.display());
+        tracing::warn!(%cause, "the scratch directory {} was not removed", scratch.display());
     }
     drop(shown);
     let done = collected?;
@@ -114,7 +113,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return Ok(exit::CORRUPT);
     }
     if let Some(first) = done.unopened {
-        print::error(&first.doing(format_args!(
+        print::error(&first.context(format_args!(
             "{} of {} logs were left as they are",
             done.sealed, done.logs
         )));
@@ -156,7 +155,7 @@ async fn all(
             // Without the store there is no point in going on; a damaged log does not hold up the others.
             Err(error) if error.is_retryable() => return Err(error),
             // What cannot be read cannot be judged.
-            Err(error) if error.kind() == Kind::Sealed => {
+            Err(error) if error.kind() == ErrorKind::Encrypted => {
                 tracing::debug!(%error, "left as it is");
                 done.sealed += 1;
                 done.unopened.get_or_insert(error);

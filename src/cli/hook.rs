@@ -18,11 +18,11 @@ use crate::agent::claude_code::hooks::{self, Event, Moment};
 use crate::agent::claude_code::settings::{self, Hook};
 use crate::cli::{Cli, exit, print};
 use crate::config::{self, Settings};
-use crate::daemon::lock::state_folder;
+use crate::daemon::lock::state_dir;
 use crate::daemon::socket::{self, Answer, Request};
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::LogName;
-use crate::restore::point::{self, Goal};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::upkeep::reindex::tell_names;
 use crate::wire::{Parts, root_of};
 
@@ -73,11 +73,11 @@ pub struct Args {
     #[arg(long)]
     pub print: bool,
 
-    /// The settings of the user: settings.json in the agent's folder; what happens without a place
+    /// The settings of the user: settings.json in the agent's directory; what happens without a place
     #[arg(long, conflicts_with_all = ["project", "settings"])]
     pub user: bool,
 
-    /// The settings of the project in this folder: .claude/settings.json
+    /// The settings of the project in this directory: .claude/settings.json
     #[arg(long, value_name = "DIR", conflicts_with = "settings")]
     pub project: Option<PathBuf>,
 
@@ -157,7 +157,7 @@ async fn hear(settings: &Settings, args: &Args, until: Instant) -> Result<Option
             if let (Some(name), Moment::End) = (&args.checkpoint, event.moment()) {
                 mark(settings, &root, &event, name)
                     .await
-                    .doing_with(|| format!("{done}, but has no checkpoint {name}"))?;
+                    .with_context(|| format!("{done}, but has no checkpoint {name}"))?;
             }
             if whole {
                 return Ok(Some(done));
@@ -193,12 +193,12 @@ fn read_event() -> Result<Event> {
     Event::read(&line).ok_or_else(odd)
 }
 
-/// The folder around a transcript that a sessiond keeps.
+/// The directory around a transcript that a sessiond keeps.
 fn root_above(transcript: &Path) -> Option<PathBuf> {
     transcript
         .ancestors()
         .skip(1)
-        .find(|folder| state_folder(folder).is_dir())
+        .find(|directory| state_dir(directory).is_dir())
         .map(Path::to_owned)
 }
 
@@ -227,8 +227,8 @@ async fn said(event: &Event, patience: Duration) -> Result<bool> {
         let look = aside(move || look(&path, &message, seen)).await?;
         match look {
             // Without a transcript there is nothing to wait for.
-            Look::Absent | Look::Holds => return Ok(true),
-            Look::NotYet(now) => seen = Some(now),
+            HookInput::Absent | HookInput::Holds => return Ok(true),
+            HookInput::NotYet(now) => seen = Some(now),
         }
         if Instant::now() >= until {
             return Ok(false);
@@ -237,19 +237,19 @@ async fn said(event: &Event, patience: Duration) -> Result<bool> {
     }
 }
 
-enum Look {
+enum HookInput {
     Absent,
     Holds,
     /// How long it was.
     NotYet(u64),
 }
 
-fn look(path: &Path, message: &str, seen: Option<u64>) -> Look {
-    let read = || -> std::io::Result<Look> {
+fn look(path: &Path, message: &str, seen: Option<u64>) -> HookInput {
+    let read = || -> std::io::Result<HookInput> {
         let mut file = File::open(path)?;
         let len = file.metadata()?.len();
         if seen == Some(len) {
-            return Ok(Look::NotYet(len));
+            return Ok(HookInput::NotYet(len));
         }
         // JSON makes it longer, six bytes for one at most.
         let window = TAIL + 6 * message.len() as u64;
@@ -257,12 +257,12 @@ fn look(path: &Path, message: &str, seen: Option<u64>) -> Look {
         let mut tail = Vec::new();
         file.take(window).read_to_end(&mut tail)?;
         Ok(if hooks::holds(&tail, message) {
-            Look::Holds
+            HookInput::Holds
         } else {
-            Look::NotYet(len)
+            HookInput::NotYet(len)
         })
     };
-    read().unwrap_or(Look::Absent)
+    read().unwrap_or(HookInput::Absent)
 }
 
 async fn flush(root: &Path, event: &Event) -> Result<String> {
@@ -286,11 +286,11 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
         }
         Ok(Answer::Status(_)) => {
             return Err(Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 "flush: the daemon answered something else",
             ));
         }
-        Err(error) => return Err(error.doing(format_args!("session {session} is not durable"))),
+        Err(error) => return Err(error.context(format_args!("session {session} is not durable"))),
     };
     let Some(log) = report
         .logs
@@ -308,7 +308,7 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
     };
     if log.is_branch() {
         return Err(Error::new(
-            Kind::Fenced,
+            ErrorKind::Fenced,
             format!(
                 "session {session} was taken over: it is durable on branch {}",
                 log.writer
@@ -348,9 +348,9 @@ async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Re
         )));
     }
     let id = parts.logs.id(LogName::Session(session));
-    let end = Goal::default();
+    let end = ResolvedPoint::default();
     match point::name(&parts.logs, &*parts.profile, &id, name, &end).await {
-        Err(error) if error.kind() == Kind::Conflict => {
+        Err(error) if error.kind() == ErrorKind::Conflict => {
             point::unname(&parts.logs, &id, name).await?;
             point::name(&parts.logs, &*parts.profile, &id, name, &end).await?
         }
@@ -366,7 +366,7 @@ async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Re
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|cause| Error::new(Kind::Internal, "hook").because(cause))
+        .map_err(|cause| Error::new(ErrorKind::Internal, "hook").caused_by(cause))
 }
 
 /// Changes the agent's settings, or prints what would be put in.
@@ -378,7 +378,7 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
     }
     let path = match (&args.settings, &args.project) {
         (Some(file), _) => file.clone(),
-        (None, Some(folder)) => folder.join(".claude/settings.json"),
+        (None, Some(directory)) => directory.join(".claude/settings.json"),
         (None, None) => root_of(where_)?.join("settings.json"),
     };
     // A link to the file stays one.
@@ -394,7 +394,7 @@ fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
     } else {
         settings::uninstall(text, &hook.program)
     };
-    let new = new.doing_with(|| format!("change {}", path.display()))?;
+    let new = new.with_context(|| format!("change {}", path.display()))?;
     let shown = path.display();
     let Some(new) = new else {
         let so = if args.install {
@@ -449,7 +449,7 @@ fn ours(args: &Args, deadline: Duration) -> Result<Hook> {
     if let Some(name) = &args.checkpoint {
         flags.extend([
             "--checkpoint".to_owned(),
-            crate::model::at::point_name(name)?,
+            crate::model::point::point_name(name)?,
         ]);
     }
     flags.extend(args.verbose.then(|| "--verbose".to_owned()));
@@ -470,17 +470,17 @@ fn backup(path: &Path) -> PathBuf {
 
 /// Puts the new text in place as one, with the owner and mode of the old one, which stays beside it.
 fn replace(path: &Path, old: Option<&str>, new: &str) -> std::io::Result<()> {
-    let folder = path
+    let directory = path
         .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
+        .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
+    std::fs::create_dir_all(directory)?;
     let found = std::fs::metadata(path).ok();
     if let Some(old) = old {
         put(&backup(path), old, found.as_ref())?;
     }
     put(path, new, found.as_ref())?;
-    File::open(folder)?.sync_all()
+    File::open(directory)?.sync_all()
 }
 
 fn put(path: &Path, text: &str, like: Option<&std::fs::Metadata>) -> std::io::Result<()> {

@@ -11,7 +11,7 @@ use crate::exchange::import::{self, Imported};
 use crate::model::{LogName, SessionId};
 use crate::wire::Parts;
 
-/// Store a session that sessiond export wrote; the agent's folder is not touched
+/// Store a session that sessiond export wrote; the agent's directory is not touched
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond import 3f2a.tar.gz && sessiond restore 3f2a")]
 pub struct Args {

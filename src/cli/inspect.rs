@@ -7,9 +7,9 @@ use serde::Serialize;
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::model::{Call, Checkpoint, RelPath};
-use crate::restore::point::{self, Goal};
-use crate::restore::talk::{self, SubAgent};
+use crate::model::{Checkpoint, RelPath, ToolCall};
+use crate::restore::conversation_state::{self, SubAgent};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::wire::Parts;
 
 /// Show one point of a session in full: what was running, the last result, which sub-agents were at work
@@ -36,7 +36,7 @@ struct Inspected {
     turn: u64,
     turn_is_open: bool,
     messages: BTreeMap<String, u64>,
-    pending: Vec<Call>,
+    pending: Vec<ToolCall>,
     last_answer: Option<String>,
     last_text: Option<(String, String)>,
     sub_agents: Vec<SubAgent>,
@@ -48,8 +48,9 @@ struct Inspected {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let (id, point) = select::session_at(&parts, &args.id).await?;
-    let Goal { at, cut } = point::find(&parts.logs, &id, &point).await?;
-    let read = talk::read(&parts.logs, &*parts.profile, &id, at, cut.as_ref()).await?;
+    let ResolvedPoint { at, cut } = point::find(&parts.logs, &id, &point).await?;
+    let read =
+        conversation_state::read(&parts.logs, &*parts.profile, &id, at, cut.as_ref()).await?;
     let (state, talk) = (&read.sink.0, &read.sink.1.ear);
     let (turns, cut_at) = (talk.turns(), cut.as_ref().map(|point| &point.files));
     let length = |path: &RelPath, len: u64| {
@@ -90,7 +91,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         say(&seen)?;
     }
     Ok(if seen.damage.is_some() {
-        exit::of(crate::error::Kind::Corrupt)
+        exit::of(crate::error::ErrorKind::Corrupt)
     } else {
         exit::OK
     })
@@ -152,10 +153,10 @@ fn say(seen: &Inspected) -> Result<()> {
         line("last text", format!("{role}: {}", short(text)))?;
     }
     for agent in &seen.sub_agents {
-        let doing = if agent.active { "at work" } else { "finished" };
+        let context = if agent.active { "at work" } else { "finished" };
         line(
             "sub-agent",
-            format!("{} {doing}, {} messages", agent.id, agent.messages),
+            format!("{} {context}, {} messages", agent.id, agent.messages),
         )?;
     }
     for (path, len) in &seen.files {

@@ -11,7 +11,7 @@ use crate::model::Version;
 /// An agent that says its version does so in well under a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The version that a program says it has. Some make folders in the home even then: `elsewhere` gives them another.
+/// The version that a program says it has. Some make directories in the home even then: `elsewhere` gives them another.
 pub async fn version(program: &str, elsewhere: Option<&Path>) -> Result<Version> {
     let failed = |why: &str| Error::not_found(format!("{program} {why}"));
     let mut command = Command::new(program);
@@ -35,7 +35,7 @@ pub async fn version(program: &str, elsewhere: Option<&Path>) -> Result<Version>
         .stderr(Stdio::null())
         .spawn();
     let mut child =
-        started.map_err(|cause| failed("cannot be asked for its version").because(cause))?;
+        started.map_err(|cause| failed("cannot be asked for its version").caused_by(cause))?;
     let output = child.stdout.take();
     let said = tokio::task::spawn_blocking(move || {
         let mut text = Vec::new();

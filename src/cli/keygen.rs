@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::cli::{exit, print};
 use crate::error::{Error, Result};
-use crate::store::sealed::keyring;
+use crate::store::encrypted::keyring;
 
 /// Make a key for --encrypt-to and --identity
 #[derive(Debug, clap::Args)]

@@ -3,7 +3,7 @@
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::model::{Label, Wishes, wishes};
+use crate::model::{Label, SessionMetadata, metadata};
 use crate::restore::find;
 use crate::wire::Parts;
 
@@ -33,7 +33,7 @@ enum Change {
 
 fn change(text: &str) -> Result<Change> {
     match text.strip_suffix('-').filter(|_| !text.contains('=')) {
-        Some(name) => wishes::check_name(name).map(|()| Change::Remove(name.to_owned())),
+        Some(name) => metadata::check_name(name).map(|()| Change::Remove(name.to_owned())),
         None => text.parse().map(Change::Set),
     }
 }
@@ -58,7 +58,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                     Change::Remove(name) => labels.remove(name),
                 };
             }
-            Ok(Wishes {
+            Ok(SessionMetadata {
                 labels,
                 ..before.clone()
             })

@@ -4,7 +4,7 @@ use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::restore::find;
-use crate::upkeep::status::{self, Move};
+use crate::upkeep::status::{self, StatusChange};
 use crate::wire::Parts;
 
 /// Say that a session is done: active → completed. It is active again when somebody writes to it
@@ -35,7 +35,7 @@ pub struct ReopenArgs {
 }
 
 /// Makes the move.
-pub async fn run(settings: &Settings, id: &str, make: Move) -> Result<u8> {
+pub async fn run(settings: &Settings, id: &str, make: StatusChange) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, id).await?;
     let status = status::make(&parts.logs, &id, make).await?;

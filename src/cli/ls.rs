@@ -12,7 +12,7 @@ use crate::wire::Parts;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond ls --project . --limit 5")]
 pub struct Args {
-    /// Only sessions of the project in this folder
+    /// Only sessions of the project in this directory
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
     pub project: Option<PathBuf>,
 
@@ -49,7 +49,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         project: args
             .project
             .as_deref()
-            .map(|folder| select::project_of(&parts, folder)),
+            .map(|directory| select::project_of(&parts, directory)),
         status: args.status.clone(),
         request: args.request.clone(),
         labels: args
@@ -117,7 +117,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         .collect();
     print::table(
         &[
-            "SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "FOLDER",
+            "SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "DIR",
             "TITLE", "BRANCHES",
         ],
         &rows,

@@ -19,7 +19,7 @@ pub struct CompletionsArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond man | man -l -")]
 pub struct ManArgs {
-    /// Write sessiond.1, sessiond-run.1, … into this folder
+    /// Write sessiond.1, sessiond-run.1, … into this directory
     #[arg(long, env = "SESSIOND_MAN_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 }
@@ -34,11 +34,15 @@ pub fn completions(args: &CompletionsArgs) -> Result<u8> {
 /// Prints or writes manual pages.
 pub fn man(args: &ManArgs) -> Result<u8> {
     match &args.to {
-        Some(folder) => {
-            let failed =
-                |cause| Error::named(format!("write manual pages to {}", folder.display()), cause);
-            std::fs::create_dir_all(folder).map_err(failed)?;
-            clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
+        Some(directory) => {
+            let failed = |cause| {
+                Error::named(
+                    format!("write manual pages to {}", directory.display()),
+                    cause,
+                )
+            };
+            std::fs::create_dir_all(directory).map_err(failed)?;
+            clap_mangen::generate_to(Cli::command(), directory).map_err(failed)?;
             Ok(exit::OK)
         }
         None => {

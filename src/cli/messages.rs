@@ -88,7 +88,7 @@ fn row(row: &MessageRow) -> Vec<String> {
             print::count(tokens.output)
         )
     });
-    // The name is enough to find it: the folder is the session's own.
+    // The name is enough to find it: the directory is the session's own.
     let file = row
         .path
         .as_deref()

@@ -52,8 +52,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{self, LogFormat, Settings, Stream};
 use crate::daemon::traces::{self, Exporter, Telling, Traces};
-use crate::error::{Error, Kind, Result};
-use crate::upkeep::status::Move;
+use crate::error::{Error, ErrorKind, Result};
+use crate::upkeep::status::StatusChange;
 
 /// Makes a coding agent's conversation outlive the machine it ran on.
 ///
@@ -91,7 +91,7 @@ enum Command {
     Checkpoint(checkpoints::NameArgs),
     Inspect(inspect::Args),
     Diff(diff::Args),
-    Fork(fork::Args),
+    ForkOrigin(fork::Args),
     Show(show::Args),
     Tail(tail::Args),
     Messages(messages::Args),
@@ -168,8 +168,8 @@ fn run(cli: Cli) -> Result<u8> {
         .worker_threads(2)
         .enable_all()
         .build();
-    let runtime =
-        runtime.map_err(|cause| Error::new(Kind::Internal, "start the runtime").because(cause))?;
+    let runtime = runtime
+        .map_err(|cause| Error::new(ErrorKind::Internal, "start the runtime").caused_by(cause))?;
     let code = runtime.block_on(async {
         let exporter = match &traces {
             Some(traces) => Exporter::of(&asked, traces, settings.ca_file.as_deref()).await?,
@@ -223,7 +223,7 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
         Command::Inspect(args) => inspect::run(&settings, args).await,
         Command::Diff(args) => diff::run(&settings, args).await,
-        Command::Fork(args) => fork::run(&settings, args).await,
+        Command::ForkOrigin(args) => fork::run(&settings, args).await,
         Command::Show(args) => show::run(&settings, args).await,
         Command::Tail(args) => tail::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
@@ -233,9 +233,9 @@ async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
         Command::Undelete(args) => rm::undelete(&settings, args).await,
         Command::Ttl(args) => rm::ttl(&settings, args).await,
         Command::Label(args) => label::run(&settings, args).await,
-        Command::Close(args) => life::run(&settings, &args.id, Move::Close).await,
-        Command::Archive(args) => life::run(&settings, &args.id, Move::Archive).await,
-        Command::Reopen(args) => life::run(&settings, &args.id, Move::Reopen).await,
+        Command::Close(args) => life::run(&settings, &args.id, StatusChange::Close).await,
+        Command::Archive(args) => life::run(&settings, &args.id, StatusChange::Archive).await,
+        Command::Reopen(args) => life::run(&settings, &args.id, StatusChange::Reopen).await,
         Command::Gc(args) => gc::run(&settings, args).await,
         Command::Export(args) => export::run(&settings, args).await,
         Command::Import(args) => import::run(&settings, args).await,
@@ -277,7 +277,7 @@ fn start_logging(
     };
     let filter: Targets = directives.parse().map_err(|cause: ParseError| {
         Error::usage(format!("read --log {level:?}"))
-            .because(cause)
+            .caused_by(cause)
             .hint("use error, warn, info, debug, or sessiond=debug")
     })?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

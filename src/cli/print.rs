@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Text from files and buckets without control characters.
 pub fn clean(text: &str) -> String {
@@ -125,7 +125,7 @@ pub fn text(text: &str) -> Result<bool> {
 pub fn json(value: &impl Serialize) -> Result<()> {
     line(
         serde_json::to_string_pretty(value)
-            .map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?,
+            .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?,
     )
 }
 
@@ -196,7 +196,7 @@ pub fn target(path: &Path) -> std::io::Result<Target> {
             |_| path.to_owned(),
             |to| {
                 path.parent()
-                    .map_or_else(|| to.clone(), |folder| folder.join(&to))
+                    .map_or_else(|| to.clone(), |directory| directory.join(&to))
             },
         ))),
     }

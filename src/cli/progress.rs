@@ -33,17 +33,17 @@ impl Drop for Shown {
     }
 }
 
-/// Shows how far `doing` has come with the logs.
-pub fn show(settings: &Settings, parts: &Parts, doing: &'static str) -> Shown {
+/// Shows how far `context` has come with the logs.
+pub fn show(settings: &Settings, parts: &Parts, context: &'static str) -> Shown {
     let progress = parts.logs.progress.clone();
     Shown(match (settings.quiet, std::io::stderr().is_terminal()) {
         (true, _) => None,
-        (false, true) => Some(tokio::spawn(draw(progress, doing))),
-        (false, false) => Some(tokio::spawn(tell(progress, doing))),
+        (false, true) => Some(tokio::spawn(draw(progress, context))),
+        (false, false) => Some(tokio::spawn(tell(progress, context))),
     })
 }
 
-async fn draw(progress: Arc<Progress>, doing: &'static str) {
+async fn draw(progress: Arc<Progress>, context: &'static str) {
     tokio::time::sleep(SHORT).await;
     // Dropped with this task, and with it the line is gone: what comes next begins at its beginning.
     let line = Line(ProgressBar::with_draw_target(
@@ -57,7 +57,7 @@ async fn draw(progress: Arc<Progress>, doing: &'static str) {
     let mut pace = interval(PACE);
     loop {
         pace.tick().await;
-        line.0.set_message(text(doing, progress.counted()));
+        line.0.set_message(text(context, progress.counted()));
         line.0.tick();
     }
 }
@@ -70,16 +70,16 @@ impl Drop for Line {
     }
 }
 
-async fn tell(progress: Arc<Progress>, doing: &'static str) {
+async fn tell(progress: Arc<Progress>, context: &'static str) {
     let mut pace = interval_at(Instant::now() + TELL, TELL);
     loop {
         pace.tick().await;
-        tracing::info!("{}", text(doing, progress.counted()));
+        tracing::info!("{}", text(context, progress.counted()));
     }
 }
 
 /// Pure: what has been counted, in words.
-fn text(doing: &str, counted: Counted) -> String {
+fn text(context: &str, counted: Counted) -> String {
     let Counted {
         expected,
         done,
@@ -93,10 +93,10 @@ fn text(doing: &str, counted: Counted) -> String {
     };
     // What is expected grows with each log, so it says something of one alone.
     match expected {
-        0 => format!("{doing}{which} {}", print::bytes(done)),
-        _ if logs > 1 || of_logs > 1 => format!("{doing}{which} {}", print::bytes(done)),
+        0 => format!("{context}{which} {}", print::bytes(done)),
+        _ if logs > 1 || of_logs > 1 => format!("{context}{which} {}", print::bytes(done)),
         _ => format!(
-            "{doing}{which} {} of {} ({}%)",
+            "{context}{which} {} of {} ({}%)",
             print::bytes(done),
             print::bytes(expected),
             done.min(expected) * 100 / expected

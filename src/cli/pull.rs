@@ -1,4 +1,4 @@
-//! `pull`: a copy for debugging. Never claims, never touches the agent's folder.
+//! `pull`: a copy for debugging. Never claims, never touches the agent's directory.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
@@ -12,12 +12,12 @@ use crate::cli::select::Latest;
 use crate::cli::{exit, print, restore as restore_verb, select};
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::model::{Call, LogId, RelPath, WriterId, keys};
-use crate::restore::point::{self, Goal};
+use crate::model::{LogId, RelPath, ToolCall, WriterId, keys};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::restore::repair::Repaired;
 use crate::restore::{self, Context, Options, find};
-use crate::store::{Store, list_folders, list_objects};
-use crate::sys::{Disk, STATE_FOLDER};
+use crate::store::{Store, list_dirs, list_objects};
+use crate::sys::{Disk, STATE_DIR};
 use crate::wire::Parts;
 
 /// Fetch a copy of a session for debugging; it may be written elsewhere meanwhile
@@ -80,7 +80,7 @@ struct Pulled {
     bytes: u64,
     seq: Option<u64>,
     cut_off: BTreeMap<RelPath, u64>,
-    dropped: Vec<Call>,
+    dropped: Vec<ToolCall>,
     repaired: Vec<Repaired>,
 }
 
@@ -105,10 +105,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         .map_err(|cause| Error::io(format!("find {}", to.display()), cause))?;
     if parts.root().is_ok_and(|root| overlaps(&to, root)) {
         return Err(Error::usage(format!(
-            "pull to {}: that is the agent's folder",
+            "pull to {}: that is the agent's directory",
             to.display()
         ))
-        .hint("sessiond restore puts a session there; give --to another folder"));
+        .hint("sessiond restore puts a session there; give --to another directory"));
     }
     match std::fs::metadata(&to) {
         Ok(found) if !found.is_dir() => {
@@ -155,10 +155,10 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         Some(branch) => Some(whole_name(parts, id, branch).await?),
         None => None,
     };
-    let Goal { at, cut } =
+    let ResolvedPoint { at, cut } =
         point::find(&parts.logs, id, &select::point(args.at.as_deref())?).await?;
     let context = Context {
-        folder: Arc::new(Disk::new(&to)),
+        directory: Arc::new(Disk::new(&to)),
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
     };
@@ -178,9 +178,9 @@ async fn files(parts: &Parts, id: &LogId, to: PathBuf, args: &Args) -> Result<Pu
         },
     )
     .await;
-    // Only the temporary folder was in it.
-    let _ = std::fs::remove_dir(to.join(STATE_FOLDER).join("tmp"));
-    let _ = std::fs::remove_dir(to.join(STATE_FOLDER));
+    // Only the temporary directory was in it.
+    let _ = std::fs::remove_dir(to.join(STATE_DIR).join("tmp"));
+    let _ = std::fs::remove_dir(to.join(STATE_DIR));
     if restored.is_err() && !was_there {
         // One that holds something stays.
         let _ = std::fs::remove_dir(&to);
@@ -218,11 +218,11 @@ async fn whole_name(parts: &Parts, id: &LogId, branch: WriterId) -> Result<Write
 
 async fn raw(parts: &Parts, id: &LogId, to: PathBuf) -> Result<Pulled> {
     let root = keys::log_root(id);
-    let mut folders = vec![root.clone()];
+    let mut directories = vec![root.clone()];
     let (mut files, mut bytes) = (0, 0);
-    while let Some(folder) = folders.pop() {
-        folders.extend(list_folders(&*parts.store, &folder).await?);
-        for object in list_objects(&*parts.store, &folder, None).await? {
+    while let Some(directory) = directories.pop() {
+        directories.extend(list_dirs(&*parts.store, &directory).await?);
+        for object in list_objects(&*parts.store, &directory, None).await? {
             let Some(name) = object.key.strip_prefix(&root) else {
                 continue;
             };
@@ -255,11 +255,11 @@ async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
     let Some(body) = store.get(key).await? else {
         return Ok(0);
     };
-    if let Some(folder) = to.parent() {
+    if let Some(directory) = to.parent() {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)
+            .create(directory)
             .map_err(failed)?;
     }
     let made = std::fs::OpenOptions::new()
@@ -271,7 +271,7 @@ async fn copy(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
         .map_err(|cause| match cause.kind() {
             ErrorKind::AlreadyExists => {
                 Error::conflict(format!("write {}: it exists", to.display()))
-                    .hint("give --to an empty folder")
+                    .hint("give --to an empty directory")
             }
             _ => failed(cause),
         })?;

@@ -2,7 +2,7 @@
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::upkeep::reindex::rebuild;
 use crate::wire::Parts;
 
@@ -57,7 +57,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             rebuilt.sealed, rebuilt.logs
         );
         print::error(
-            &Error::new(Kind::Sealed, error).hint("--identity FILE names the file with the key"),
+            &Error::new(ErrorKind::Encrypted, error)
+                .hint("--identity FILE names the file with the key"),
         );
         return Ok(exit::SEALED);
     }

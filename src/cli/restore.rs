@@ -9,12 +9,12 @@ use crate::cli::select::Latest;
 use crate::cli::{exit, fallback, from_env, print, progress, select};
 use crate::config::Settings;
 use crate::daemon::lock;
-use crate::error::{Doing, Result};
+use crate::error::{ErrorContext, Result};
 use crate::mirror::Depth;
-use crate::model::{Call, LogId, LogName, Point, RelPath};
-use crate::restore::point::{self, Goal};
+use crate::model::{LogId, LogName, PointSpec, RelPath, ToolCall};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::restore::repair::{Change, Repaired, What};
-use crate::restore::{self, Context, Options, Report, place::Action};
+use crate::restore::{self, Context, Options, RestoreReport, place::Action};
 use crate::wire::Parts;
 
 /// Put a session's files back before the agent launches, and take the session over
@@ -43,11 +43,11 @@ pub struct Args {
     pub request: Option<String>,
 
     /// The session in AGENT_SESSION_BLOB, as sessiond export --base64 writes it, or base64 of a gzipped transcript of
-    /// AGENT_SESSION_ID for an agent that runs in this folder; no store is asked
+    /// AGENT_SESSION_ID for an agent that runs in this directory; no store is asked
     #[arg(long, env = "SESSIOND_FROM_ENV", conflicts_with_all = ["id", "all", "latest", "request", "at", "salvage"])]
     pub from_env: bool,
 
-    /// With --latest: only sessions of the project in this folder
+    /// With --latest: only sessions of the project in this directory
     #[arg(
         long,
         env = "SESSIOND_PROJECT",
@@ -56,11 +56,11 @@ pub struct Args {
     )]
     pub project: Option<PathBuf>,
 
-    /// Restore into this folder instead of the agent's
+    /// Restore into this directory instead of the agent's
     #[arg(long, env = "SESSIOND_TO", value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// Put the session where the agent looks for it when it runs in this folder, from whichever project it was in
+    /// Put the session where the agent looks for it when it runs in this directory, from whichever project it was in
     #[arg(long, env = "SESSIOND_CWD", value_name = "DIR", conflicts_with_all = ["all", "from_env"])]
     pub cwd: Option<PathBuf>,
 
@@ -96,7 +96,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_DRY_RUN")]
     pub dry_run: bool,
 
-    /// Whose the files shall be, when run as root [default: the owner of the agent's folder]
+    /// Whose the files shall be, when run as root [default: the owner of the agent's directory]
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
 
@@ -146,7 +146,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         return nothing(&parts, &args);
     }
     let fallback = fallback::Fallback::of(args.fallback.clone(), &*parts.profile).await?;
-    let disk = parts.folder()?;
+    let disk = parts.directory()?;
     let point = select::point(args.at.as_deref())?;
     let options = Options {
         force: args.force,
@@ -170,7 +170,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     for id in &ids {
         if reports
             .iter()
-            .any(|report: &Report| report.session == id.name.to_string())
+            .any(|report: &RestoreReport| report.session == id.name.to_string())
         {
             continue;
         }
@@ -179,7 +179,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
         match fallback.session(&parts, id, &point, &options).await {
             Ok(Outcome::Restored(done)) => reports.extend(done),
-            Ok(Outcome::Told(history)) => told.push(history),
+            Ok(Outcome::WrittenHistory(history)) => told.push(history),
             // One that fails does not hold up the others.
             Err(error) if args.all => {
                 print::error(&error);
@@ -218,7 +218,7 @@ fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
         ));
     }
     if args.json {
-        print::json(&Vec::<Report>::new())?;
+        print::json(&Vec::<RestoreReport>::new())?;
     } else {
         print::line("nothing to restore")?;
     }
@@ -229,9 +229,9 @@ fn nothing(parts: &Parts, args: &Args) -> Result<u8> {
 pub async fn session(
     parts: &Parts,
     id: &LogId,
-    point: &Point,
+    point: &PointSpec,
     options: &Options,
-) -> Result<Vec<Report>> {
+) -> Result<Vec<RestoreReport>> {
     let goal = point::find_in(&parts.logs, id, point, options.salvage).await?;
     all(parts, one(parts, id, point, &goal, options).await?, options)
 }
@@ -240,14 +240,14 @@ pub async fn session(
 pub async fn one(
     parts: &Parts,
     id: &LogId,
-    point: &Point,
-    goal: &Goal,
+    point: &PointSpec,
+    goal: &ResolvedPoint,
     options: &Options,
-) -> Result<Report> {
+) -> Result<RestoreReport> {
     let options = Options {
         at: goal.at,
         cut: goal.cut.clone(),
-        last_turn: *point == Point::Turn(None),
+        last_turn: *point == PointSpec::Turn(None),
         along: true,
         ..options.clone()
     };
@@ -256,7 +256,7 @@ pub async fn one(
         mirror.pull(Depth::Now).await?;
     }
     let context = Context {
-        folder: parts.folder()?,
+        directory: parts.directory()?,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
     };
@@ -266,7 +266,7 @@ pub async fn one(
 }
 
 /// Where the agent has its sessions in a database, puts what was restored there.
-pub async fn settle(parts: &Parts, report: &Report, options: &Options) -> Result<()> {
+pub async fn settle(parts: &Parts, report: &RestoreReport, options: &Options) -> Result<()> {
     let Some(mirror) = parts.mirror.as_ref().filter(|_| !options.dry_run) else {
         return Ok(());
     };
@@ -277,20 +277,24 @@ pub async fn settle(parts: &Parts, report: &Report, options: &Options) -> Result
 }
 
 /// A session's report and those of its projects.
-pub fn all(parts: &Parts, mut report: Report, options: &Options) -> Result<Vec<Report>> {
-    let along: Result<Vec<Report>> = std::mem::take(&mut report.along).into_iter().collect();
+pub fn all(
+    parts: &Parts,
+    mut report: RestoreReport,
+    options: &Options,
+) -> Result<Vec<RestoreReport>> {
+    let along: Result<Vec<RestoreReport>> = std::mem::take(&mut report.along).into_iter().collect();
     let reports = std::iter::once(report).chain(along?).collect();
     if let (Some(owner), false) = (options.owner, options.dry_run) {
-        let disk = parts.folder()?;
+        let disk = parts.directory()?;
         disk.give_state(owner)
-            .map_err(|cause| crate::error::Error::io("hand sessiond's own folder over", cause))
-            .doing("restore")?;
+            .map_err(|cause| crate::error::Error::io("hand sessiond's own directory over", cause))
+            .context("restore")?;
     }
     Ok(reports)
 }
 
 /// Tells what stays in the log behind a point.
-pub fn say_left(cut_off: &BTreeMap<RelPath, u64>, dropped: &[Call]) -> Result<()> {
+pub fn say_left(cut_off: &BTreeMap<RelPath, u64>, dropped: &[ToolCall]) -> Result<()> {
     for (path, bytes) in cut_off {
         print::line(format_args!(
             "  {} behind that point stay in the log: {}",
@@ -312,7 +316,7 @@ pub fn say_left(cut_off: &BTreeMap<RelPath, u64>, dropped: &[Call]) -> Result<()
 }
 
 /// Tells a person.
-pub fn say(parts: &Parts, report: &Report) -> Result<()> {
+pub fn say(parts: &Parts, report: &RestoreReport) -> Result<()> {
     let would = if report.dry_run {
         "would restore"
     } else {

@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use crate::cli::{exit, print, select};
 use crate::config::{self, Settings};
 use crate::error::{Error, Result};
-use crate::model::{LogId, Ttl, Wishes};
+use crate::model::{LogId, SessionMetadata, Ttl};
 use crate::restore::find;
 use crate::upkeep::remove;
 use crate::wire::Parts;
@@ -114,7 +114,7 @@ pub async fn ttl(settings: &Settings, args: TtlArgs) -> Result<u8> {
         parts
             .logs
             .say(&id, |before| {
-                Ok(Wishes {
+                Ok(SessionMetadata {
                     ttl,
                     ..before.clone()
                 })

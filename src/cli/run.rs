@@ -44,7 +44,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         args.first.on_restore_error == OnRestoreError::Continue,
     )
     .await?;
-    // From here on a signal is ours: one that comes during the restore stops us, not a half-written folder.
+    // From here on a signal is ours: one that comes during the restore stops us, not a half-written directory.
     let mut signals = Signals::all()?;
     let prepared = tokio::select! {
         prepared = start::prepare(settings, &args.first, &args.stream, options, &vitals) => prepared,
@@ -63,7 +63,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Err((error, code)) => {
             print::error(
                 &error
-                    .doing("run")
+                    .context("run")
                     .hint("--on-restore-error continue launches the command all the same"),
             );
             return Ok(code);

@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(value_name = "TEXT", required = true, allow_hyphen_values = true)]
     pub text: String,
 
-    /// Only in sessions of the project in this folder
+    /// Only in sessions of the project in this directory
     #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
     pub project: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         project: args
             .project
             .as_deref()
-            .map(|folder| select::project_of(&parts, folder)),
+            .map(|directory| select::project_of(&parts, directory)),
         since: when::maybe("--since", args.since.as_deref(), now)?,
         until: when::maybe("--until", args.until.as_deref(), now)?,
         label: args.label.as_deref().map(label).transpose()?,

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::agent::is_uuid;
 use crate::cli::when;
-use crate::error::{Error, Kind, Result};
-use crate::index::Record;
-use crate::model::{At, LogId, Point, Told, wishes};
-use crate::restore::find::Among;
-use crate::restore::{Report, find};
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::EntryRecord;
+use crate::model::{LogId, LogPoint, ParsedTranscripts, PointSpec, metadata};
+use crate::restore::find::LatestFilter;
+use crate::restore::{RestoreReport, find};
 use crate::sys::{Clock, Disk, Owner, SystemClock};
 use crate::upkeep::reindex::catch_up;
 use crate::wire::Parts;
@@ -38,7 +38,7 @@ const INDEX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 pub struct Latest<'a> {
     /// The latest is meant, of whatever.
     pub latest: bool,
-    /// Of the project in this folder.
+    /// Of the project in this directory.
     pub project: Option<&'a Path>,
     /// Of this request.
     pub request: Option<&'a str>,
@@ -47,14 +47,14 @@ pub struct Latest<'a> {
 /// The session named by id, or the latest (of a project, of a request).
 pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Result<Option<LogId>> {
     if let Some(request) = latest.request {
-        wishes::check_request(request)?;
+        metadata::check_request(request)?;
     }
     match id {
         // No longer id can be meant; who reads it sees whether it is there.
         Some(id) if is_uuid(id) => Ok(Some(parts.logs.id(id.parse()?))),
         Some(id) => match find::by_id(&parts.logs, id).await {
             Ok(found) => Ok(Some(found)),
-            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         },
         None if latest.latest || latest.request.is_some() => {
@@ -62,7 +62,7 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
             find::latest(
                 &parts.logs,
                 &*parts.index,
-                Among {
+                LatestFilter {
                     project: project.as_deref(),
                     request: latest.request,
                 },
@@ -75,7 +75,7 @@ pub async fn session(parts: &Parts, id: Option<&str>, latest: Latest<'_>) -> Res
 
 /// Whether `error` came because there is no session of that id, which `session` did not look for.
 pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Result<bool> {
-    let Some(id) = id.filter(|id| error.kind() == Kind::NotFound && is_uuid(id)) else {
+    let Some(id) = id.filter(|id| error.kind() == ErrorKind::NotFound && is_uuid(id)) else {
         return Ok(false);
     };
     Ok(parts
@@ -86,24 +86,28 @@ pub async fn is_missing(parts: &Parts, id: Option<&str>, error: &Error) -> Resul
 }
 
 /// The point that is meant; none is the end.
-pub fn point(text: Option<&str>) -> Result<Point> {
+pub fn point(text: Option<&str>) -> Result<PointSpec> {
     let Some(text) = text else {
-        return Ok(Point::default());
+        return Ok(PointSpec::default());
     };
     match text.parse()? {
         // So long ago; a checkpoint of such a name is ckpt:2h.
-        Point::Name(name)
+        PointSpec::Name(name)
             if name == text.trim() && name.starts_with(|letter: char| letter.is_ascii_digit()) =>
         {
-            Ok(when::read("--at", &name, SystemClock.now())
-                .map_or(Point::Name(name), |time| Point::At(At::Time(time))))
+            Ok(
+                when::read("--at", &name, SystemClock.now())
+                    .map_or(PointSpec::Name(name), |time| {
+                        PointSpec::Log(LogPoint::Time(time))
+                    }),
+            )
         }
         point => Ok(point),
     }
 }
 
 /// A session and a point of it, as in `ID@POINT`.
-pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, Point)> {
+pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, PointSpec)> {
     let (id, at) = match text.split_once('@') {
         Some((id, at)) if !id.is_empty() => (id, Some(at)),
         _ => (text, None),
@@ -111,27 +115,27 @@ pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, Point)> {
     Ok((find::by_id(&parts.logs, id).await?, point(at)?))
 }
 
-/// The agent's name for the project in a folder.
-pub fn project_of(parts: &Parts, folder: &Path) -> String {
+/// The agent's name for the project in a directory.
+pub fn project_of(parts: &Parts, directory: &Path) -> String {
     // The agent resolves links before it names the project.
-    let real = folder
+    let real = directory
         .canonicalize()
-        .or_else(|_| std::path::absolute(folder))
-        .unwrap_or_else(|_| PathBuf::from(folder));
+        .or_else(|_| std::path::absolute(directory))
+        .unwrap_or_else(|_| PathBuf::from(directory));
     parts.profile.project_of(&real)
 }
 
-/// The agent's name for the project in a folder that it will run in.
-pub fn next_project(parts: &Parts, folder: &Path) -> Result<String> {
+/// The agent's name for the project in a directory that it will run in.
+pub fn next_project(parts: &Parts, directory: &Path) -> Result<String> {
     if parts.profile.follows() {
-        return Ok(project_of(parts, folder));
+        return Ok(project_of(parts, directory));
     }
     let agent = parts.profile.name();
     Err(Error::usage(format!(
         "put the session where {agent} looks for it in {}: it is not known to go on elsewhere",
-        folder.display()
+        directory.display()
     ))
-    .hint("without --cwd it goes on in the folder where it began"))
+    .hint("without --cwd it goes on in the directory where it began"))
 }
 
 /// The answer where nothing was found.
@@ -149,7 +153,7 @@ pub fn nothing(parts: &Parts, id: Option<&str>, request: Option<&str>) -> Error 
     .hint("sessiond ls shows the sessions; --store, --namespace and --agent say where to look")
 }
 
-/// Whose restored files shall be: as said, or, for root, whoever owns the folder.
+/// Whose restored files shall be: as said, or, for root, whoever owns the directory.
 pub fn owner(said: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
     if let Some(said) = said {
         return parse_owner(said).map(Some);
@@ -200,18 +204,18 @@ fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
 }
 
 /// Lets the index learn of a claim, if it answers soon.
-pub async fn tell_index(parts: &Parts, reports: &[Report]) {
+pub async fn tell_index(parts: &Parts, reports: &[RestoreReport]) {
     for report in reports {
         let (Some(claim), Ok(name)) = (&report.claim, report.session.parse()) else {
             continue;
         };
-        let record = Record {
+        let record = EntryRecord {
             log: parts.logs.id(name),
             branch: None,
             header: claim.header.clone(),
             stored: claim.bytes.len() as u64,
             digest: claim.digest,
-            told: Told::default(),
+            told: ParsedTranscripts::default(),
         };
         match tokio::time::timeout(INDEX_PATIENCE, parts.index.record(&record)).await {
             // What came before, if it does not know that either, it learns from whoever streams next, or by a reindex: the agent

@@ -1,4 +1,4 @@
-//! `serve-store`: the same log, fence and index for users of an Agent SDK who have no folder to share.
+//! `serve-store`: the same log, fence and index for users of an Agent SDK who have no directory to share.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::agent::claude_code::ClaudeCode;
 use crate::cli::{daemon, exit, print, select, start};
 use crate::config::{Settings, Stream};
 use crate::daemon::listen::Listen;
-use crate::daemon::lock::{self, state_folder};
+use crate::daemon::lock::{self, state_dir};
 use crate::daemon::service::Service;
 use crate::daemon::session_store::{SessionStore, http};
 use crate::daemon::signals::Signals;
@@ -18,10 +18,10 @@ use crate::wire::{self, Parts};
 /// Be the session store of a Claude Agent SDK: what it appends is durable when it is answered
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond serve-store --listen http://127.0.0.1:7474 --store 's3://bucket/agents'\n\nThe adapters for TypeScript and Python are in examples/. Its folder is its own (--root; by default one in the XDG data\ndirectory), never the one of an agent. SIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
+    after_help = "Example:\n  sessiond serve-store --listen http://127.0.0.1:7474 --store 's3://bucket/agents'\n\nThe adapters for TypeScript and Python are in examples/. Its directory is its own (--root; by default one in the XDG data\ndirectory), never the one of an agent. SIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
 )]
 pub struct Args {
-    /// Where to listen: unix:///PATH, or http://127.0.0.1:PORT (0 takes a free one) [default: a socket in its folder]
+    /// Where to listen: unix:///PATH, or http://127.0.0.1:PORT (0 takes a free one) [default: a socket in its directory]
     #[arg(long, env = "SESSIOND_LISTEN", value_name = "URL")]
     pub listen: Option<String>,
 
@@ -44,7 +44,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         ))
         .hint("leave --agent out"));
     }
-    let root = wire::store_folder(settings)?;
+    let root = wire::store_dir(settings)?;
     let listen = args
         .listen
         .as_deref()
@@ -56,11 +56,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         .await?
         .rooted_at(root);
     let mut signals = Signals::to_stop()?;
-    let disk = parts.folder()?;
+    let disk = parts.directory()?;
     let owner = select::owner(None, &disk)?;
     let _lock = lock::take(disk.root(), owner)?;
     let listen =
-        listen.unwrap_or_else(|| Listen::Unix(state_folder(disk.root()).join("session-store")));
+        listen.unwrap_or_else(|| Listen::Unix(state_dir(disk.root()).join("session-store")));
     let (listener, bound) = listen.bind().await?;
     let service = Service::start(&parts, options, Vec::new(), &vitals).await?;
     let store = Arc::new(SessionStore::new(&parts, &service)?);

@@ -8,10 +8,10 @@ use crate::config::Settings;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::history::conversation::answers;
-use crate::history::{Conversation, Look, Shown, Style};
-use crate::model::{Facts, LogId};
+use crate::history::{Conversation, Renderer, Shown, Style};
+use crate::model::{LogId, SessionFacts};
 use crate::restore::find;
-use crate::restore::point::{self, Goal};
+use crate::restore::point::{self, ResolvedPoint};
 use crate::wire::Parts;
 
 /// Show the conversation of a session, through $PAGER on a terminal
@@ -53,7 +53,7 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::make(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let Goal { at, cut } =
+    let ResolvedPoint { at, cut } =
         point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
     let read = Conversation::read(
         &parts.logs,
@@ -93,13 +93,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 }
 
 /// For a person.
-fn read_out(id: &LogId, facts: &Facts, shown: &[Shown], args: &Args) -> Result<()> {
+fn read_out(id: &LogId, facts: &SessionFacts, shown: &[Shown], args: &Args) -> Result<()> {
     let style = Style {
         colour: print::colour() && !args.markdown,
         markdown: args.markdown,
         full: args.full,
     };
-    let mut look = Look::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
+    let mut look = Renderer::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
     let mut out = Out::open(std::io::stdout().is_terminal() && !args.no_pager && !args.markdown)?;
     let mut goes_on = out.write(&heading(id, facts, style))?;
     for message in shown {
@@ -108,7 +108,7 @@ fn read_out(id: &LogId, facts: &Facts, shown: &[Shown], args: &Args) -> Result<(
     out.close()
 }
 
-fn heading(id: &LogId, facts: &Facts, style: Style) -> String {
+fn heading(id: &LogId, facts: &SessionFacts, style: Style) -> String {
     let title = print::clean(facts.title.as_deref().unwrap_or("Session"));
     let about = [
         facts.cwd.as_deref(),

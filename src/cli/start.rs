@@ -10,16 +10,16 @@ use tokio::time::Instant;
 use crate::cli::select::Latest;
 use crate::cli::{exit, restore, select};
 use crate::config::{self, Settings, Stream};
+use crate::daemon::health::HealthState;
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::lock::{self, Lock};
 use crate::daemon::probes;
 use crate::daemon::service::{self, Service};
-use crate::daemon::vitals::Vitals;
 use crate::error::{Error, Result};
 use crate::model::LogName;
-use crate::restore::{Options, Report};
+use crate::restore::{Options, RestoreReport};
 use crate::sys::outbound::Outbound;
-use crate::sys::{Disk, During, Owner, SystemClock};
+use crate::sys::{Disk, Operation, Owner, SystemClock};
 use crate::wire::{PARALLEL, Parts};
 
 /// Fits a platform that gives ten seconds.
@@ -55,7 +55,7 @@ pub struct First {
     #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
     pub request: Option<String>,
 
-    /// With --latest: only sessions of the project in this folder
+    /// With --latest: only sessions of the project in this directory
     #[arg(
         long,
         env = "SESSIOND_PROJECT",
@@ -64,7 +64,7 @@ pub struct First {
     )]
     pub project: Option<PathBuf>,
 
-    /// Put the session where the agent looks for it when it runs in this folder, from whichever project it was in
+    /// Put the session where the agent looks for it when it runs in this directory, from whichever project it was in
     #[arg(long, env = "SESSIOND_CWD", value_name = "DIR")]
     pub cwd: Option<PathBuf>,
 
@@ -84,7 +84,7 @@ pub struct First {
     #[arg(long, env = "SESSIOND_REPAIR")]
     pub repair: bool,
 
-    /// Whose the files shall be, when run as root [default: the owner of the agent's folder]
+    /// Whose the files shall be, when run as root [default: the owner of the agent's directory]
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
 
@@ -114,8 +114,8 @@ impl First {
 }
 
 /// Begins to answer operators, before anything that can take long. With `whatever` an address that cannot be had is no error.
-pub async fn vitals(stream: &Stream, whatever: bool) -> Result<Arc<Vitals>> {
-    let vitals = Vitals::new(Arc::new(SystemClock));
+pub async fn vitals(stream: &Stream, whatever: bool) -> Result<Arc<HealthState>> {
+    let vitals = HealthState::new(Arc::new(SystemClock));
     match probes::start(stream.http.as_deref(), &vitals).await {
         Err(error) if whatever => {
             tracing::error!(%error, "no /healthz, /readyz and /metrics; going on without, as asked")
@@ -171,7 +171,7 @@ pub fn deadline(stream: &Stream) -> Result<Duration> {
 pub struct Streaming {
     /// The service.
     pub service: Service,
-    /// The agent's folder.
+    /// The agent's directory.
     pub disk: Arc<Disk>,
     /// Whose the files are.
     pub owner: Option<Owner>,
@@ -184,7 +184,7 @@ pub async fn prepare(
     first: &First,
     stream: &Stream,
     options: service::Options,
-    vitals: &Arc<Vitals>,
+    vitals: &Arc<HealthState>,
 ) -> Result<Streaming, (Error, u8)> {
     let plain = |error: Error| {
         let code = exit::of(error.kind());
@@ -193,7 +193,7 @@ pub async fn prepare(
     let parts = Parts::make(settings, stream.parallel)
         .await
         .map_err(plain)?;
-    let disk = parts.folder().map_err(plain)?;
+    let disk = parts.directory().map_err(plain)?;
     let owner = select::owner(first.owner.as_deref(), &disk).map_err(plain)?;
     let lock = lock::take(disk.root(), owner).map_err(plain)?;
     let stale = match restored(&parts, first, owner, vitals).await {
@@ -220,7 +220,7 @@ async fn restored(
     parts: &Parts,
     first: &First,
     owner: Option<Owner>,
-    vitals: &Vitals,
+    vitals: &HealthState,
 ) -> Result<Vec<LogName>> {
     if first.asks() {
         vitals.restoring();
@@ -228,7 +228,7 @@ async fn restored(
     let began = Instant::now();
     let done = restore_first(parts, first, owner).await;
     match &done {
-        Err(error) => vitals.counts.failed(During::Restore, error.kind()),
+        Err(error) => vitals.counts.failed(Operation::Restore, error.kind()),
         Ok(reports) if reports.is_empty() => {}
         Ok(reports) => {
             let bytes = reports.iter().map(|report| report.bytes).sum();
@@ -241,7 +241,7 @@ async fn restored(
 }
 
 /// There is no such session.
-fn nothing(parts: &Parts, first: &First) -> Result<Vec<Report>> {
+fn nothing(parts: &Parts, first: &First) -> Result<Vec<RestoreReport>> {
     if first.asks() && first.must_exist {
         return Err(select::nothing(
             parts,
@@ -258,7 +258,11 @@ fn nothing(parts: &Parts, first: &First) -> Result<Vec<Report>> {
     Ok(Vec::new())
 }
 
-async fn restore_first(parts: &Parts, first: &First, owner: Option<Owner>) -> Result<Vec<Report>> {
+async fn restore_first(
+    parts: &Parts,
+    first: &First,
+    owner: Option<Owner>,
+) -> Result<Vec<RestoreReport>> {
     let latest = Latest {
         latest: first.latest,
         project: first.project.as_deref(),

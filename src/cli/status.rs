@@ -3,7 +3,7 @@
 use crate::cli::{exit, flush, print};
 use crate::config::Settings;
 use crate::daemon::socket::{self, Answer, Request};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::wire::root_of;
 
 /// Show each session's lag, head, writer and last error
@@ -25,7 +25,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Answer::Failed { error, hint, kind } => return Err(flush::status_error(error, hint, kind)),
         Answer::Flushed(_) => {
             return Err(Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 "status: the daemon answered something else",
             ));
         }
@@ -75,7 +75,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 lag,
                 print::bytes(log.durable_bytes),
                 log.head.to_string(),
-                log.ground.clone(),
+                log.target.clone(),
                 log.writer.chars().take(8).collect(),
                 error,
             ]

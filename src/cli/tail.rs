@@ -7,8 +7,8 @@ use crate::cli::start::FLUSH_INTERVAL;
 use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::signals::Signals;
-use crate::error::{Error, Kind, Result};
-use crate::history::{Follow, Look, News, Style};
+use crate::error::{Error, ErrorKind, Result};
+use crate::history::{Follow, News, Renderer, Style};
 use crate::restore::find;
 use crate::wire::Parts;
 
@@ -69,7 +69,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
         args.flush_interval.as_deref(),
         FLUSH_INTERVAL,
     )?;
-    let mut look = Look::new(
+    let mut look = Renderer::new(
         Style {
             colour: print::colour(),
             full: args.full,
@@ -112,14 +112,14 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
 }
 
 /// False if nobody reads any more.
-fn show(look: &mut Look, news: News, json: bool) -> Result<bool> {
+fn show(look: &mut Renderer, news: News, json: bool) -> Result<bool> {
     match news {
-        News::Said(spoken) if json => {
+        News::LocatedMessage(spoken) if json => {
             let line = serde_json::to_string(&spoken)
-                .map_err(|cause| Error::new(Kind::Internal, "print JSON").because(cause))?;
+                .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?;
             print::text(&format!("{line}\n"))
         }
-        News::Said(spoken) => {
+        News::LocatedMessage(spoken) => {
             print::text(&look.message(&spoken, usize::from(spoken.sub_agent.is_some())))
         }
         News::Removed => {

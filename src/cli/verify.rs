@@ -2,7 +2,7 @@
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::restore::{find, verify};
 use crate::sys::Disk;
 use crate::wire::Parts;
@@ -44,7 +44,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             .collect(),
     };
     let scratch =
-        std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.chance.next()));
+        std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.rng.next()));
     let disk = Disk::new(&scratch);
     let mut verdicts = Vec::new();
     let mut failed = None;
@@ -68,7 +68,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if let Err(cause) = std::fs::remove_dir_all(&scratch)
         && cause.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(%cause, "the scratch folder {} was not removed", scratch.display());
+        tracing::warn!(%cause, "the scratch directory {} was not removed", scratch.display());
     }
     if let Some(error) = failed {
         return Err(error);
@@ -106,7 +106,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if sealed > 0 {
         let error = Error::new(
-            Kind::Sealed,
+            ErrorKind::Encrypted,
             format!(
                 "{sealed} of {} logs are encrypted, and not to any identity at hand",
                 verdicts.len()
@@ -118,7 +118,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn say(verdict: &verify::Verdict) -> Result<()> {
+fn say(verdict: &verify::VerifyReport) -> Result<()> {
     let session = print::clean(&verdict.session);
     let word = match (verdict.damage.is_empty(), verdict.sealed) {
         (true, 0) => "ok",
@@ -180,7 +180,7 @@ fn say(verdict: &verify::Verdict) -> Result<()> {
 }
 
 /// What can be said of a log without the key to it.
-fn say_sealed(verdict: &verify::Verdict, word: &str, branches: &str) -> Result<()> {
+fn say_sealed(verdict: &verify::VerifyReport, word: &str, branches: &str) -> Result<()> {
     let (session, head) = (print::clean(&verdict.session), verdict.head);
     let missing: Vec<String> = verdict
         .missing

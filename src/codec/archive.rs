@@ -16,8 +16,10 @@ use flate2::write::GzEncoder;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Kind, Result};
-use crate::model::{AgentName, Digest, FileKind, RelPath, RunningHash, Seq, SessionId, Wishes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{
+    AgentName, Digest, FileKind, RelPath, RunningHash, Seq, SessionId, SessionMetadata,
+};
 
 /// The manifest's name in the archive.
 pub const MANIFEST: &str = ".sessiond-manifest.json";
@@ -94,7 +96,7 @@ impl Manifest {
         session: SessionId,
         seq: Seq,
         made: Timestamp,
-        said: &Wishes,
+        said: &SessionMetadata,
     ) -> Manifest {
         let (labels, request_id) = (said.labels.clone(), said.request_id.clone());
         Manifest {
@@ -110,11 +112,11 @@ impl Manifest {
     }
 
     /// What it says of the session.
-    pub fn wishes(&self) -> Wishes {
-        Wishes {
+    pub fn wishes(&self) -> SessionMetadata {
+        SessionMetadata {
             labels: self.labels.clone(),
             request_id: self.request_id.clone(),
-            ..Wishes::default()
+            ..SessionMetadata::default()
         }
     }
 
@@ -133,7 +135,7 @@ impl Manifest {
         }
         let below = |file: &&Member| {
             std::iter::successors(file.path.parent(), RelPath::parent)
-                .any(|folder| paths.contains(&folder))
+                .any(|directory| paths.contains(&directory))
         };
         if let Some(inside) = self.files.iter().find(below) {
             return Err(refuse(name, format!("{} lies in a file", inside.path)));
@@ -170,7 +172,7 @@ pub fn write<'a, W: Write>(
 ) -> Result<()> {
     let failed = |cause| Error::io(format!("export session {}", manifest.session), cause);
     let text = serde_json::to_vec_pretty(manifest)
-        .map_err(|cause| Error::new(Kind::Internal, "write a manifest").because(cause))?;
+        .map_err(|cause| Error::new(ErrorKind::Internal, "write a manifest").caused_by(cause))?;
     let done = if base64 {
         let mut encoder = EncoderWriter::new(&mut out, &STANDARD);
         pack(&mut encoder, &text, manifest, open).and_then(|()| encoder.finish().map(|_| ()))
@@ -330,7 +332,7 @@ fn read_tar(name: &str, source: &mut dyn Source, taker: &mut dyn Taker) -> Resul
     let first = next_member(name, source)?.ok_or_else(|| refuse(name, "it is empty"))?;
     if first.path != MANIFEST.as_bytes() || first.len > LONGEST_MANIFEST {
         return Err(refuse(name, "its first member is not a manifest")
-            .hint("sessiond export makes such archives; a folder of files is not one"));
+            .hint("sessiond export makes such archives; a directory of files is not one"));
     }
     let mut text = vec![0; first.len as usize];
     source

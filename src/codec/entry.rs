@@ -9,7 +9,7 @@ use flate2::write::GzEncoder;
 
 use crate::error::{Error, Result};
 use crate::model::entry::FORMAT;
-use crate::model::{Digest, EntryKind, Header};
+use crate::model::{Digest, EntryHeader, EntryKind};
 
 /// Raw bytes that a delta gathers before it is cut: a backlog of any size goes out in pieces of this, which bounds the
 /// memory of both sides and lets a restore inflate pieces in parallel.
@@ -31,7 +31,7 @@ const BEST_RATIO: u64 = 1032;
 #[derive(Debug, Clone)]
 pub struct Encoded {
     /// What it says of itself.
-    pub header: Header,
+    pub header: EntryHeader,
     /// The bytes to store.
     pub bytes: Bytes,
     /// Their SHA-256.
@@ -42,7 +42,7 @@ pub struct Encoded {
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// What it says of itself.
-    pub header: Header,
+    pub header: EntryHeader,
     /// The bytes of its parts, one behind the other.
     pub body: Vec<u8>,
     /// SHA-256 of it as stored; of a merge or a snapshot, that of the last entry it stands for. The next entry names it.
@@ -53,7 +53,7 @@ pub struct Entry {
 
 impl Entry {
     /// An entry of these parts, found in `stored` bytes.
-    pub(super) fn new(header: Header, body: Vec<u8>, stored: &[u8]) -> Entry {
+    pub(super) fn new(header: EntryHeader, body: Vec<u8>, stored: &[u8]) -> Entry {
         let digest = header
             .covers
             .as_ref()
@@ -93,10 +93,10 @@ pub(super) fn level(kind: EntryKind) -> Compression {
 }
 
 /// Encodes an entry or a merge; `bodies` are the bytes of the header's parts.
-pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
+pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encoded> {
     let internal = |cause: &dyn std::fmt::Display| {
         Error::new(
-            crate::error::Kind::Internal,
+            crate::error::ErrorKind::Internal,
             format!("encode entry {}: {cause}", header.seq),
         )
     };
@@ -166,7 +166,7 @@ pub(super) fn refuse(name: &str, why: &str) -> Error {
 }
 
 /// Reads a header, and refuses what no honest writer says in `stored` bytes.
-pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<Header> {
+pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<EntryHeader> {
     let refuse = |why: String| refuse(name, &why);
     let version = serde_json::from_slice::<Version>(text)
         .map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
@@ -177,7 +177,7 @@ pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<Header> {
         ))
         .hint("upgrade sessiond: a newer one wrote this"));
     }
-    let header: Header = serde_json::from_slice(text)
+    let header: EntryHeader = serde_json::from_slice(text)
         .map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
     let declared = header.body_len();
     if declared > MOST_RAW || declared > stored.saturating_mul(BEST_RATIO) {
@@ -216,7 +216,7 @@ mod tests {
     use crate::model::{FileKind, Part};
     use proptest::prelude::*;
 
-    fn header(bodies: &[Vec<u8>]) -> Header {
+    fn header(bodies: &[Vec<u8>]) -> EntryHeader {
         let parts = bodies.iter().enumerate().map(|(at, body)| Part {
             path: format!("projects/-w/{at}.jsonl").parse().unwrap(),
             kind: FileKind::Append,
@@ -227,7 +227,7 @@ mod tests {
             mtime_ns: 7,
             seq: None,
         });
-        Header {
+        EntryHeader {
             v: FORMAT,
             kind: EntryKind::Delta,
             agent: "claude-code".parse().unwrap(),
@@ -266,7 +266,7 @@ mod tests {
             bytes[at] ^= flip;
             // The gzip header holds a time and a flag that carry no data; the digest covers those.
             let noticed = match decode("x", &bytes) {
-                Err(error) => error.kind() == crate::error::Kind::Corrupt,
+                Err(error) => error.kind() == crate::error::ErrorKind::Corrupt,
                 Ok(entry) => entry.digest != encoded.digest,
             };
             prop_assert!(noticed);
@@ -313,17 +313,20 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leaves_its_folder_is_refused() {
+    fn a_path_that_leaves_its_directory_is_refused() {
         let text = serde_json::to_string(&header(&[vec![1]]))
             .unwrap()
             .replace("projects/-w/0.jsonl", "../../etc/passwd");
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(format!("{text}\n\x01").as_bytes()).unwrap();
         let error = decode("x", &gzip.finish().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("leaves its folder"), "{error}");
+        assert!(
+            error.to_string().contains("leaves its directory"),
+            "{error}"
+        );
     }
 
-    fn encode_raw(header: &Header, body: &[u8]) -> Vec<u8> {
+    fn encode_raw(header: &EntryHeader, body: &[u8]) -> Vec<u8> {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(&serde_json::to_vec(header).unwrap())
             .unwrap();

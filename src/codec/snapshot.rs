@@ -7,8 +7,8 @@ use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
 use super::entry::{self, Encoded, Entry};
-use crate::error::{Error, Kind, Result};
-use crate::model::{Digest, EntryKind, Header};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{Digest, EntryHeader, EntryKind};
 
 /// The header's name in the archive.
 pub const HEADER: &str = ".sessiond-header.json";
@@ -17,7 +17,7 @@ pub const HEADER: &str = ".sessiond-header.json";
 const LONGEST_HEADER: u64 = 16 << 20;
 
 /// Encodes a snapshot; `bodies` are the files that the header's parts name, each as a whole.
-pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
+pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encoded> {
     let failed = |cause: std::io::Error| {
         Error::io(
             format!("take a snapshot of {} at {}", header.session, header.seq),
@@ -25,7 +25,7 @@ pub fn encode<B: AsRef<[u8]>>(header: Header, bodies: &[B]) -> Result<Encoded> {
         )
     };
     let text = serde_json::to_vec(&header)
-        .map_err(|cause| Error::new(Kind::Internal, "write a header").because(cause))?;
+        .map_err(|cause| Error::new(ErrorKind::Internal, "write a header").caused_by(cause))?;
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), entry::level(header.kind)));
     append(&mut tar, HEADER, 0o600, 0, &text).map_err(failed)?;
     for (part, body) in header.parts.iter().zip(bodies) {

@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use crate::daemon::signals::Arrived;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A running agent.
 pub struct Child {
@@ -25,7 +25,7 @@ pub enum NotStarted {
 }
 
 impl Child {
-    /// Starts `command`; it has our terminal, our folder and our environment.
+    /// Starts `command`; it has our terminal, our directory and our environment.
     pub fn start(command: &[OsString]) -> Result<Child, (NotStarted, Error)> {
         let Some((program, arguments)) = command.split_first() else {
             return Err((
@@ -49,7 +49,7 @@ impl Child {
             (
                 why,
                 Error::usage(format!("run {}", program.to_string_lossy()))
-                    .because(cause)
+                    .caused_by(cause)
                     .hint(hint),
             )
         })?;
@@ -57,7 +57,7 @@ impl Child {
         let pid = pid.ok_or_else(|| {
             (
                 NotStarted::NotExecutable,
-                Error::new(Kind::Internal, "run: the child has no process id"),
+                Error::new(ErrorKind::Internal, "run: the child has no process id"),
             )
         })?;
         // Dropping std's handle neither kills nor waits; `reap` does the waiting, for all children alike.

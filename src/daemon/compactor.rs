@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use crate::capture::Feed;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 use crate::log::Logs;
-use crate::sys::{Backoff, During};
+use crate::sys::{Backoff, Operation};
 use crate::upkeep::compact::compact;
 
 /// Merges for ever; drop it to stop. A merge that is not made costs readers time and nothing else.
 pub async fn run(feed: Arc<Feed>, logs: Logs) {
-    let mut backoff = Backoff::new(logs.chance.clone());
+    let mut backoff = Backoff::new(logs.rng.clone());
     loop {
         let (name, seq) = feed.ripe().await;
         let id = logs.id(name.clone());
         let done = compact(&logs, &id, seq).await;
         if let Err(error) = &done {
-            feed.counts().failed(During::Merge, error.kind());
+            feed.counts().failed(Operation::Merge, error.kind());
         }
         match done {
             Ok(made) => {
@@ -36,7 +36,7 @@ pub async fn run(feed: Arc<Feed>, logs: Logs) {
                 tokio::time::sleep(wait).await;
             }
             // It stays as it is until the next run is complete.
-            Err(error) if matches!(error.kind(), Kind::Conflict | Kind::Sealed) => {
+            Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Encrypted) => {
                 tracing::debug!(%error, "not merged")
             }
             Err(error) => tracing::warn!(%error, "not merged; sessiond verify tells more"),

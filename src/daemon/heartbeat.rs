@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::daemon::vitals::{Look, Vitals};
+use crate::daemon::health::{HealthSnapshot, HealthState};
 use crate::error::{Error, Result};
 use crate::sys::outbound::Outbound;
 
@@ -40,7 +40,7 @@ impl Heartbeat {
     }
 
     /// Calls for ever; drop it to stop.
-    pub async fn run(self, vitals: Arc<Vitals>) {
+    pub async fn run(self, vitals: Arc<HealthState>) {
         let mut ticks = tokio::time::interval_at(Instant::now(), self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut before = None;
@@ -54,23 +54,23 @@ impl Heartbeat {
             }
             let to = self.server.place();
             match came {
-                Came::Heard => {
+                HeartbeatOutcome::Heard => {
                     tracing::info!(to, interval = ?self.interval, "heartbeat: everything is durable")
                 }
-                Came::Failed(error) => {
+                HeartbeatOutcome::Failed(error) => {
                     tracing::warn!(to, %error, "the heartbeat is not heard; streaming goes on")
                 }
-                Came::Withheld(why) => {
+                HeartbeatOutcome::Withheld(why) => {
                     tracing::warn!(to, why, "no heartbeat: not everything is durable")
                 }
             }
         }
     }
 
-    async fn once(&self, vitals: &Vitals) -> Came {
+    async fn once(&self, vitals: &HealthState) -> HeartbeatOutcome {
         if let Err(why) = durable(&vitals.look().await, self.allowance) {
             vitals.counts.note(|tally| tally.withheld_beats += 1);
-            return Came::Withheld(why);
+            return HeartbeatOutcome::Withheld(why);
         }
         match self.server.get().await {
             Ok(()) => {
@@ -79,18 +79,18 @@ impl Heartbeat {
                     tally.beats += 1;
                     tally.beat_at = Some(now);
                 });
-                Came::Heard
+                HeartbeatOutcome::Heard
             }
             Err(error) => {
                 vitals.counts.note(|tally| tally.missed_beats += 1);
-                Came::Failed(error)
+                HeartbeatOutcome::Failed(error)
             }
         }
     }
 }
 
 /// What became of a call.
-enum Came {
+enum HeartbeatOutcome {
     Heard,
     Failed(Error),
     Withheld(String),
@@ -98,7 +98,7 @@ enum Came {
 
 /// Pure: whether everything is durable, or so new that it is about to be; if not, why. What a writer that lost its session has is
 /// durable once it is in its branch. The index does not count: it is a view.
-fn durable(look: &Look, allowance: Duration) -> Result<(), String> {
+fn durable(look: &HealthSnapshot, allowance: Duration) -> Result<(), String> {
     if !look.verdict.ready {
         return Err(look
             .verdict
@@ -125,28 +125,28 @@ fn durable(look: &Look, allowance: Duration) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capture::Overview;
-    use crate::daemon::vitals::Verdict;
+    use crate::capture::StreamSummary;
+    use crate::daemon::health::Verdict;
 
     #[test]
     fn what_is_late_or_unknown_keeps_it_back_and_what_is_new_does_not() {
-        let look = |ready, lag: Option<f64>, database_fails| Look {
+        let look = |ready, lag: Option<f64>, database_fails| HealthSnapshot {
             verdict: Verdict {
                 healthy: true,
                 ready,
                 phase: "streaming",
                 why: None,
             },
-            overview: lag.map(|lag_max_seconds| Overview {
+            overview: lag.map(|lag_max_seconds| StreamSummary {
                 lag_max_seconds,
                 unflushed: 1,
                 fenced: 1,
-                ..Overview::default()
+                ..StreamSummary::default()
             }),
             index: Some((false, 100)),
             database_fails,
         };
-        let beats = |look: &Look| durable(look, Duration::from_secs(8)).is_ok();
+        let beats = |look: &HealthSnapshot| durable(look, Duration::from_secs(8)).is_ok();
         assert!(beats(&look(true, Some(0.0), false)) && beats(&look(true, Some(8.0), false)));
         assert!(!beats(&look(true, Some(8.1), false)) && !beats(&look(true, None, false)));
         assert!(!beats(&look(false, Some(0.0), false)) && !beats(&look(true, Some(0.0), true)));

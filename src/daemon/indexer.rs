@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::agent::Profile;
 use crate::capture::Feed;
 use crate::capture::feed::News;
-use crate::error::{Kind, Result};
-use crate::index::{Filter, Index, Recorded};
+use crate::error::{ErrorKind, Result};
+use crate::index::{Filter, Index, RecordOutcome};
 use crate::log::Logs;
 use crate::log::ledger::Ledger;
-use crate::log::pen::Ground;
+use crate::log::writer::WriteTarget;
 use crate::model::LogName;
-use crate::sys::{Backoff, During, Folder};
+use crate::sys::{Backoff, Directory, Operation};
 use crate::upkeep::reindex::catch_up;
 
 /// What the follower of the index needs.
@@ -32,12 +32,12 @@ pub struct Indexer {
 impl Indexer {
     /// Follows for ever; drop it to stop.
     pub async fn run(self) {
-        let mut backoff = Backoff::new(self.logs.chance.clone());
+        let mut backoff = Backoff::new(self.logs.rng.clone());
         loop {
             let news = self.feed.next().await;
             match self.take(&news).await {
                 // Who has the key can make it follow: sessiond reindex.
-                Err(error) if error.kind() == Kind::Sealed => {
+                Err(error) if error.kind() == ErrorKind::Encrypted => {
                     tracing::debug!(%error, "the index does not follow what cannot be read")
                 }
                 Ok(()) => {
@@ -54,7 +54,7 @@ impl Indexer {
                         tracing::warn!(%error, "the index does not follow; streaming goes on");
                     }
                     self.answers.store(false, Ordering::Relaxed);
-                    self.feed.counts().failed(During::Index, error.kind());
+                    self.feed.counts().failed(Operation::Index, error.kind());
                     if !error.is_retryable() {
                         tracing::error!(%error, attempt = backoff.failed(), "the index refuses what it is given");
                     }
@@ -73,7 +73,7 @@ impl Indexer {
     async fn take(&self, news: &News) -> Result<()> {
         match news {
             News::Entry(record) => {
-                if let Recorded::Gap { have } = self.index.record(record).await? {
+                if let RecordOutcome::Gap { have } = self.index.record(record).await? {
                     tracing::debug!(session = %record.log.name, have, "the index is behind; reading the bucket");
                     catch_up(&self.logs, &*self.index, &*self.profile, &record.log).await?;
                 }
@@ -97,7 +97,7 @@ pub async fn mark_stale(
     feed: &Feed,
     index: &dyn Index,
     logs: &Logs,
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     names: &[LogName],
 ) -> Result<()> {
     let mut heads = std::collections::BTreeMap::new();
@@ -123,23 +123,23 @@ pub async fn mark_stale(
     }
     let store = logs.store.address();
     for name in names {
-        let Some(ledger) = Ledger::load(folder, &store, &logs.id(name.clone())) else {
+        let Some(ledger) = Ledger::load(directory, &store, &logs.id(name.clone())) else {
             continue;
         };
-        let known = match ledger.pen.ground {
+        let known = match ledger.log_writer.target {
             // The numbers of a branch are its own; few logs have one.
-            Ground::Branch => {
+            WriteTarget::Branch => {
                 let entries = index.entries(&ledger.id).await?;
-                let ours = entries
-                    .iter()
-                    .filter(|entry| entry.branch.as_deref() == Some(ledger.pen.writer.as_str()));
+                let ours = entries.iter().filter(|entry| {
+                    entry.branch.as_deref() == Some(ledger.log_writer.writer.as_str())
+                });
                 ours.map(|entry| entry.seq).max()
             }
             // Not listed with the sessions; few as well.
             _ if name.is_project() => index.session(&ledger.id).await?.map(|row| row.head),
             _ => heads.get(&name.to_string()).copied(),
         };
-        if known.is_none_or(|known| known < ledger.pen.seq) && ledger.pen.seq > 0 {
+        if known.is_none_or(|known| known < ledger.log_writer.seq) && ledger.log_writer.seq > 0 {
             feed.stale(name.clone());
         }
     }

@@ -1,4 +1,4 @@
-//! One sessiond per folder: a lock that the kernel lets go of when its holder dies.
+//! One sessiond per directory: a lock that the kernel lets go of when its holder dies.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -6,29 +6,29 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::sys::{Disk, Owner, STATE_FOLDER};
+use crate::sys::{Disk, Owner, STATE_DIR};
 
 /// Held as long as it lives.
 pub struct Lock {
     _file: File,
 }
 
-/// Our folder below the agent's root.
-pub fn state_folder(root: &Path) -> PathBuf {
-    root.join(STATE_FOLDER)
+/// Our directory below the agent's root.
+pub fn state_dir(root: &Path) -> PathBuf {
+    root.join(STATE_DIR)
 }
 
-/// Takes the lock of a root, making the folder for `owner` if it is missing.
+/// Takes the lock of a root, making the directory for `owner` if it is missing.
 pub fn take(root: &Path, owner: Option<Owner>) -> Result<Lock> {
-    let folder = state_folder(root);
-    let failed = |cause| Error::named(format!("lock {}", folder.display()), cause);
+    let directory = state_dir(root);
+    let failed = |cause| Error::named(format!("lock {}", directory.display()), cause);
     Disk::new(root).make(owner).map_err(failed)?;
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(&folder)
+        .create(&directory)
         .map_err(failed)?;
-    let path = folder.join("lock");
+    let path = directory.join("lock");
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -47,7 +47,7 @@ pub fn take(root: &Path, owner: Option<Owner>) -> Result<Lock> {
                 "another sessiond (process {holder}) already keeps {}",
                 root.display()
             ))
-            .hint("sessiond status shows it; stop it first, or give --root another folder"));
+            .hint("sessiond status shows it; stop it first, or give --root another directory"));
         }
         Err(TryLockError::Error(cause)) => return Err(failed(cause)),
     }

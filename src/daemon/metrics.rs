@@ -5,10 +5,10 @@ use std::fmt::{Display, Write};
 
 use jiff::Timestamp;
 
-use crate::daemon::vitals::Look;
-use crate::error::Kind;
-use crate::sys::During;
-use crate::sys::counts::{BOUNDS, Tally};
+use crate::daemon::health::HealthSnapshot;
+use crate::error::ErrorKind;
+use crate::sys::Operation;
+use crate::sys::counters::{BOUNDS, CounterValues};
 
 /// The content type.
 pub const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -46,7 +46,7 @@ fn seconds(at: Timestamp) -> f64 {
 }
 
 /// All of it.
-pub fn text(since: Timestamp, look: &Look, tally: &Tally) -> String {
+pub fn text(since: Timestamp, look: &HealthSnapshot, tally: &CounterValues) -> String {
     let mut page = Page::default();
     page.family(
         "sessiond_build_info",
@@ -82,7 +82,7 @@ pub fn text(since: Timestamp, look: &Look, tally: &Tally) -> String {
 }
 
 /// How things stand now. What is not known is left out.
-fn standing(page: &mut Page, look: &Look) {
+fn standing(page: &mut Page, look: &HealthSnapshot) {
     if let Some(all) = &look.overview {
         page.gauge(
             "sessiond_sessions",
@@ -102,7 +102,7 @@ fn standing(page: &mut Page, look: &Look) {
         page.gauge("sessiond_watched_files", "Files that are kept.", all.files);
         page.gauge(
             "sessiond_watch_degraded",
-            "1 while file events cannot be relied on and the folder is scanned instead.",
+            "1 while file events cannot be relied on and the directory is scanned instead.",
             u8::from(all.scanning),
         );
         page.gauge(
@@ -140,7 +140,7 @@ fn standing(page: &mut Page, look: &Look) {
     }
 }
 
-fn flushes(page: &mut Page, tally: &Tally) {
+fn flushes(page: &mut Page, tally: &CounterValues) {
     page.counter(
         "sessiond_flushes_total",
         "Flushes that made something durable.",
@@ -200,14 +200,14 @@ fn flushes(page: &mut Page, tally: &Tally) {
     );
 }
 
-fn rest(page: &mut Page, tally: &Tally) {
+fn rest(page: &mut Page, tally: &CounterValues) {
     page.family(
         "sessiond_errors_total",
         "counter",
         "What failed, by what it was part of and by kind; each try counts.",
     );
-    for during in During::ALL {
-        for kind in Kind::ALL {
+    for during in Operation::ALL {
+        for kind in ErrorKind::ALL {
             let labels = format_args!(
                 "sessiond_errors_total{{during=\"{}\",kind=\"{}\"}}",
                 during.word(),

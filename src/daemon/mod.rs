@@ -3,17 +3,17 @@
 
 pub mod child;
 pub mod compactor;
+pub mod health;
 pub mod heartbeat;
 pub mod http;
 pub mod indexer;
 pub mod listen;
 pub mod lock;
+pub mod metadata_writer;
 pub mod metrics;
 pub mod probes;
-pub mod sayer;
 pub mod service;
 pub mod session_store;
 pub mod signals;
 pub mod socket;
 pub mod traces;
-pub mod vitals;

@@ -11,10 +11,10 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::net::TcpListener;
 
+use crate::daemon::health::HealthState;
 use crate::daemon::http::{self, Answer, Answers, Limits};
 use crate::daemon::listen::Listener;
 use crate::daemon::metrics;
-use crate::daemon::vitals::Vitals;
 use crate::error::{Error, Result};
 
 /// Where it is asked, unless somebody says otherwise: the port that OpenTelemetry has for Prometheus.
@@ -29,10 +29,10 @@ const LIMITS: Limits = Limits {
 
 const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
-struct Probes(Arc<Vitals>);
+struct Probes(Arc<HealthState>);
 
 /// Begins to answer at an address, unless it is `off`. Without one, the default is tried, and who has it already may keep it.
-pub async fn start(asked: Option<&str>, vitals: &Arc<Vitals>) -> Result<()> {
+pub async fn start(asked: Option<&str>, vitals: &Arc<HealthState>) -> Result<()> {
     let asked = asked.map(str::trim).filter(|asked| !asked.is_empty());
     if asked == Some("off") {
         return Ok(());
@@ -65,7 +65,7 @@ pub async fn start(asked: Option<&str>, vitals: &Arc<Vitals>) -> Result<()> {
             Ok(())
         }
         (Err(cause), Some(_)) => Err(wrong("it cannot be listened on")
-            .because(cause)
+            .caused_by(cause)
             .hint("give another address, or --http off")),
         (Err(error), None) => {
             tracing::warn!(%address, %error, "no /healthz, /readyz and /metrics: the address cannot be had; --http names another, or off");

@@ -9,17 +9,17 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::capture::handle::{FinishReport, FlushReport};
-use crate::capture::watch::{DiskWatch, Hints};
-use crate::capture::{self, Feed, Handle, Streamer};
+use crate::capture::watch::{EventBuffer, InotifyWatcher};
+use crate::capture::{self, Feed, Streamer, StreamerHandle};
 use crate::daemon::compactor;
+use crate::daemon::health::{HealthState, Running};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
-use crate::daemon::sayer;
+use crate::daemon::metadata_writer;
 use crate::daemon::socket::{self, Answer, Answers, Request, Status};
-use crate::daemon::vitals::{Running, Vitals};
 use crate::error::{Error, Result};
 use crate::mirror::{Depth, Mirror};
-use crate::model::{LogName, SessionId, Wishes};
+use crate::model::{LogName, SessionId, SessionMetadata};
 use crate::wire::Parts;
 
 /// The index gets this much of the end for itself; streaming never waits for it.
@@ -44,20 +44,20 @@ pub struct Options {
     /// Made when everything is restored and streaming.
     pub ready_file: Option<PathBuf>,
     /// Said of each session that is written to.
-    pub wishes: Wishes,
+    pub wishes: SessionMetadata,
     /// Who is told while everything is durable.
     pub heartbeat: Option<Heartbeat>,
 }
 
 /// A running service.
 pub struct Service {
-    handle: Handle,
+    handle: StreamerHandle,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
     ready_file: Option<PathBuf>,
     root: PathBuf,
     mirror: Option<Arc<Mirror>>,
-    vitals: Arc<Vitals>,
+    vitals: Arc<HealthState>,
 }
 
 impl Service {
@@ -66,13 +66,13 @@ impl Service {
         parts: &Parts,
         options: Options,
         stale: Vec<LogName>,
-        vitals: &Arc<Vitals>,
+        vitals: &Arc<HealthState>,
     ) -> Result<Service> {
         let root = parts.root()?.to_owned();
         // What the store can do is found out now if it answers, and at the first write if not.
         match tokio::time::timeout(
             STORE_PATIENCE,
-            parts.logs.fence.choose(&*parts.store, &parts.logs.chance),
+            parts.logs.fence.choose(&*parts.store, &parts.logs.rng),
         )
         .await
         {
@@ -87,7 +87,7 @@ impl Service {
         }
         let feed = Arc::new(Feed::counting(vitals.counts.clone()));
         stale.into_iter().for_each(|name| feed.stale(name));
-        let says = options.wishes != Wishes::default();
+        let says = options.wishes != SessionMetadata::default();
         if says {
             feed.say_of_each();
         }
@@ -96,19 +96,19 @@ impl Service {
         {
             tracing::warn!(%error, "the agent's database cannot be read yet; trying again");
         }
-        let folder = parts.folder()?;
+        let directory = parts.directory()?;
         let context = capture::Context {
-            folder: folder.clone(),
+            directory: directory.clone(),
             profile: parts.profile.clone(),
             logs: parts.logs.clone(),
             feed: feed.clone(),
             flush_interval: options.flush_interval,
             parallel: options.parallel,
         };
-        let hints = Arc::new(Hints::default());
-        let watch = DiskWatch::new(
+        let hints = Arc::new(EventBuffer::default());
+        let watch = InotifyWatcher::new(
             root.clone(),
-            folder.clone(),
+            directory.clone(),
             parts.profile.clone(),
             hints.clone(),
         );
@@ -127,7 +127,7 @@ impl Service {
             parts.logs.clone(),
         )));
         if says {
-            tasks.push(tokio::spawn(sayer::run(
+            tasks.push(tokio::spawn(metadata_writer::run(
                 feed.clone(),
                 parts.logs.clone(),
                 options.wishes,
@@ -182,7 +182,7 @@ impl Service {
     }
 
     /// Speaks to what streams.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> StreamerHandle {
         self.handle.clone()
     }
 
@@ -210,7 +210,7 @@ impl Service {
         let report = self.handle.finish(deadline).await;
         // Before the index, which can learn it again.
         report.iter().for_each(|report| say(report, began));
-        if !sayer::finished(&self.feed, deadline).await {
+        if !metadata_writer::finished(&self.feed, deadline).await {
             tracing::error!(
                 "out of time: labels and the like were not said of every session; sessiond label does it"
             );
@@ -264,9 +264,11 @@ async fn follow(mirror: Arc<Mirror>) {
 }
 
 /// Finds the sessions that an earlier run wrote and the index has not heard of.
-async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: Handle) {
-    let Ok(folder) = parts.folder() else { return };
-    let mut backoff = crate::sys::Backoff::new(parts.logs.chance.clone());
+async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: StreamerHandle) {
+    let Ok(directory) = parts.directory() else {
+        return;
+    };
+    let mut backoff = crate::sys::Backoff::new(parts.logs.rng.clone());
     loop {
         let Ok(statuses) = handle.status().await else {
             return;
@@ -275,7 +277,7 @@ async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: Handle) {
             .iter()
             .filter_map(|status| status.session.parse().ok())
             .collect();
-        match indexer::mark_stale(&feed, &*parts.index, &parts.logs, &*folder, &names).await {
+        match indexer::mark_stale(&feed, &*parts.index, &parts.logs, &*directory, &names).await {
             Ok(()) => return,
             Err(error) if error.is_retryable() => {
                 tokio::time::sleep(backoff.wait_after_failure()).await
@@ -287,7 +289,7 @@ async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: Handle) {
 
 struct Control {
     parts: Parts,
-    handle: Handle,
+    handle: StreamerHandle,
     feed: Arc<Feed>,
     answers: Arc<AtomicBool>,
     root: PathBuf,

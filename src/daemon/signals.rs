@@ -6,7 +6,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use signal_hook_tokio::SignalsInfo;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Signals {
 
     fn of(numbers: &[i32]) -> Result<Signals> {
         let inner = SignalsInfo::<WithOrigin>::new(numbers)
-            .map_err(|cause| Error::new(Kind::Internal, "take signals").because(cause))?;
+            .map_err(|cause| Error::new(ErrorKind::Internal, "take signals").caused_by(cause))?;
         Ok(Signals { inner })
     }
 

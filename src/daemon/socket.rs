@@ -10,9 +10,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::capture::handle::FlushReport;
-use crate::capture::slot::LogStatus;
-use crate::daemon::lock::state_folder;
-use crate::error::{Error, Kind, Result};
+use crate::capture::tracked_log::LogStatus;
+use crate::daemon::lock::state_dir;
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::SessionId;
 
 /// Longest request: an id and a few words.
@@ -44,7 +44,7 @@ pub struct Status {
     pub agent: String,
     /// The tenant.
     pub namespace: String,
-    /// The agent's folder.
+    /// The agent's directory.
     pub root: String,
     /// The object store.
     pub store: String,
@@ -79,7 +79,7 @@ pub enum Answer {
         hint: Option<String>,
         /// What to do about it.
         #[serde(default = "unavailable")]
-        kind: Kind,
+        kind: ErrorKind,
     },
 }
 
@@ -95,8 +95,8 @@ impl Answer {
 }
 
 /// What a sessiond that does not say it most likely means.
-fn unavailable() -> Kind {
-    Kind::Unavailable
+fn unavailable() -> ErrorKind {
+    ErrorKind::Unavailable
 }
 
 /// Answers requests.
@@ -108,10 +108,10 @@ pub trait Answers: Send + Sync + 'static {
 
 /// Where the socket of a root is.
 pub fn path(root: &Path) -> PathBuf {
-    state_folder(root).join("socket")
+    state_dir(root).join("socket")
 }
 
-/// A socket's address holds 107 bytes, and a home folder can be deeper than that: go through an open folder then.
+/// A socket's address holds 107 bytes, and a home directory can be deeper than that: go through an open directory then.
 struct Address {
     path: PathBuf,
     _folder: Option<std::fs::File>,
@@ -125,10 +125,10 @@ fn address(root: &Path) -> std::io::Result<Address> {
             _folder: None,
         });
     }
-    let folder = std::fs::File::open(state_folder(root))?;
+    let directory = std::fs::File::open(state_dir(root))?;
     Ok(Address {
-        path: PathBuf::from(format!("/proc/self/fd/{}/socket", folder.as_raw_fd())),
-        _folder: Some(folder),
+        path: PathBuf::from(format!("/proc/self/fd/{}/socket", directory.as_raw_fd())),
+        _folder: Some(directory),
     })
 }
 
@@ -138,7 +138,7 @@ pub fn listen(root: &Path, answers: Arc<dyn Answers>) -> Result<tokio::task::Joi
     let address = address(root).map_err(failed)?;
     let _ = std::fs::remove_file(path(root));
     let listener = UnixListener::bind(&address.path).map_err(failed)?;
-    // The folder around it is closed to others too.
+    // The directory around it is closed to others too.
     std::fs::set_permissions(path(root), std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     Ok(tokio::spawn(async move {
         loop {
@@ -175,7 +175,7 @@ async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()>
             .await?;
         match serde_json::from_str(&line) {
             Ok(request) => answers.answer(request).await,
-            Err(error) => Answer::failed(&Error::usage("read a request").because(error)),
+            Err(error) => Answer::failed(&Error::usage("read a request").caused_by(error)),
         }
     };
     let mut text = serde_json::to_vec(&answer)?;
@@ -188,29 +188,29 @@ async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()>
 pub async fn ask(root: &Path, request: &Request) -> Result<Answer> {
     let absent = |cause: std::io::Error| {
         use std::io::ErrorKind as E;
-        let doing = format!("ask the sessiond that keeps {}", root.display());
+        let context = format!("ask the sessiond that keeps {}", root.display());
         let error = match cause.kind() {
             // No socket, or one that its sessiond has left behind.
             E::NotFound | E::NotADirectory | E::ConnectionRefused => {
-                Error::unavailable(format!("{doing}: there is none"))
+                Error::unavailable(format!("{context}: there is none"))
             }
-            _ => Error::unavailable(doing).because(cause),
+            _ => Error::unavailable(context).caused_by(cause),
         };
-        error.hint("is it running? sessiond daemon starts it; --root says which folder is meant")
+        error.hint("is it running? sessiond daemon starts it; --root says which directory is meant")
     };
     let address = address(root).map_err(absent)?;
     let mut stream = UnixStream::connect(&address.path).await.map_err(absent)?;
     let mut line = serde_json::to_vec(request)
-        .map_err(|cause| Error::new(Kind::Internal, "write a request").because(cause))?;
+        .map_err(|cause| Error::new(ErrorKind::Internal, "write a request").caused_by(cause))?;
     line.push(b'\n');
     let broke = |cause: std::io::Error| {
-        Error::unavailable("hear from the sessiond that runs: it broke off").because(cause)
+        Error::unavailable("hear from the sessiond that runs: it broke off").caused_by(cause)
     };
     stream.write_all(&line).await.map_err(broke)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.map_err(broke)?;
     serde_json::from_str(&answer).map_err(|cause| {
         Error::unavailable("hear from the sessiond that runs: it stopped before it answered")
-            .because(cause)
+            .caused_by(cause)
     })
 }

@@ -22,7 +22,7 @@ use tracing_subscriber::{Layer, Registry};
 use self::otlp::{Attributes as Gathered, Resource, Span};
 use crate::error::{Error, Result};
 use crate::sys::outbound::Outbound;
-use crate::sys::{Chance, Clock, SystemChance, SystemClock, TRACED};
+use crate::sys::{Clock, Rng, SystemClock, SystemRng, TRACED};
 
 /// So many spans wait at most: an hour of a busy session, half a mebibyte.
 const MOST_WAITING: usize = 2048;
@@ -103,7 +103,7 @@ pub struct Traces {
     queue: Mutex<Queue>,
     arrived: Notify,
     clock: Arc<dyn Clock>,
-    chance: Arc<dyn Chance>,
+    rng: Arc<dyn Rng>,
 }
 
 #[derive(Default)]
@@ -119,7 +119,7 @@ impl Traces {
             queue: Mutex::default(),
             arrived: Notify::new(),
             clock: Arc::new(SystemClock),
-            chance: Arc::new(SystemChance),
+            rng: Arc::new(SystemRng),
         })
     }
 
@@ -322,15 +322,15 @@ where
         if above.is_none() && !WHOLE.contains(&span.name()) {
             return;
         }
-        let chance = || self.0.chance.next().max(1);
+        let rng = || self.0.rng.next().max(1);
         let mut gathered = Gathered::default();
         attributes.record(&mut gathered);
         span.extensions_mut().insert(Open {
             trace: above.map_or_else(
-                || u128::from(chance()) << 64 | u128::from(chance()),
+                || u128::from(rng()) << 64 | u128::from(rng()),
                 |(trace, _)| trace,
             ),
-            id: chance(),
+            id: rng(),
             parent: above.map(|(_, id)| id),
             began: self.0.clock.now(),
             attributes: gathered,

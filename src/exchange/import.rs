@@ -8,20 +8,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::agent::transcript::Reader;
-use crate::agent::{Place, Profile};
+use crate::agent::{FileClass, Profile};
 use crate::codec::archive::{self, Manifest, Member, Taker};
 use crate::codec::entry::{self, CUT_AT, Encoded, Entry, MOST_RAW};
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::fork::Renaming;
-use crate::log::pen::{Appended, Pen};
-use crate::log::state::State;
-use crate::log::walk::{Reading, Sink};
+use crate::log::fork::SessionRenamer;
+use crate::log::read::{EntrySink, ReadOptions};
+use crate::log::state::LogState;
+use crate::log::writer::{AppendOutcome, LogWriter};
 use crate::model::{
-    Digest, EntryKind, FileKind, Header, LogId, LogName, Part, RelPath, RunningHash, SessionId,
-    Turns, Wishes, WriterId,
+    Digest, EntryHeader, EntryKind, FileKind, LogId, LogName, Part, RelPath, RunningHash,
+    SessionId, SessionMetadata, TurnTracker, WriterId,
 };
-use crate::sys::{Backoff, Folder, OpenFile};
+use crate::sys::{Backoff, Directory, OpenFile};
 
 /// Somebody may write between our look and our claim; so often we look again.
 const MOST_RACES: u32 = 10;
@@ -32,16 +32,16 @@ const TRIES: u32 = 6;
 /// What a part takes of the room besides its bytes and its path, as for any other writer.
 const PART: u64 = 1 << 10;
 
-/// An archive whose files lie in a folder, each checked.
+/// An archive whose files lie in a directory, each checked.
 pub struct Unpacked<'a> {
-    folder: &'a dyn Folder,
+    directory: &'a dyn Directory,
     /// What it holds.
     pub manifest: Manifest,
     staged: Vec<RelPath>,
 }
 
 struct Stage<'a> {
-    folder: &'a dyn Folder,
+    directory: &'a dyn Directory,
     staged: Vec<RelPath>,
 }
 
@@ -51,7 +51,7 @@ impl Taker for Stage<'_> {
             .map(|number| format!("import-{number:08}").parse())
             .collect::<Result<_>>()?;
         for path in &self.staged {
-            self.folder
+            self.directory
                 .write_at(path, 0, &[])
                 .map_err(|cause| Error::io("unpack", cause))?;
         }
@@ -59,25 +59,25 @@ impl Taker for Stage<'_> {
     }
 
     fn bytes(&mut self, file: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.folder
+        self.directory
             .write_at(&self.staged[file], offset, bytes)
             .map_err(|cause| Error::io("unpack", cause))
     }
 }
 
-/// Unpacks an archive into a folder that nobody else uses. It is called `name` in errors.
+/// Unpacks an archive into a directory that nobody else uses. It is called `name` in errors.
 pub fn unpack<'a>(
     name: &str,
     input: impl std::io::Read,
-    folder: &'a dyn Folder,
+    directory: &'a dyn Directory,
 ) -> Result<Unpacked<'a>> {
     let mut stage = Stage {
-        folder,
+        directory,
         staged: Vec::new(),
     };
     let manifest = archive::read(name, input, &mut stage)?;
     Ok(Unpacked {
-        folder,
+        directory,
         manifest,
         staged: stage.staged,
     })
@@ -90,17 +90,17 @@ impl Unpacked<'_> {
             return Ok(());
         }
         let name = |id: &SessionId| LogName::Session(id.clone());
-        let renaming = Renaming::new(&name(&self.manifest.session), &name(to));
+        let renaming = SessionRenamer::new(&name(&self.manifest.session), &name(to));
         for (member, staged) in self.manifest.files.iter_mut().zip(&mut self.staged) {
             let renamed: RelPath = format!("{staged}-renamed").parse()?;
             let gone = || Error::corrupt("what was unpacked is gone");
             let file = self
-                .folder
+                .directory
                 .open(staged)
                 .map_err(|cause| Error::io("read what was unpacked", cause))?
                 .ok_or_else(gone)?;
             let (len, hash) = renaming.copy(
-                self.folder,
+                self.directory,
                 &*file,
                 &member.path,
                 (member.kind, member.len),
@@ -163,13 +163,13 @@ pub async fn import(
         if job
             .attempt(&mut imported)
             .await
-            .doing_with(|| format!("import {id}"))?
+            .with_context(|| format!("import {id}"))?
         {
             if !dry_run {
                 let said = manifest.wishes();
                 // What was said here counts more.
                 logs.say(&id, |before| {
-                    Ok(Wishes {
+                    Ok(SessionMetadata {
                         status: before.status,
                         ..said.then(before)
                     })
@@ -192,8 +192,8 @@ fn kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<Vec<F
         .hint(format!("--agent {} takes it", manifest.agent)));
     }
     let kind = |member: &Member| match profile.place(&member.path) {
-        Place::Keep(name, kind) if name == id.name => Ok(kind),
-        Place::Ask(_, kind, _) => Ok(kind),
+        FileClass::Keep(name, kind) if name == id.name => Ok(kind),
+        FileClass::Ask(_, kind, _) => Ok(kind),
         _ => Err(Error::corrupt(format!(
             "import {id}: {} is not a file that {} keeps for it",
             member.path, id.agent
@@ -213,11 +213,11 @@ struct Job<'a> {
 /// What the store has of the session.
 #[derive(Default)]
 struct Found {
-    state: State,
+    state: LogState,
     writers: BTreeSet<WriterId>,
 }
 
-impl Sink for Found {
+impl EntrySink for Found {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.state.apply(&entry.header, entry.digest)?;
         match &entry.header.covers {
@@ -235,7 +235,7 @@ impl Job<'_> {
     async fn attempt(&self, imported: &mut Imported) -> Result<bool> {
         let read = self
             .logs
-            .read_log(self.id, Reading::default(), Found::default)
+            .read_log(self.id, ReadOptions::default(), Found::default)
             .await?;
         let end = read.head;
         imported.head = end;
@@ -267,21 +267,26 @@ impl Job<'_> {
         if imported.dry_run {
             return Ok(true);
         }
-        let writer = format!("{}{:016x}", self.mark(), self.logs.chance.next()).parse()?;
-        let mut pen = Pen::unclaimed(writer, state.seq, digest, self.logs.clock.now());
-        if self.logs.claim(self.id, &mut pen, end).await?.is_none() {
+        let writer = format!("{}{:016x}", self.mark(), self.logs.rng.next()).parse()?;
+        let mut log_writer = LogWriter::unclaimed(writer, state.seq, digest, self.logs.clock.now());
+        if self
+            .logs
+            .claim(self.id, &mut log_writer, end)
+            .await?
+            .is_none()
+        {
             return Ok(false);
         }
         imported.entries += 1;
         let have = if digest.is_none() {
-            State::default()
+            LogState::default()
         } else {
             state
         };
         let written = self
-            .write_all(&mut pen, have, &mut imported.entries)
+            .write_all(&mut log_writer, have, &mut imported.entries)
             .await?;
-        imported.head = pen.seq;
+        imported.head = log_writer.seq;
         Ok(written)
     }
 
@@ -294,7 +299,7 @@ impl Job<'_> {
         format!("import-{:016x}-", hash.digest().short())
     }
 
-    fn is_all_of(&self, state: &State) -> bool {
+    fn is_all_of(&self, state: &LogState) -> bool {
         let files = &self.unpacked.manifest.files;
         let same = |member: &Member| {
             state
@@ -306,7 +311,12 @@ impl Job<'_> {
     }
 
     /// False if somebody took the session over.
-    async fn write_all(&self, pen: &mut Pen, have: State, entries: &mut u32) -> Result<bool> {
+    async fn write_all(
+        &self,
+        log_writer: &mut LogWriter,
+        have: LogState,
+        entries: &mut u32,
+    ) -> Result<bool> {
         let lines = have
             .files
             .iter()
@@ -322,7 +332,7 @@ impl Job<'_> {
         for number in self.order() {
             let member = &self.unpacked.manifest.files[number];
             let mut file = Progress::begin(
-                self.unpacked.folder,
+                self.unpacked.directory,
                 &self.unpacked.staged[number],
                 have.files.get(&member.path),
             )?;
@@ -337,14 +347,21 @@ impl Job<'_> {
             }
             // Also a file of no bytes has a part.
             while file.at < member.len || file.at == 0 && member.len == 0 && !file.begun {
-                if cutter.delta.room == 0 && !self.append(pen, cutter.take(pen)?, entries).await? {
+                if cutter.delta.room == 0
+                    && !self
+                        .append(log_writer, cutter.take(log_writer)?, entries)
+                        .await?
+                {
                     return Ok(false);
                 }
                 cutter.add(member, self.kinds[number], &mut file)?;
             }
         }
         while !cutter.delta.parts.is_empty() {
-            if !self.append(pen, cutter.take(pen)?, entries).await? {
+            if !self
+                .append(log_writer, cutter.take(log_writer)?, entries)
+                .await?
+            {
                 return Ok(false);
             }
         }
@@ -368,15 +385,20 @@ impl Job<'_> {
         order
     }
 
-    async fn append(&self, pen: &mut Pen, encoded: Encoded, entries: &mut u32) -> Result<bool> {
-        let mut backoff = Backoff::new(self.logs.chance.clone());
+    async fn append(
+        &self,
+        log_writer: &mut LogWriter,
+        encoded: Encoded,
+        entries: &mut u32,
+    ) -> Result<bool> {
+        let mut backoff = Backoff::new(self.logs.rng.clone());
         loop {
-            match self.logs.append(self.id, pen, &encoded).await {
-                Ok(Appended::Done) => {
+            match self.logs.append(self.id, log_writer, &encoded).await {
+                Ok(AppendOutcome::Written) => {
                     *entries += 1;
                     return Ok(true);
                 }
-                Ok(Appended::Taken(_)) => return Ok(false),
+                Ok(AppendOutcome::Conflict(_)) => return Ok(false),
                 Err(error) if error.is_retryable() && backoff.failed() + 1 < TRIES => {
                     tracing::debug!(%error, "writing again");
                     tokio::time::sleep(backoff.wait_after_failure()).await;
@@ -401,12 +423,12 @@ struct Progress {
 impl Progress {
     /// Begins behind what the log has of it.
     fn begin(
-        folder: &dyn Folder,
+        directory: &dyn Directory,
         staged: &RelPath,
-        have: Option<&crate::model::FileAt>,
+        have: Option<&crate::model::FileState>,
     ) -> Result<Progress> {
         let failed = |cause| Error::io("read what was unpacked", cause);
-        let file = folder
+        let file = directory
             .open(staged)
             .map_err(failed)?
             .ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
@@ -485,7 +507,7 @@ impl Delta {
 struct Cutter<'a> {
     job: &'a Job<'a>,
     reader: Reader,
-    turns: Turns,
+    turns: TurnTracker,
     /// How long each file with lines is so far.
     lengths: BTreeMap<RelPath, u64>,
     delta: Delta,
@@ -522,14 +544,14 @@ impl Cutter<'_> {
     }
 
     /// The delta as it would be written next, with the points to go back to that are reached in it.
-    fn take(&mut self, pen: &Pen) -> Result<Encoded> {
+    fn take(&mut self, log_writer: &LogWriter) -> Result<Encoded> {
         let Delta { parts, bodies, .. } = std::mem::replace(&mut self.delta, Delta::new());
         let told = self.reader.read(
             self.job.profile,
             parts.iter().zip(bodies.iter().map(Vec::as_slice)),
         );
         let checkpoints = self.turns.take(&told.marks, &self.lengths);
-        let header = pen.header(
+        let header = log_writer.header(
             self.job.id,
             EntryKind::Delta,
             self.job.logs.clock.now(),
@@ -537,14 +559,17 @@ impl Cutter<'_> {
             parts,
         );
         let encoded = entry::encode(
-            Header {
+            EntryHeader {
                 checkpoints,
                 ..header
             },
             &bodies,
         )?;
         if encoded.header.body_len() > MOST_RAW {
-            return Err(Error::new(Kind::Internal, "import: an entry is too large"));
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "import: an entry is too large",
+            ));
         }
         Ok(encoded)
     }

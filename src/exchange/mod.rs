@@ -1,7 +1,7 @@
 //! Sessions that leave a store or come into one as a single file.
 //!
 //! Owns what goes into an archive and how one becomes a log. Does not own the format (`codec/archive.rs`), finding a session and
-//! putting its files together (`restore`), or the agent's folder, which is never touched here.
+//! putting its files together (`restore`), or the agent's directory, which is never touched here.
 
 pub mod import;
 
@@ -11,11 +11,11 @@ use crate::codec::archive::{self, Manifest, Member};
 use crate::error::{Error, Result};
 use crate::log::ledger::FileCursor;
 use crate::model::{FileKind, RelPath};
-use crate::sys::{Folder, OpenFile};
+use crate::sys::{Directory, OpenFile};
 
-/// Writes an archive of these files of a folder: everything of `manifest` but the files is known.
+/// Writes an archive of these files of a directory: everything of `manifest` but the files is known.
 pub fn pack(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     files: &[(RelPath, FileKind)],
     manifest: Manifest,
     base64: bool,
@@ -25,7 +25,7 @@ pub fn pack(
     for (path, kind) in files {
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let gone = || failed(std::io::ErrorKind::NotFound.into());
-        let file = folder.open(path).map_err(failed)?.ok_or_else(gone)?;
+        let file = directory.open(path).map_err(failed)?.ok_or_else(gone)?;
         let stat = file.stat().map_err(failed)?;
         let cursor = FileCursor::over(&*file, *kind, stat.size)
             .map_err(failed)?
@@ -41,7 +41,7 @@ pub fn pack(
         });
     }
     archive::write(out, base64, &manifest, |member| {
-        let file = folder
+        let file = directory
             .open(&member.path)?
             .ok_or(std::io::ErrorKind::NotFound)?;
         Ok(Box::new(Sequential { file, at: 0 }))

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::spoken::{Bit, Spoken};
+use super::display::{DisplayBlock, DisplayMessage};
 use crate::agent::Profile;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::hear::{ByFile, Ear, Hearing};
-use crate::log::pieces::{Prefer, cover};
-use crate::log::walk::{Read, Reading};
-use crate::model::{At, Checkpoint, LogId, RelPath, Said, Seq};
+use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
+use crate::log::segments::{Prefer, cover};
+use crate::model::{Checkpoint, LocatedMessage, LogId, LogPoint, RelPath, Seq};
 
 /// A message that is written again was written before within so many.
 const RECENT: usize = 64;
@@ -20,7 +20,7 @@ const RECENT: usize = 64;
 /// What was said, as the log goes on. Only what is shown is kept of it.
 pub struct Conversation {
     full: bool,
-    said: ByFile<Spoken>,
+    said: PerTranscript<DisplayMessage>,
 }
 
 /// A message in its place.
@@ -30,11 +30,11 @@ pub struct Shown {
     pub depth: usize,
     /// The message.
     #[serde(flatten)]
-    pub spoken: Spoken,
+    pub spoken: DisplayMessage,
 }
 
-impl Ear for Conversation {
-    fn said(&mut self, said: Said) {
+impl TranscriptVisitor for Conversation {
+    fn said(&mut self, said: LocatedMessage) {
         let (path, end) = (said.path.clone(), said.start + said.len);
         let before = self.said.last(&path).map_or(-1, |last| last.position);
         let position = said
@@ -42,13 +42,14 @@ impl Ear for Conversation {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(before.saturating_add(1));
-        let Some(spoken) = Spoken::of(said, position, self.full) else {
+        let Some(spoken) = DisplayMessage::of(said, position, self.full) else {
             return;
         };
         // Some agents write a message again when it has changed.
-        let again = |before: &&mut Spoken| before.name == spoken.name && before.role == spoken.role;
+        let again =
+            |before: &&mut DisplayMessage| before.name == spoken.name && before.role == spoken.role;
         if let Some(before) = self.said.recent(&path).take(RECENT).find(again) {
-            *before = Spoken {
+            *before = DisplayMessage {
                 position: before.position,
                 at: before.at,
                 ..spoken
@@ -82,16 +83,16 @@ impl Conversation {
         logs: &Logs,
         profile: &'a dyn Profile,
         id: &LogId,
-        (at, cut): (At, Option<&Checkpoint>),
+        (at, cut): (LogPoint, Option<&Checkpoint>),
         last: Option<usize>,
         full: bool,
-    ) -> Result<Read<Hearing<'a, Conversation>>> {
+    ) -> Result<ReadOutcome<TranscriptReplay<'a, Conversation>>> {
         let fresh = || {
-            Hearing::new(
+            TranscriptReplay::new(
                 profile,
                 Conversation {
                     full,
-                    said: ByFile::default(),
+                    said: PerTranscript::default(),
                 },
             )
         };
@@ -99,10 +100,10 @@ impl Conversation {
             let mut read = logs
                 .read_log(
                     id,
-                    Reading {
+                    ReadOptions {
                         at,
                         after,
-                        ..Reading::default()
+                        ..ReadOptions::default()
                     },
                     fresh,
                 )
@@ -116,12 +117,12 @@ impl Conversation {
                 return Ok(read);
             }
         }
-        Err(Error::new(Kind::Internal, "read a session"))
+        Err(Error::new(ErrorKind::Internal, "read a session"))
     }
 
     /// Everything in order, each sub-agent below the call that started it; with `last`, only so many messages of the end.
     pub fn shown(self, last: Option<usize>) -> Vec<Shown> {
-        let mut talks: BTreeMap<Option<String>, Vec<Spoken>> = BTreeMap::new();
+        let mut talks: BTreeMap<Option<String>, Vec<DisplayMessage>> = BTreeMap::new();
         for spoken in self.said.into_all() {
             talks
                 .entry(spoken.sub_agent.clone())
@@ -140,11 +141,16 @@ impl Conversation {
 }
 
 /// Behind which entries to begin, so that only the end of a session is read: what a few objects hold, then more, then all.
-pub(super) async fn ends(logs: &Logs, id: &LogId, at: At, only_the_end: bool) -> Result<Vec<Seq>> {
+pub(super) async fn ends(
+    logs: &Logs,
+    id: &LogId,
+    at: LogPoint,
+    only_the_end: bool,
+) -> Result<Vec<Seq>> {
     let most = match at {
-        At::Latest => Seq::MAX,
-        At::Seq(seq) => seq,
-        At::Time(_) => return Ok(vec![0]),
+        LogPoint::Latest => Seq::MAX,
+        LogPoint::Seq(seq) => seq,
+        LogPoint::Time(_) => return Ok(vec![0]),
     };
     if !only_the_end {
         return Ok(vec![0]);
@@ -169,10 +175,12 @@ pub(super) async fn ends(logs: &Logs, id: &LogId, at: At, only_the_end: bool) ->
 }
 
 /// What tools answered, by call: failed, and how much they said.
-pub fn answers<'s>(shown: impl Iterator<Item = &'s Spoken>) -> HashMap<String, (bool, usize)> {
+pub fn answers<'s>(
+    shown: impl Iterator<Item = &'s DisplayMessage>,
+) -> HashMap<String, (bool, usize)> {
     let bits = shown.flat_map(|spoken| &spoken.bits);
     bits.filter_map(|bit| {
-        if let Bit::Answer {
+        if let DisplayBlock::Answer {
             id, bytes, failed, ..
         } = bit
         {
@@ -186,16 +194,16 @@ pub fn answers<'s>(shown: impl Iterator<Item = &'s Spoken>) -> HashMap<String, (
 
 /// Which conversation was started within which other.
 struct Tree {
-    talks: BTreeMap<Option<String>, Vec<Spoken>>,
+    talks: BTreeMap<Option<String>, Vec<DisplayMessage>>,
     /// Behind which message of which conversation each sub-agent comes.
     below: BTreeMap<(Option<String>, usize), Vec<String>>,
 }
 
 impl Tree {
-    fn new(talks: BTreeMap<Option<String>, Vec<Spoken>>) -> Tree {
+    fn new(talks: BTreeMap<Option<String>, Vec<DisplayMessage>>) -> Tree {
         let mut below: BTreeMap<(Option<String>, usize), Vec<String>> = BTreeMap::new();
         let mut taken: BTreeSet<(Option<String>, usize)> = BTreeSet::new();
-        let mut agents: Vec<(&String, &Vec<Spoken>)> = talks
+        let mut agents: Vec<(&String, &Vec<DisplayMessage>)> = talks
             .iter()
             .filter_map(|(name, talk)| Some((name.as_ref()?, talk)))
             .collect();
@@ -233,9 +241,9 @@ impl Tree {
 
 /// Behind which message a sub-agent comes: the call that told it what it was told, else whatever was called last before it spoke.
 fn place(
-    talks: &BTreeMap<Option<String>, Vec<Spoken>>,
+    talks: &BTreeMap<Option<String>, Vec<DisplayMessage>>,
     name: &str,
-    talk: &[Spoken],
+    talk: &[DisplayMessage],
     taken: &BTreeSet<(Option<String>, usize)>,
 ) -> (Option<String>, usize) {
     let first = talk.first();

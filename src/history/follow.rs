@@ -9,20 +9,20 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use jiff::Timestamp;
 
 use super::conversation::ends;
-use super::spoken::Spoken;
+use super::display::DisplayMessage;
 use crate::agent::Profile;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::hear::{ByFile, Ear, Hearing};
-use crate::log::pieces;
-use crate::log::walk::{Read, Reading};
-use crate::model::{At, LogId, RelPath, Said, Seq};
+use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
+use crate::log::segments;
+use crate::model::{LocatedMessage, LogId, LogPoint, RelPath, Seq};
 
 /// What is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// Something was said.
-    Said(Box<Spoken>),
+    LocatedMessage(Box<DisplayMessage>),
     /// The session was removed; it may come back.
     Removed,
     /// What comes behind this entry cannot be read.
@@ -35,7 +35,7 @@ pub struct Follow<'a> {
     profile: &'a dyn Profile,
     id: LogId,
     seq: Seq,
-    heard: Hearing<'a, Fresh>,
+    heard: TranscriptReplay<'a, Fresh>,
     /// Damage that was told.
     told: Option<String>,
 }
@@ -52,11 +52,11 @@ struct Fresh {
     again: BTreeSet<RelPath>,
     /// All of them are.
     all_again: bool,
-    news: ByFile<Spoken>,
+    news: PerTranscript<DisplayMessage>,
 }
 
-impl Ear for Fresh {
-    fn said(&mut self, said: Said) {
+impl TranscriptVisitor for Fresh {
+    fn said(&mut self, said: LocatedMessage) {
         let (path, end) = (said.path.clone(), said.start + said.len);
         let before = self.news.last(&path).map_or(0, |last| last.position);
         let position = said
@@ -64,7 +64,7 @@ impl Ear for Fresh {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(before);
-        let Some(spoken) = Spoken::of(said, position, self.full) else {
+        let Some(spoken) = DisplayMessage::of(said, position, self.full) else {
             return;
         };
         let older = self
@@ -97,8 +97,8 @@ impl Ear for Fresh {
 
 impl Fresh {
     /// What is new, oldest first. From here on it was shown.
-    fn take(&mut self) -> Vec<Spoken> {
-        let mut news: Vec<Spoken> = std::mem::take(&mut self.news).into_all().collect();
+    fn take(&mut self) -> Vec<DisplayMessage> {
+        let mut news: Vec<DisplayMessage> = std::mem::take(&mut self.news).into_all().collect();
         // Files come one behind the other; what was said in them did not.
         news.sort_by_key(|spoken| spoken.position);
         self.names.extend(news.iter().map(|spoken| spoken.name));
@@ -120,7 +120,7 @@ impl<'a> Follow<'a> {
         last: usize,
         full: bool,
     ) -> Result<(Follow<'a>, Vec<News>)> {
-        let heard = Hearing::new(
+        let heard = TranscriptReplay::new(
             profile,
             Fresh {
                 full,
@@ -135,7 +135,7 @@ impl<'a> Follow<'a> {
             heard,
             told: None,
         };
-        for after in ends(logs, id, At::Latest, true).await? {
+        for after in ends(logs, id, LogPoint::Latest, true).await? {
             let mut read = follow.listen(after, &follow.heard).await?;
             let enough = read.damage.is_none() && read.sink.ear.news.iter().count() >= last;
             if enough || after == 0 {
@@ -146,7 +146,7 @@ impl<'a> Follow<'a> {
                 return Ok((follow, news));
             }
         }
-        Err(Error::new(Kind::Internal, "read the end of a session"))
+        Err(Error::new(ErrorKind::Internal, "read the end of a session"))
     }
 
     /// What is new since the last look. After an error nothing has changed: look again later. A `thorough` look also notices
@@ -160,7 +160,7 @@ impl<'a> Follow<'a> {
                     heard.hear(&entry);
                     seq += 1;
                 }
-                Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+                Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                 Ok(Some(_)) | Err(_) => fits = false,
             }
         }
@@ -170,7 +170,7 @@ impl<'a> Follow<'a> {
         if fits && !thorough {
             return Ok(Vec::new());
         }
-        let head = pieces::head(&self.logs.newest_pieces(&self.id).await?);
+        let head = segments::head(&self.logs.newest_pieces(&self.id).await?);
         // Nothing new; or all of it is gone, until somebody writes again.
         if head == self.seq || head == 0 {
             return Ok(Vec::new());
@@ -186,7 +186,9 @@ impl<'a> Follow<'a> {
             all_again: true,
             ..self.heard.ear.clone()
         };
-        let mut read = self.listen(0, &Hearing::new(self.profile, ear)).await?;
+        let mut read = self
+            .listen(0, &TranscriptReplay::new(self.profile, ear))
+            .await?;
         let damage = read.damage.take();
         if read.seq <= self.seq && !anew {
             let damage = damage.unwrap_or_else(|| {
@@ -202,21 +204,21 @@ impl<'a> Follow<'a> {
     async fn listen(
         &self,
         after: Seq,
-        heard: &Hearing<'a, Fresh>,
-    ) -> Result<Read<Hearing<'a, Fresh>>> {
+        heard: &TranscriptReplay<'a, Fresh>,
+    ) -> Result<ReadOutcome<TranscriptReplay<'a, Fresh>>> {
         self.logs
             .read_log(
                 &self.id,
-                Reading {
+                ReadOptions {
                     after,
-                    ..Reading::default()
+                    ..ReadOptions::default()
                 },
                 || heard.clone(),
             )
             .await
     }
 
-    fn keep(&mut self, seq: Seq, heard: Hearing<'a, Fresh>) -> Vec<News> {
+    fn keep(&mut self, seq: Seq, heard: TranscriptReplay<'a, Fresh>) -> Vec<News> {
         let removed = heard.removed && !self.heard.removed;
         (self.seq, self.heard) = (seq, heard);
         let mut news: Vec<News> = self
@@ -224,7 +226,7 @@ impl<'a> Follow<'a> {
             .ear
             .take()
             .into_iter()
-            .map(|spoken| News::Said(Box::new(spoken)))
+            .map(|spoken| News::LocatedMessage(Box::new(spoken)))
             .collect();
         news.extend(removed.then_some(News::Removed));
         news

@@ -3,11 +3,11 @@
 //! Owns what is shown of a session and how. Reads the log alone: no database, no local files, and never the right to write.
 
 pub mod conversation;
+pub mod display;
 pub mod follow;
 pub mod render;
-pub mod spoken;
 
 pub use conversation::{Conversation, Shown};
+pub use display::{DisplayBlock, DisplayMessage};
 pub use follow::{Follow, News};
-pub use render::{Look, Style};
-pub use spoken::{Bit, Spoken};
+pub use render::{Renderer, Style};

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
-use super::spoken::{Bit, Spoken};
+use super::display::{DisplayBlock, DisplayMessage};
 use crate::model::Role;
 
 /// What is shown of a call's input on one line, in characters.
@@ -24,7 +24,7 @@ pub struct Style {
 
 /// A conversation that is being shown.
 #[derive(Debug)]
-pub struct Look {
+pub struct Renderer {
     style: Style,
     answers: HashMap<String, (bool, usize)>,
     calls: HashSet<String>,
@@ -40,11 +40,11 @@ struct Speaker {
     kind: Option<String>,
 }
 
-impl Look {
+impl Renderer {
     /// Nothing shown yet. `answers` is what tools answered, as far as it is known: a call shows it, and the answer is not shown
     /// again.
-    pub fn new(style: Style, answers: HashMap<String, (bool, usize)>) -> Look {
-        Look {
+    pub fn new(style: Style, answers: HashMap<String, (bool, usize)>) -> Renderer {
+        Renderer {
             style,
             answers,
             calls: HashSet::new(),
@@ -53,7 +53,7 @@ impl Look {
     }
 
     /// The next message; empty if there is nothing to show of it.
-    pub fn message(&mut self, spoken: &Spoken, depth: usize) -> String {
+    pub fn message(&mut self, spoken: &DisplayMessage, depth: usize) -> String {
         self.calls.extend(spoken.calls().map(str::to_owned));
         let bits: Vec<String> = spoken
             .bits
@@ -98,7 +98,7 @@ impl Look {
         self.indent(&lines, depth)
     }
 
-    fn heading(&self, spoken: &Spoken, speaker: &Speaker) -> String {
+    fn heading(&self, spoken: &DisplayMessage, speaker: &Speaker) -> String {
         let mut about = Vec::new();
         about.extend(speaker.kind.as_deref().map(line));
         about.extend(
@@ -129,9 +129,9 @@ impl Look {
         )
     }
 
-    fn bit(&self, spoken: &Spoken, bit: &Bit) -> Option<String> {
+    fn bit(&self, spoken: &DisplayMessage, bit: &DisplayBlock) -> Option<String> {
         match bit {
-            Bit::Text(text) if spoken.role == Role::System && !self.style.full => {
+            DisplayBlock::Text(text) if spoken.role == Role::System && !self.style.full => {
                 let first = text
                     .lines()
                     .find(|line| !line.trim().is_empty())
@@ -143,27 +143,27 @@ impl Look {
                     if rest { " …" } else { "" }
                 )))
             }
-            Bit::Text(text) => Some(self.text(text)),
-            Bit::Thought(text) => Some(self.quoted("thought", text)),
-            Bit::Call {
+            DisplayBlock::Text(text) => Some(self.text(text)),
+            DisplayBlock::Thought(text) => Some(self.quoted("thought", text)),
+            DisplayBlock::ToolCall {
                 id, name, input, ..
             } => Some(self.call(id, name, input)),
             // Shown with its call.
-            Bit::Answer { id, .. }
+            DisplayBlock::Answer { id, .. }
                 if !self.style.full && self.calls.contains(id) && self.answers.contains_key(id) =>
             {
                 None
             }
-            Bit::Answer {
+            DisplayBlock::Answer {
                 text,
                 bytes,
                 failed,
                 ..
             } if self.style.full => Some(self.quoted(&verdict(*failed, *bytes), text)),
-            Bit::Answer { bytes, failed, .. } => {
+            DisplayBlock::Answer { bytes, failed, .. } => {
                 Some(self.note(&format!("⎿ {}", verdict(*failed, *bytes))))
             }
-            Bit::Other(kind) => Some(self.note(&format!("[{}]", line(kind)))),
+            DisplayBlock::Other(kind) => Some(self.note(&format!("[{}]", line(kind)))),
         }
     }
 
@@ -346,8 +346,8 @@ fn longest_run(text: &str, letter: char) -> usize {
 mod tests {
     use super::*;
 
-    fn said(role: Role, kind: &str, bits: Vec<Bit>) -> Spoken {
-        Spoken {
+    fn said(role: Role, kind: &str, bits: Vec<DisplayBlock>) -> DisplayMessage {
+        DisplayMessage {
             uuid: None,
             position: 0,
             role,
@@ -365,26 +365,26 @@ mod tests {
     fn nothing_that_was_said_plays_tricks_on_a_terminal() {
         let evil = "a\x1b[31mb\r\n\tc\u{9b}2J\u{7}";
         let bits = vec![
-            Bit::Text(evil.into()),
-            Bit::Thought(evil.into()),
-            Bit::Call {
+            DisplayBlock::Text(evil.into()),
+            DisplayBlock::Thought(evil.into()),
+            DisplayBlock::ToolCall {
                 id: "1".into(),
                 name: evil.into(),
                 input: evil.into(),
                 prompt: None,
             },
-            Bit::Answer {
+            DisplayBlock::Answer {
                 id: "2".into(),
                 text: evil.into(),
                 bytes: 3,
                 failed: true,
             },
-            Bit::Other(evil.into()),
+            DisplayBlock::Other(evil.into()),
         ];
         let mut message = said(Role::Assistant, evil, bits);
         (message.model, message.sub_agent) = (Some(evil.into()), Some(evil.into()));
         for (markdown, full) in [(false, false), (false, true), (true, false), (true, true)] {
-            let shown = Look::new(
+            let shown = Renderer::new(
                 Style {
                     colour: false,
                     markdown,
@@ -409,13 +409,13 @@ mod tests {
             (code("a"), code("a`b"), code("`a")),
             ("`a`".into(), "``a`b``".into(), "`` `a ``".into())
         );
-        let bits = vec![Bit::Answer {
+        let bits = vec![DisplayBlock::Answer {
             id: "1".into(),
             text: "```\nx\n````".into(),
             bytes: 9,
             failed: false,
         }];
-        let shown = Look::new(
+        let shown = Renderer::new(
             Style {
                 full: true,
                 markdown: true,
@@ -432,7 +432,7 @@ mod tests {
         let call = said(
             Role::Assistant,
             "tool_use",
-            vec![Bit::Call {
+            vec![DisplayBlock::ToolCall {
                 id: "1".into(),
                 name: "Bash".into(),
                 input: "ls\n-l".into(),
@@ -442,14 +442,14 @@ mod tests {
         let answer = said(
             Role::Tool,
             "tool_result",
-            vec![Bit::Answer {
+            vec![DisplayBlock::Answer {
                 id: "1".into(),
                 text: "x".into(),
                 bytes: 1234,
                 failed: true,
             }],
         );
-        let mut look = Look::new(
+        let mut look = Renderer::new(
             Style::default(),
             HashMap::from([("1".to_owned(), (true, 1234))]),
         );
@@ -458,7 +458,7 @@ mod tests {
             "assistant  2026-05-01 12:00:00\n  ▸ Bash ls -l  failed, 1.2 KB\n"
         );
         assert_eq!(look.message(&answer, 0), "");
-        let mut look = Look::new(Style::default(), HashMap::new());
+        let mut look = Renderer::new(Style::default(), HashMap::new());
         assert!(look.message(&answer, 0).ends_with("  ⎿ failed, 1.2 KB\n"));
         assert_eq!(look.message(&call, 0), "  ▸ Bash ls -l\n");
     }

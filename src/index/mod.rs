@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::model::{
-    AgentName, Checkpoint, Digest, Header, Label, LogId, NamedFile, Namespace, Seq, Told, Ttl,
-    Wishes, WriterId,
+    AgentName, Checkpoint, Digest, EntryHeader, Label, LogId, Namespace, ParsedTranscripts,
+    PathState, Seq, SessionMetadata, Ttl, WriterId,
 };
 
 pub use catalog::{
@@ -27,24 +27,24 @@ pub use words::{Snippet, Words};
 
 /// One entry of a log, as the index takes it in.
 #[derive(Debug, Clone)]
-pub struct Record {
+pub struct EntryRecord {
     /// The log it belongs to.
     pub log: LogId,
     /// The writer whose branch it is on; none on the log itself.
     pub branch: Option<WriterId>,
     /// What the entry says of itself.
-    pub header: Header,
+    pub header: EntryHeader,
     /// Bytes as stored.
     pub stored: u64,
     /// SHA-256 of the entry as stored.
     pub digest: Digest,
     /// What its bytes say.
-    pub told: Told,
+    pub told: ParsedTranscripts,
 }
 
 /// What taking in a record did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recorded {
+pub enum RecordOutcome {
     /// The rows are new.
     New,
     /// It was there already; nothing changed.
@@ -67,7 +67,7 @@ pub struct SessionRow {
     pub id: String,
     /// The agent's name for its project.
     pub project: Option<String>,
-    /// The folder the agent ran in.
+    /// The directory the agent ran in.
     pub cwd: Option<String>,
     /// Its title.
     pub title: Option<String>,
@@ -200,14 +200,14 @@ pub struct FenceRow {
 #[async_trait]
 pub trait Index: Send + Sync + 'static {
     /// Takes in one entry.
-    async fn record(&self, record: &Record) -> Result<Recorded>;
+    async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome>;
 
     /// The checkpoints of a log that have a name: these and no others.
     async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()>;
 
     /// Takes in what people said of a session, in the object of that number. Nothing changes if the index does not know the
     /// session, or has heard a later word.
-    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()>;
+    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()>;
 
     /// One session.
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>>;
@@ -216,7 +216,7 @@ pub trait Index: Send + Sync + 'static {
     async fn sessions(&self, filter: &Filter) -> Result<SessionPage>;
 
     /// The files at a log's head, by path.
-    async fn files(&self, log: &LogId) -> Result<Vec<NamedFile>>;
+    async fn files(&self, log: &LogId) -> Result<Vec<PathState>>;
 
     /// The entries of a log and its branches: the log first, then branches by writer, each by number.
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>>;

@@ -6,12 +6,12 @@
 mod browse;
 mod catalog;
 mod connect;
-mod fault;
+mod failure;
 mod list;
 mod messages;
+mod metadata;
 mod record;
 mod rows;
-mod say;
 mod search;
 mod stats;
 mod texts;
@@ -26,15 +26,15 @@ use sqlx::{AnyPool, AssertSqlSafe, Row};
 use tokio::sync::Mutex;
 
 use self::connect::Target;
-use self::fault::{Fault, classify};
+use self::failure::{Fault, classify};
 use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{
-    EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow,
+    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionPage, SessionRow,
 };
-use crate::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Wishes};
-use crate::sys::{Chance, SystemChance};
+use crate::model::{AgentName, Checkpoint, LogId, Namespace, PathState, SessionMetadata};
+use crate::sys::{Rng, SystemRng};
 
 /// How long a call may take, connecting and migrating included.
 const LONGEST_CALL: Duration = Duration::from_secs(15);
@@ -49,13 +49,13 @@ const FAILURES: u32 = 1000;
 /// next one tries anew.
 pub struct SqlIndex {
     target: Target,
-    terms: Terms,
+    terms: IndexOptions,
     pool: Mutex<Option<AnyPool>>,
 }
 
 /// How records are taken in.
 #[derive(Debug, Clone, Default)]
-pub struct Terms {
+pub struct IndexOptions {
     /// What tokens cost.
     pub prices: Prices,
     /// Keep what was said, to search in it.
@@ -74,18 +74,18 @@ impl fmt::Debug for SqlIndex {
 }
 
 impl SqlIndex {
-    /// An index at `sqlite:///folder/file.db` or `postgres://user:password@host/database`. Nothing is connected yet, so
+    /// An index at `sqlite:///directory/file.db` or `postgres://user:password@host/database`. Nothing is connected yet, so
     /// only a URL that can never work is refused.
     pub fn open(url: &str) -> Result<SqlIndex> {
         Ok(SqlIndex {
             target: Target::parse(url)?,
-            terms: Terms::default(),
+            terms: IndexOptions::default(),
             pool: Mutex::new(None),
         })
     }
 
     /// The same on other terms.
-    pub fn on(self, terms: Terms) -> SqlIndex {
+    pub fn on(self, terms: IndexOptions) -> SqlIndex {
         SqlIndex { terms, ..self }
     }
 
@@ -128,7 +128,7 @@ impl SqlIndex {
 
 #[async_trait]
 impl Index for SqlIndex {
-    async fn record(&self, record: &Record) -> Result<Recorded> {
+    async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
         // A fork can begin with a hundred thousand messages.
         let most =
             LONGEST_CALL + PER_MESSAGE * u32::try_from(record.told.said.len()).unwrap_or(u32::MAX);
@@ -136,8 +136,10 @@ impl Index for SqlIndex {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
             let recorded = record::record(&mut transaction, record, &self.terms).await?;
             match recorded {
-                Recorded::New => transaction.commit().await?,
-                Recorded::Already | Recorded::Gap { .. } => transaction.rollback().await?,
+                RecordOutcome::New => transaction.commit().await?,
+                RecordOutcome::Already | RecordOutcome::Gap { .. } => {
+                    transaction.rollback().await?
+                }
             }
             Ok(recorded)
         })
@@ -154,10 +156,10 @@ impl Index for SqlIndex {
         .await
     }
 
-    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
+    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()> {
         self.call(async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            say::say(&mut transaction, log, number, wishes).await?;
+            metadata::say(&mut transaction, log, number, wishes).await?;
             transaction.commit().await?;
             Ok(())
         })
@@ -203,7 +205,7 @@ impl Index for SqlIndex {
         .await
     }
 
-    async fn files(&self, log: &LogId) -> Result<Vec<NamedFile>> {
+    async fn files(&self, log: &LogId) -> Result<Vec<PathState>> {
         const SQL: &str = "SELECT path, kind, len, sha256, mode, mtime_ns, seq FROM files \
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY path";
         self.call(async {
@@ -291,7 +293,7 @@ impl Index for SqlIndex {
         let id = format!(
             "{:016x}-{:016x}",
             NOTED.fetch_add(1, Ordering::Relaxed),
-            SystemChance.next()
+            SystemRng.next()
         );
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;

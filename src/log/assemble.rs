@@ -1,33 +1,35 @@
-//! Puts files together from entries, in a temporary folder, checking each against its digest after every part.
+//! Puts files together from entries, in a temporary directory, checking each against its digest after every part.
 
 use std::collections::BTreeMap;
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, Result};
-use crate::log::fork::{Renaming, cut_lengths};
+use crate::log::fork::{SessionRenamer, cut_lengths};
 use crate::log::ledger::FileCursor;
-use crate::log::state::State;
-use crate::log::walk::Sink;
-use crate::model::{Checkpoint, FileAt, FileKind, Fork, Move, RelPath, RunningHash, Seq, WriterId};
-use crate::sys::Folder;
+use crate::log::read::EntrySink;
+use crate::log::state::LogState;
+use crate::model::{
+    Checkpoint, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq, WriterId,
+};
+use crate::sys::Directory;
 
 /// Files in the making.
-pub struct Assembly<'a> {
-    folder: &'a dyn Folder,
+pub struct FileAssembler<'a> {
+    directory: &'a dyn Directory,
     stage: RelPath,
     attempt: u32,
     /// What the log amounts to so far.
-    pub state: State,
-    staged: BTreeMap<RelPath, Staged>,
+    pub state: LogState,
+    staged: BTreeMap<RelPath, StagedFile>,
     made: usize,
     /// The last entry of each writer.
     writers: BTreeMap<WriterId, Seq>,
 }
 
-/// A file in the temporary folder. It has a number for a name: paths from a bucket are not used before they are checked
+/// A file in the temporary directory. It has a number for a name: paths from a bucket are not used before they are checked
 /// as a whole.
 #[derive(Clone)]
-pub struct Staged {
+pub struct StagedFile {
     /// Where it is.
     pub at: RelPath,
     /// The hash over all of it.
@@ -35,14 +37,14 @@ pub struct Staged {
     len: u64,
 }
 
-impl<'a> Assembly<'a> {
-    /// Begins in `stage`, a folder that nobody else uses but earlier attempts.
-    pub fn new(folder: &'a dyn Folder, stage: RelPath, attempt: u32) -> Self {
-        Assembly {
-            folder,
+impl<'a> FileAssembler<'a> {
+    /// Begins in `stage`, a directory that nobody else uses but earlier attempts.
+    pub fn new(directory: &'a dyn Directory, stage: RelPath, attempt: u32) -> Self {
+        FileAssembler {
+            directory,
             stage,
             attempt,
-            state: State::default(),
+            state: LogState::default(),
             staged: BTreeMap::new(),
             made: 0,
             writers: BTreeMap::new(),
@@ -50,10 +52,10 @@ impl<'a> Assembly<'a> {
     }
 }
 
-impl Sink for Assembly<'_> {
+impl EntrySink for FileAssembler<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         // The rules first: an entry that breaks them changes no file.
-        let forked: BTreeMap<RelPath, FileAt> = if entry.header.fork.is_some() {
+        let forked: BTreeMap<RelPath, FileState> = if entry.header.fork.is_some() {
             self.state.files.clone()
         } else {
             BTreeMap::new()
@@ -100,13 +102,13 @@ impl Sink for Assembly<'_> {
         true
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
         self.fork(fork.cut.as_ref(), renaming)
     }
 }
 
 /// Gives files other paths.
-fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[Move]) {
+fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[FileMove]) {
     for moved in moves {
         if let Some(file) = files.remove(&moved.from) {
             files.insert(moved.to.clone(), file);
@@ -114,9 +116,9 @@ fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[Move]) {
     }
 }
 
-impl Assembly<'_> {
+impl FileAssembler<'_> {
     /// Gives files other paths than the log does.
-    pub fn relocate(&mut self, moves: &[Move]) {
+    pub fn relocate(&mut self, moves: &[FileMove]) {
         moved(&mut self.state.files, moves);
         moved(&mut self.staged, moves);
     }
@@ -125,7 +127,7 @@ impl Assembly<'_> {
     pub fn renamed_lengths(
         &self,
         lengths: &BTreeMap<RelPath, u64>,
-        renaming: &Renaming,
+        renaming: &SessionRenamer,
     ) -> Result<BTreeMap<RelPath, u64>> {
         let scratch = self.stage.join("measured")?;
         let mut renamed = BTreeMap::new();
@@ -134,12 +136,12 @@ impl Assembly<'_> {
                 continue;
             };
             let opened = self
-                .folder
+                .directory
                 .open(&staged.at)
                 .map_err(|cause| Error::io(format!("read {path}"), cause))?;
             let opened = opened.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
             let (len, _) = renaming.copy(
-                self.folder,
+                self.directory,
                 &*opened,
                 path,
                 (FileKind::Append, *len),
@@ -154,14 +156,14 @@ impl Assembly<'_> {
     pub fn fork(
         &mut self,
         cut: Option<&BTreeMap<RelPath, u64>>,
-        renaming: &Renaming,
+        renaming: &SessionRenamer,
     ) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, cut);
         let (files, staged) = (
             std::mem::take(&mut self.state.files),
             std::mem::take(&mut self.staged),
         );
-        self.state = State::default();
+        self.state = LogState::default();
         self.writers.clear();
         for (path, len) in lengths {
             let (Some(file), Some(from)) = (files.get(&path), staged.get(&path)) else {
@@ -169,7 +171,7 @@ impl Assembly<'_> {
             };
             let failed = |cause| Error::io(format!("read {path}"), cause);
             let opened = self
-                .folder
+                .directory
                 .open(&from.at)
                 .map_err(failed)?
                 .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
@@ -179,12 +181,12 @@ impl Assembly<'_> {
                 continue;
             };
             let (len, hash) =
-                renaming.copy(self.folder, &*opened, &path, (file.kind, len), &to.at)?;
+                renaming.copy(self.directory, &*opened, &path, (file.kind, len), &to.at)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
             self.state.files.insert(
                 name,
-                FileAt {
+                FileState {
                     len,
                     sha256,
                     ..file.clone()
@@ -201,7 +203,7 @@ impl Assembly<'_> {
             .join(&format!("{}-{:08}", self.attempt, self.made))?;
         self.staged.insert(
             path.clone(),
-            Staged {
+            StagedFile {
                 at,
                 hash: RunningHash::default(),
                 len: 0,
@@ -216,7 +218,7 @@ impl Assembly<'_> {
             return Ok(());
         };
         if start != staged.len {
-            staged.hash = match self.folder.open(&staged.at).map_err(failed)? {
+            staged.hash = match self.directory.open(&staged.at).map_err(failed)? {
                 Some(file) => FileCursor::over(&*file, crate::model::FileKind::Whole, start)
                     .map_err(failed)?
                     .map(|cursor| cursor.hash)
@@ -224,7 +226,7 @@ impl Assembly<'_> {
                 None => RunningHash::default(),
             };
         }
-        self.folder
+        self.directory
             .write_at(&staged.at, start, bytes)
             .map_err(failed)?;
         staged.hash.update(bytes);
@@ -271,11 +273,11 @@ impl Assembly<'_> {
                 continue;
             };
             let failed = |cause| Error::io(format!("cut {path}"), cause);
-            self.folder
+            self.directory
                 .write_at(&staged.at, keep, &[])
                 .map_err(failed)?;
             let opened = self
-                .folder
+                .directory
                 .open(&staged.at)
                 .map_err(failed)?
                 .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
@@ -298,7 +300,7 @@ impl Assembly<'_> {
     }
 
     /// Each file: its path, what the log says of it, and where its bytes are.
-    pub fn files(&self) -> impl Iterator<Item = (&RelPath, &FileAt, &Staged)> {
+    pub fn files(&self) -> impl Iterator<Item = (&RelPath, &FileState, &StagedFile)> {
         self.state
             .files
             .iter()

@@ -11,12 +11,12 @@
 use std::collections::VecDeque;
 
 use crate::codec::entry::Entry;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, EntryKind, Seq};
 
 /// Puts entries, given in the order of their numbers, into a chain.
 #[derive(Debug)]
-pub struct Chain {
+pub struct EntryChain {
     what: String,
     last: Seq,
     digest: Option<Digest>,
@@ -33,10 +33,10 @@ pub struct Chain {
     open: bool,
 }
 
-impl Chain {
+impl EntryChain {
     /// A chain that goes on behind entry `last`, whose digest is `digest` (none before the first, or if unknown).
     pub fn new(what: impl Into<String>, last: Seq, digest: Option<Digest>) -> Self {
-        Chain {
+        EntryChain {
             what: what.into(),
             last,
             digest,
@@ -51,9 +51,9 @@ impl Chain {
 
     /// A chain that begins with whatever comes first.
     pub fn anywhere(what: impl Into<String>) -> Self {
-        Chain {
+        EntryChain {
             open: true,
-            ..Chain::new(what, 0, None)
+            ..EntryChain::new(what, 0, None)
         }
     }
 
@@ -61,7 +61,7 @@ impl Chain {
     pub fn push(&mut self, seq: Seq, read: Result<Entry>) -> Result<Option<Entry>> {
         let entry = match read {
             Ok(entry) => entry,
-            Err(error) if error.kind() == Kind::Corrupt => {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
                 self.damaged.get_or_insert((seq, error));
                 return Ok(None);
             }
@@ -193,10 +193,10 @@ fn link(entry: &Entry) -> Seq {
 mod tests {
     use super::*;
     use crate::codec::entry::{decode, encode};
-    use crate::model::{EntryKind, Header};
+    use crate::model::{EntryHeader, EntryKind};
 
     fn entry(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> Entry {
-        let header = Header {
+        let header = EntryHeader {
             v: 1,
             kind: EntryKind::Claim,
             agent: "a".parse().unwrap(),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn run(entries: &[&Entry]) -> Result<Vec<Seq>> {
-        let mut chain = Chain::new("session s", 0, None);
+        let mut chain = EntryChain::new("session s", 0, None);
         let mut out = Vec::new();
         for entry in entries {
             out.extend(
@@ -308,7 +308,7 @@ mod tests {
         let mut wrong = claim.clone();
         wrong.header.kind = EntryKind::Delta;
         for (last, passed_from) in [(&claim, Some(1)), (&wrong, None)] {
-            let mut chain = Chain::new("session s", 0, None);
+            let mut chain = EntryChain::new("session s", 0, None);
             let mut refused = false;
             for entry in [&one, &two, &three, last] {
                 refused |= chain.push(entry.header.seq, Ok(entry.clone())).is_err();
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_certain_once_its_writer_has_written_behind_it() {
-        let mut chain = Chain::new("session s", 0, None);
+        let mut chain = EntryChain::new("session s", 0, None);
         let mut before = entry(1, None, None, "w");
         assert!(chain.push(1, Ok(before.clone())).unwrap().is_none());
         for seq in 2..20 {
@@ -349,7 +349,7 @@ mod tests {
     fn what_cannot_be_read_counts_until_a_claim_passes_over_it() {
         let one = entry(1, None, None, "w");
         let two = entry(2, Some(one.digest), None, "w");
-        let mut chain = Chain::new("session s", 0, None);
+        let mut chain = EntryChain::new("session s", 0, None);
         chain.push(1, Ok(one.clone())).unwrap();
         chain.push(2, Ok(two.clone())).unwrap();
         chain.push(3, Err(Error::corrupt("read entry 3"))).unwrap();
@@ -361,7 +361,7 @@ mod tests {
                     .is_none()
             );
         }
-        let mut passed = Chain::new("session s", 0, None);
+        let mut passed = EntryChain::new("session s", 0, None);
         passed.held = chain.held.clone();
         passed.damaged = Some((3, Error::corrupt("read entry 3")));
         passed

@@ -9,7 +9,7 @@ use super::probe::conditional_create;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::store::Store;
-use crate::sys::Chance;
+use crate::sys::Rng;
 
 /// What keeps two writers apart.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl Fence {
 
 /// What the user said about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Wanted {
+pub enum FencingPolicy {
     /// Ask the store; if it cannot, the database.
     #[default]
     Auto,
@@ -47,14 +47,14 @@ pub enum Wanted {
     Off,
 }
 
-impl FromStr for Wanted {
+impl FromStr for FencingPolicy {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         match text {
-            "auto" => Ok(Wanted::Auto),
-            "store" => Ok(Wanted::Store),
-            "database" => Ok(Wanted::Database),
-            "off" => Ok(Wanted::Off),
+            "auto" => Ok(FencingPolicy::Auto),
+            "store" => Ok(FencingPolicy::Store),
+            "database" => Ok(FencingPolicy::Database),
+            "off" => Ok(FencingPolicy::Off),
             _ => Err(Error::usage(format!("read fencing {text:?}"))
                 .hint("use auto, store, database or off")),
         }
@@ -63,7 +63,7 @@ impl FromStr for Wanted {
 
 /// The choice, made at the first write: a store that is down at the start does not keep us from starting.
 pub struct Fencing {
-    wanted: Wanted,
+    wanted: FencingPolicy,
     index: Arc<dyn Index>,
     /// Whether other machines see the same database.
     index_is_shared: bool,
@@ -72,7 +72,7 @@ pub struct Fencing {
 
 impl Fencing {
     /// Fences as `wanted`, through `index` where the store cannot.
-    pub fn new(wanted: Wanted, index: Arc<dyn Index>, index_is_shared: bool) -> Self {
+    pub fn new(wanted: FencingPolicy, index: Arc<dyn Index>, index_is_shared: bool) -> Self {
         Fencing {
             wanted,
             index,
@@ -82,9 +82,9 @@ impl Fencing {
     }
 
     /// The fence. An error of kind `Unavailable` means: ask again.
-    pub async fn choose(&self, store: &dyn Store, chance: &Arc<dyn Chance>) -> Result<Fence> {
+    pub async fn choose(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
         self.chosen
-            .get_or_try_init(|| self.find(store, chance))
+            .get_or_try_init(|| self.find(store, rng))
             .await
             .cloned()
     }
@@ -94,14 +94,14 @@ impl Fencing {
         self.chosen.get().map_or("not chosen yet", Fence::word)
     }
 
-    async fn find(&self, store: &dyn Store, chance: &Arc<dyn Chance>) -> Result<Fence> {
+    async fn find(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
         match self.wanted {
-            Wanted::Store => return Ok(Fence::Store),
-            Wanted::Database => return Ok(Fence::Database(self.index.clone())),
-            Wanted::Off => return Ok(Fence::Off),
-            Wanted::Auto => {}
+            FencingPolicy::Store => return Ok(Fence::Store),
+            FencingPolicy::Database => return Ok(Fence::Database(self.index.clone())),
+            FencingPolicy::Off => return Ok(Fence::Off),
+            FencingPolicy::Auto => {}
         }
-        if conditional_create(store, chance).await? {
+        if conditional_create(store, rng).await? {
             return Ok(Fence::Store);
         }
         if self.index_is_shared {

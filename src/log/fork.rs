@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use super::ledger::FileCursor;
 use crate::error::{Error, Result};
-use crate::model::{FileAt, FileKind, LogName, RelPath, RunningHash};
-use crate::sys::{Folder, OpenFile};
+use crate::model::{FileKind, FileState, LogName, RelPath, RunningHash};
+use crate::sys::{Directory, OpenFile};
 
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
@@ -17,24 +17,24 @@ const PIECE: usize = 256 << 10;
 const DIGITS: usize = 8;
 
 /// From one session's names to another's.
-pub struct Renaming {
+pub struct SessionRenamer {
     from: String,
     to: String,
 }
 
-impl Renaming {
+impl SessionRenamer {
     /// The ids, as they stand in files.
-    pub fn new(from: &LogName, to: &LogName) -> Renaming {
-        Renaming {
+    pub fn new(from: &LogName, to: &LogName) -> SessionRenamer {
+        SessionRenamer {
             from: from.to_string(),
             to: to.to_string(),
         }
     }
 
-    /// What a file of the other session is called in this one. A folder is renamed that is the id, by itself or behind `session-`;
+    /// What a file of the other session is called in this one. A directory is renamed that is the id, by itself or behind `session-`;
     /// others that have it in their names are projects'.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
-        let folder = |part: &str| match part.strip_suffix(self.from.as_str()) {
+        let directory = |part: &str| match part.strip_suffix(self.from.as_str()) {
             Some(before @ ("" | "session-")) => format!("{before}{}", self.to),
             _ => part.to_owned(),
         };
@@ -42,7 +42,7 @@ impl Renaming {
         let name = parts.pop().map(|name| self.name(name));
         parts
             .into_iter()
-            .map(folder)
+            .map(directory)
             .chain(name)
             .collect::<Vec<_>>()
             .join("/")
@@ -112,7 +112,7 @@ impl Renaming {
     /// Writes a file with the new id to another place; answers its length and hash.
     pub fn copy(
         &self,
-        folder: &dyn Folder,
+        directory: &dyn Directory,
         from: &dyn OpenFile,
         path: &RelPath,
         (kind, len): (FileKind, u64),
@@ -122,7 +122,7 @@ impl Renaming {
         let rewritten = Self::is_rewritten(path, kind);
         let (mut read, mut written, mut hash) = (0, 0, RunningHash::default());
         let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
-        folder.write_at(to, 0, &[]).map_err(failed)?;
+        directory.write_at(to, 0, &[]).map_err(failed)?;
         loop {
             let want = buffer
                 .len()
@@ -142,7 +142,7 @@ impl Renaming {
                 held.len()
             };
             held.drain(..taken);
-            folder.write_at(to, written, &out).map_err(failed)?;
+            directory.write_at(to, written, &out).map_err(failed)?;
             hash.update(&out);
             written += out.len() as u64;
             if got == 0 {
@@ -161,10 +161,10 @@ impl Renaming {
 
 /// Cuts lengths: the transcripts of a session as they were at a point.
 pub fn cut_lengths(
-    files: &BTreeMap<RelPath, FileAt>,
+    files: &BTreeMap<RelPath, FileState>,
     cut: Option<&BTreeMap<RelPath, u64>>,
 ) -> BTreeMap<RelPath, u64> {
-    let length = |path: &RelPath, file: &FileAt| match (cut, file.kind) {
+    let length = |path: &RelPath, file: &FileState| match (cut, file.kind) {
         (Some(cut), FileKind::Append) => cut.get(path).map(|len| file.len.min(*len)),
         _ => Some(file.len),
     };
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn names_and_lines_get_the_new_id() {
-        let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
+        let renaming = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
         assert_eq!(
@@ -202,7 +202,7 @@ mod tests {
             path("sessions/2026/rollout-3f2a1-3f2a.jsonl"),
             "sessions/2026/rollout-3f2a1-new-id.jsonl"
         );
-        let renaming = Renaming::new(
+        let renaming = SessionRenamer::new(
             &"01234567-89ab".parse().unwrap(),
             &"fedcba98-7654".parse().unwrap(),
         );
@@ -219,7 +219,7 @@ mod tests {
             path("projects/-w-01234567-89ab/x-01234567"),
             "projects/-w-01234567-89ab/x-01234567"
         );
-        let renaming = Renaming::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
+        let renaming = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
         let wanted =
             b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();

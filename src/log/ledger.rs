@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::pen::Pen;
+use super::writer::LogWriter;
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileKind, LogId, RelPath, RunningHash, Stat, Turns};
-use crate::sys::{Folder, OpenFile, STATE_FOLDER};
+use crate::model::{Digest, FileKind, FileStat, LogId, RelPath, RunningHash, TurnTracker};
+use crate::sys::{Directory, OpenFile, STATE_DIR};
 
 /// The version of the file.
 const VERSION: u32 = 1;
@@ -30,7 +30,7 @@ pub struct FileCursor {
     /// Fingerprint of the last `WINDOW` of them.
     pub tail: u64,
     /// What the file system said at the last look.
-    pub stat: Stat,
+    pub stat: FileStat,
     /// Bytes behind the last whole line at the last look: an unfinished one.
     #[serde(default)]
     pub torn: u64,
@@ -41,7 +41,7 @@ pub struct FileCursor {
 
 impl FileCursor {
     /// A file of which nothing is shipped.
-    pub fn new(kind: FileKind, stat: Stat) -> Self {
+    pub fn new(kind: FileKind, stat: FileStat) -> Self {
         FileCursor {
             kind,
             len: 0,
@@ -105,7 +105,7 @@ pub struct Ledger {
     /// The log.
     pub id: LogId,
     /// The right to write.
-    pub pen: Pen,
+    pub log_writer: LogWriter,
     /// How far each file is shipped.
     pub files: BTreeMap<RelPath, FileCursor>,
     /// Fingerprint of the files as they were when all of them was shipped; 0 if that was not so.
@@ -113,27 +113,27 @@ pub struct Ledger {
     pub seen: u64,
     /// How far the turns of the conversation have come.
     #[serde(default)]
-    pub turns: Turns,
+    pub turns: TurnTracker,
 }
 
 impl Ledger {
     /// A ledger for a log of a store.
-    pub fn new(store: String, id: LogId, pen: Pen) -> Self {
+    pub fn new(store: String, id: LogId, log_writer: LogWriter) -> Self {
         Ledger {
             v: VERSION,
             store,
             id,
-            pen,
+            log_writer,
             files: BTreeMap::new(),
             seen: 0,
-            turns: Turns::default(),
+            turns: TurnTracker::default(),
         }
     }
 
     /// Where the ledger of a log is.
     pub fn path(id: &LogId) -> Result<RelPath> {
         format!(
-            "{STATE_FOLDER}/ledger/{}/{}/{}.json",
+            "{STATE_DIR}/ledger/{}/{}/{}.json",
             id.namespace, id.agent, id.name
         )
         .parse()
@@ -141,9 +141,9 @@ impl Ledger {
 
     /// Reads the ledger of a log. None if there is none, or it is damaged, or about another store: the bucket is asked
     /// then.
-    pub fn load(folder: &dyn Folder, store: &str, id: &LogId) -> Option<Ledger> {
+    pub fn load(directory: &dyn Directory, store: &str, id: &LogId) -> Option<Ledger> {
         let path = Self::path(id).ok()?;
-        let bytes = match folder.read(&path) {
+        let bytes = match directory.read(&path) {
             Ok(bytes) => bytes?,
             Err(error) => {
                 tracing::warn!(%error, %path, "cannot read the ledger; asking the bucket");
@@ -165,15 +165,15 @@ impl Ledger {
 
     /// Writes the ledger. `durable` when the right to write changes hands; a cursor that a power cut loses is found
     /// again in the bucket.
-    pub fn save(&self, folder: &dyn Folder, durable: bool) -> Result<()> {
+    pub fn save(&self, directory: &dyn Directory, durable: bool) -> Result<()> {
         let path = Self::path(&self.id)?;
         let mut body = vec![b'\n'];
         serde_json::to_writer(&mut body, self).map_err(|cause| {
-            Error::new(crate::error::Kind::Internal, "write the ledger").because(cause)
+            Error::new(crate::error::ErrorKind::Internal, "write the ledger").caused_by(cause)
         })?;
         let mut bytes = Digest::of(&body).to_string().into_bytes();
         bytes.append(&mut body);
-        folder
+        directory
             .replace(&path, &bytes, durable)
             .map_err(|cause| Error::io(format!("write {path}"), cause))
     }
@@ -190,14 +190,14 @@ mod tests {
             agent: "a".parse().unwrap(),
             name: "s".parse().unwrap(),
         };
-        let pen = Pen::unclaimed(
+        let log_writer = LogWriter::unclaimed(
             "w".parse().unwrap(),
             3,
             None,
             "2026-05-01T12:00:00Z".parse().unwrap(),
         );
-        let mut ledger = Ledger::new("file:///x".into(), id, pen);
-        let stat = Stat {
+        let mut ledger = Ledger::new("file:///x".into(), id, log_writer);
+        let stat = FileStat {
             dev: 1,
             ino: 2,
             size: 3,

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::walk::Sink;
+use super::read::EntrySink;
 use crate::codec::entry::{self, Encoded, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MOST_CHECKPOINTS;
 use crate::model::{
-    Checkpoint, Covers, Digest, EntryKind, Header, Move, Part, RelPath, Seq, WriterId,
-    entry::FORMAT,
+    Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part, RelPath, Seq,
+    WriterId, entry::FORMAT,
 };
 
 /// Entries in the making of one.
 #[derive(Debug, Default)]
 pub struct Merger {
     files: BTreeMap<RelPath, (Part, Vec<u8>)>,
-    moves: Vec<Move>,
+    moves: Vec<FileMove>,
     checkpoints: Vec<Checkpoint>,
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
@@ -40,7 +40,7 @@ struct First {
 
 #[derive(Debug)]
 struct Last {
-    header: Header,
+    header: EntryHeader,
     digest: Digest,
 }
 
@@ -53,7 +53,7 @@ impl Merger {
             .sum()
     }
 
-    fn apply_moves(&mut self, header: &Header) -> Result<()> {
+    fn apply_moves(&mut self, header: &EntryHeader) -> Result<()> {
         for (at, moved) in header.moves.iter().enumerate() {
             match self.files.remove(&moved.from) {
                 Some(file) => {
@@ -116,7 +116,7 @@ impl Merger {
         } else {
             EntryKind::Merge
         };
-        let covers = Covers {
+        let covers = CoveredRange {
             from: if self.from_nothing { 1 } else { from },
             digest: last.digest,
             began: first.began,
@@ -125,7 +125,7 @@ impl Merger {
             stored: self.stored,
             writers: self.writers,
         };
-        let header = Header {
+        let header = EntryHeader {
             v: FORMAT,
             kind,
             agent: last.header.agent,
@@ -153,7 +153,7 @@ impl Merger {
 
 /// Whether it does not matter which file the move numbered `at` leaves in its place: it is written anew there, and does not
 /// move on before that.
-fn is_written_anew(header: &Header, at: usize) -> bool {
+fn is_written_anew(header: &EntryHeader, at: usize) -> bool {
     let to = &header.moves[at].to;
     let moves_on = header.moves[at + 1..].iter().any(|next| next.from == *to);
     !moves_on
@@ -163,7 +163,7 @@ fn is_written_anew(header: &Header, at: usize) -> bool {
             .any(|part| part.path == *to && part.start == 0)
 }
 
-impl Sink for Merger {
+impl EntrySink for Merger {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
         if header.fork.is_some() {
@@ -201,7 +201,7 @@ impl Sink for Merger {
             }
         }
         self.last = Some(Last {
-            header: Header {
+            header: EntryHeader {
                 parts: Vec::new(),
                 moves: Vec::new(),
                 ..header.clone()

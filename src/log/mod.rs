@@ -7,33 +7,33 @@ pub mod assemble;
 pub mod chain;
 pub mod fence;
 pub mod fork;
-pub mod hear;
 pub mod ledger;
 pub mod merge;
-pub mod pen;
-pub mod pieces;
+pub mod metadata;
 pub mod pins;
 pub mod probe;
+pub mod read;
 mod recent;
+pub mod replay;
 pub mod schedule;
+pub mod segments;
 pub mod state;
-pub mod walk;
-pub mod wishes;
+pub mod writer;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::codec::entry::{self, Entry};
 use crate::codec::snapshot;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId, keys};
 use crate::store::{self, Store};
-use crate::sys::{Chance, Clock, Progress};
+use crate::sys::{Clock, Progress, Rng};
 
-use pieces::{Piece, PieceKind, Prefer};
+use segments::{Prefer, Segment, SegmentKind};
 
 pub use fence::{Fence, Fencing};
-pub use recent::Recent;
+pub use recent::RecentEntries;
 
 /// The logs of one agent in one namespace.
 #[derive(Clone)]
@@ -49,16 +49,16 @@ pub struct Logs {
     /// Tells the time.
     pub clock: Arc<dyn Clock>,
     /// Names writers.
-    pub chance: Arc<dyn Chance>,
+    pub rng: Arc<dyn Rng>,
     /// What was written here last.
-    pub recent: Arc<Recent>,
+    pub recent: Arc<RecentEntries>,
     /// How far long work has come.
     pub progress: Arc<Progress>,
 }
 
 /// A numbered object of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbered {
+pub struct ListedEntry {
     /// Its number.
     pub seq: Seq,
     /// Its size as stored.
@@ -77,27 +77,24 @@ impl Logs {
 
     /// Every log of the agent whose name begins with `prefix`.
     pub async fn names(&self, prefix: &str) -> Result<Vec<LogName>> {
-        let folder = format!(
-            "{}{prefix}",
-            keys::agent_folder(&self.namespace, &self.agent)
-        );
-        let folders = store::list_folders(&*self.store, &folder)
+        let directory = format!("{}{prefix}", keys::agent_dir(&self.namespace, &self.agent));
+        let directories = store::list_dirs(&*self.store, &directory)
             .await
-            .doing("list sessions")?;
+            .context("list sessions")?;
         // A key that is not ours may stand in the bucket; it is passed over.
-        Ok(folders
+        Ok(directories
             .iter()
-            .filter_map(|folder| keys::log_name(folder))
+            .filter_map(|directory| keys::log_name(directory))
             .collect())
     }
 
     /// The numbers of a log's entries from behind `after` on, in order.
-    pub async fn entries(&self, id: &LogId, after: Seq) -> Result<Vec<Numbered>> {
+    pub async fn entries(&self, id: &LogId, after: Seq) -> Result<Vec<ListedEntry>> {
         Ok(self
             .entry_pieces(id, after)
             .await?
             .iter()
-            .map(|piece| Numbered {
+            .map(|piece| ListedEntry {
                 seq: piece.to,
                 size: piece.size,
             })
@@ -105,27 +102,27 @@ impl Logs {
     }
 
     /// The snapshots and merges of a log.
-    pub async fn composites(&self, id: &LogId) -> Result<Vec<Piece>> {
-        let (snapshots, merges) = (keys::snapshots_folder(id), keys::merges_folder(id));
+    pub async fn composites(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let (snapshots, merges) = (keys::snapshots_dir(id), keys::merges_dir(id));
         let listed = futures_util::future::try_join(
             store::list_objects(&*self.store, &snapshots, None),
             store::list_objects(&*self.store, &merges, None),
         );
-        let (snapshots, merges) = listed.await.doing_with(|| format!("list {id}"))?;
+        let (snapshots, merges) = listed.await.with_context(|| format!("list {id}"))?;
         let snapshots = snapshots
             .iter()
-            .filter_map(|object| piece(object, PieceKind::Snapshot));
+            .filter_map(|object| piece(object, SegmentKind::Snapshot));
         Ok(snapshots
             .chain(
                 merges
                     .iter()
-                    .filter_map(|object| piece(object, PieceKind::Merge)),
+                    .filter_map(|object| piece(object, SegmentKind::Merge)),
             )
             .collect())
     }
 
     /// All pieces of a log.
-    pub async fn pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
+    pub async fn pieces(&self, id: &LogId) -> Result<Vec<Segment>> {
         let (mut pieces, entries) =
             futures_util::future::try_join(self.composites(id), self.entry_pieces(id, 0)).await?;
         pieces.extend(entries);
@@ -133,17 +130,17 @@ impl Logs {
     }
 
     /// The pieces that a reader of the end needs: entries that a merge or a snapshot stands for are not listed.
-    pub async fn newest_pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
+    pub async fn newest_pieces(&self, id: &LogId) -> Result<Vec<Segment>> {
         let mut pieces = self.composites(id).await?;
-        let covered = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+        let covered = segments::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
         // Up to the first number that only an entry can stand for.
         let to = covered.iter().fold(
             0,
             |to, piece| if piece.from == to + 1 { piece.to } else { to },
         );
         pieces.extend(self.entry_pieces(id, to).await?);
-        let read = pieces::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
-        let whole = read.last().map_or(0, |last| last.to) == pieces::head(&pieces);
+        let read = segments::cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+        let whole = read.last().map_or(0, |last| last.to) == segments::head(&pieces);
         // Where two cross, the way on may begin with an entry before them.
         if whole {
             Ok(pieces)
@@ -154,13 +151,13 @@ impl Logs {
 
     /// The same in one round trip where the log is not long: what has few entries, or had its history collected, is listed
     /// from its beginning at once.
-    pub async fn few_pieces(&self, id: &LogId) -> Result<Vec<Piece>> {
-        let folder = keys::entries_folder(id);
+    pub async fn few_pieces(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let directory = keys::entries_dir(id);
         let entries = async {
             self.store
-                .list(&folder, None)
+                .list(&directory, None)
                 .await
-                .doing_with(|| format!("list {id}"))
+                .with_context(|| format!("list {id}"))
         };
         let (mut pieces, entries) =
             futures_util::future::try_join(self.composites(id), entries).await?;
@@ -171,54 +168,54 @@ impl Logs {
             entries
                 .objects
                 .iter()
-                .filter_map(|object| piece(object, PieceKind::Entry)),
+                .filter_map(|object| piece(object, SegmentKind::Entry)),
         );
         Ok(pieces)
     }
 
-    async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Piece>> {
+    async fn entry_pieces(&self, id: &LogId, after: Seq) -> Result<Vec<Segment>> {
         let from = (after > 0).then(|| keys::entry(id, after));
-        let objects = store::list_objects(&*self.store, &keys::entries_folder(id), from)
+        let objects = store::list_objects(&*self.store, &keys::entries_dir(id), from)
             .await
-            .doing_with(|| format!("list {id}"))?;
+            .with_context(|| format!("list {id}"))?;
         Ok(objects
             .iter()
-            .filter_map(|object| piece(object, PieceKind::Entry))
+            .filter_map(|object| piece(object, SegmentKind::Entry))
             .collect())
     }
 
     /// The pieces of a branch, in order.
-    pub async fn branch_pieces(&self, id: &LogId, writer: &WriterId) -> Result<Vec<Piece>> {
-        let objects = store::list_objects(&*self.store, &keys::branch_folder(id, writer), None)
+    pub async fn branch_pieces(&self, id: &LogId, writer: &WriterId) -> Result<Vec<Segment>> {
+        let objects = store::list_objects(&*self.store, &keys::branch_dir(id, writer), None)
             .await
-            .doing_with(|| format!("list branch of {id}"))?;
+            .with_context(|| format!("list branch of {id}"))?;
         Ok(objects
             .iter()
-            .filter_map(|object| piece(object, PieceKind::Entry))
+            .filter_map(|object| piece(object, SegmentKind::Entry))
             .collect())
     }
 
     /// The writers that lost a log and have a branch.
     pub async fn branches(&self, id: &LogId) -> Result<Vec<WriterId>> {
-        let folders = store::list_folders(&*self.store, &keys::branches_folder(id))
+        let directories = store::list_dirs(&*self.store, &keys::branches_dir(id))
             .await
-            .doing_with(|| format!("list branches of {id}"))?;
-        Ok(folders
+            .with_context(|| format!("list branches of {id}"))?;
+        Ok(directories
             .iter()
-            .filter_map(|folder| keys::folder_name(folder).ok()?.parse().ok())
+            .filter_map(|directory| keys::dir_name(directory).ok()?.parse().ok())
             .collect())
     }
 
     /// Reads one entry of the log; none if it does not exist.
     pub async fn read(&self, id: &LogId, seq: Seq) -> Result<Option<Entry>> {
-        self.read_piece(id, &Piece::entry(seq), None).await
+        self.read_piece(id, &Segment::entry(seq), None).await
     }
 
     /// Reads a piece that a listing has shown, of a log or of a writer's branch; none if it was collected meanwhile.
     pub async fn read_piece(
         &self,
         id: &LogId,
-        piece: &Piece,
+        piece: &Segment,
         branch: Option<&WriterId>,
     ) -> Result<Option<Entry>> {
         let key = piece.key_in(id, branch);
@@ -229,11 +226,11 @@ impl Logs {
     }
 
     /// The same for who only merges: what was written here of late needs not be asked for.
-    pub async fn read_to_merge(&self, id: &LogId, piece: &Piece) -> Result<Option<Entry>> {
+    pub async fn read_to_merge(&self, id: &LogId, piece: &Segment) -> Result<Option<Entry>> {
         match self
             .recent
             .get(id, piece.to)
-            .filter(|_| piece.kind == PieceKind::Entry)
+            .filter(|_| piece.kind == SegmentKind::Entry)
         {
             Some(written) => decode(id, piece, &piece.key(id), &written).map(Some),
             None => self.read_piece(id, piece, None).await,
@@ -247,12 +244,13 @@ impl Logs {
         writer: &WriterId,
         seq: Seq,
     ) -> Result<Option<Entry>> {
-        self.read_piece(id, &Piece::entry(seq), Some(writer)).await
+        self.read_piece(id, &Segment::entry(seq), Some(writer))
+            .await
     }
 }
 
-fn decode(id: &LogId, piece: &Piece, key: &str, stored: &[u8]) -> Result<Entry> {
-    let entry = if piece.kind == PieceKind::Snapshot {
+fn decode(id: &LogId, piece: &Segment, key: &str, stored: &[u8]) -> Result<Entry> {
+    let entry = if piece.kind == SegmentKind::Snapshot {
         snapshot::decode(key, stored)?
     } else {
         entry::decode(key, stored)?
@@ -271,13 +269,13 @@ fn decode(id: &LogId, piece: &Piece, key: &str, stored: &[u8]) -> Result<Entry> 
     Ok(entry)
 }
 
-fn piece(object: &store::Object, kind: PieceKind) -> Option<Piece> {
+fn piece(object: &store::Object, kind: SegmentKind) -> Option<Segment> {
     let (from, to) = match kind {
-        PieceKind::Entry => keys::entry_number(&object.key).map(|seq| (seq, seq)),
-        PieceKind::Merge => keys::merge_range(&object.key),
-        PieceKind::Snapshot => keys::snapshot_number(&object.key).map(|seq| (1, seq)),
+        SegmentKind::Entry => keys::entry_number(&object.key).map(|seq| (seq, seq)),
+        SegmentKind::Merge => keys::merge_range(&object.key),
+        SegmentKind::Snapshot => keys::snapshot_number(&object.key).map(|seq| (1, seq)),
     }?;
-    Some(Piece {
+    Some(Segment {
         from,
         to,
         kind,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Logs;
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Checkpoint, LogId, LogName, Seq, keys};
 use crate::store::{self, Created};
 
@@ -38,7 +38,7 @@ pub enum Pin {
     /// A checkpoint with a name.
     Named(Box<Named>),
     /// Another session begins here.
-    Fork {
+    ForkOrigin {
         /// The other session.
         fork: LogName,
         /// The entry.
@@ -53,7 +53,7 @@ impl Pin {
     pub fn seq(&self) -> Option<Seq> {
         match self {
             Pin::Named(named) => named.point.seq,
-            Pin::Fork { seq, .. } => Some(*seq),
+            Pin::ForkOrigin { seq, .. } => Some(*seq),
             Pin::Unknown(_) => None,
         }
     }
@@ -67,7 +67,7 @@ impl Pin {
     pub fn key(&self, id: &LogId) -> String {
         match self {
             Pin::Named(named) => keys::named_point(id, &named.name),
-            Pin::Fork { fork, .. } => keys::fork_pin(id, fork),
+            Pin::ForkOrigin { fork, .. } => keys::fork_pin(id, fork),
             Pin::Unknown(key) => key.clone(),
         }
     }
@@ -76,9 +76,9 @@ impl Pin {
 impl Logs {
     /// All pins of a log.
     pub async fn pins(&self, id: &LogId) -> Result<Vec<Pin>> {
-        let objects = store::list_objects(&*self.store, &keys::pins_folder(id), None).await;
+        let objects = store::list_objects(&*self.store, &keys::pins_dir(id), None).await;
         let mut pins = Vec::new();
-        for object in objects.doing_with(|| format!("list the pins of {id}"))? {
+        for object in objects.with_context(|| format!("list the pins of {id}"))? {
             let Some(bytes) = self.store.get(&object.key).await? else {
                 continue;
             };
@@ -92,10 +92,12 @@ impl Logs {
                 (Some(named), _) if object.key == keys::named_point(id, &named.name) => {
                     Pin::Named(Box::new(named))
                 }
-                (_, Some(fork)) if object.key == keys::fork_pin(id, &fork.fork) => Pin::Fork {
-                    fork: fork.fork,
-                    seq: fork.seq,
-                },
+                (_, Some(fork)) if object.key == keys::fork_pin(id, &fork.fork) => {
+                    Pin::ForkOrigin {
+                        fork: fork.fork,
+                        seq: fork.seq,
+                    }
+                }
                 _ => {
                     tracing::warn!(key = object.key, "this is damaged, or of a newer sessiond");
                     Pin::Unknown(object.key)
@@ -138,7 +140,7 @@ impl Logs {
             .store
             .create(&keys::named_point(id, name), json(&named)?)
             .await
-            .doing_with(|| format!("name a point of {id}"))?;
+            .with_context(|| format!("name a point of {id}"))?;
         Ok((created == Created::New).then_some(named))
     }
 
@@ -152,12 +154,12 @@ impl Logs {
         self.store
             .put(&keys::fork_pin(id, fork), json(&pin)?)
             .await
-            .doing_with(|| format!("hold entry {seq} of {id}"))
+            .with_context(|| format!("hold entry {seq} of {id}"))
     }
 }
 
 fn json(value: &impl Serialize) -> Result<Bytes> {
     serde_json::to_vec(value)
         .map(Bytes::from)
-        .map_err(|cause| Error::new(Kind::Internal, "write a pin").because(cause))
+        .map_err(|cause| Error::new(ErrorKind::Internal, "write a pin").caused_by(cause))
 }

@@ -23,9 +23,9 @@ struct Kept {
 
 /// What was written last.
 #[derive(Debug, Default)]
-pub struct Recent(Mutex<Kept>);
+pub struct RecentEntries(Mutex<Kept>);
 
-impl Recent {
+impl RecentEntries {
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_last_small_entries_are_kept_and_no_more() {
-        let recent = Recent::default();
+        let recent = RecentEntries::default();
         let id = |name: &str| LogId {
             namespace: "n".parse().unwrap(),
             agent: "a".parse().unwrap(),

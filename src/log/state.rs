@@ -4,21 +4,23 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MOST_CHECKPOINTS;
-use crate::model::{Checkpoint, Digest, EntryKind, FileAt, Header, Part, RelPath, Seq, Turns};
+use crate::model::{
+    Checkpoint, Digest, EntryHeader, EntryKind, FileState, Part, RelPath, Seq, TurnTracker,
+};
 
 /// The files of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct LogState {
     /// The last entry taken in.
     pub seq: Seq,
     /// Its digest.
     pub digest: Option<Digest>,
     /// The files.
-    pub files: BTreeMap<RelPath, FileAt>,
+    pub files: BTreeMap<RelPath, FileState>,
     /// The points to go back to, in the order they were reached.
     pub checkpoints: Vec<Checkpoint>,
     /// How far the turns have come.
-    pub turns: Turns,
+    pub turns: TurnTracker,
     /// Bytes shipped, before compression.
     pub raw: u64,
     /// How the log ends, if it ends with a tombstone or a purge.
@@ -27,17 +29,17 @@ pub struct State {
     going_back: Option<Seq>,
 }
 
-impl State {
+impl LogState {
     /// Takes one more entry in.
-    pub fn apply(&mut self, header: &Header, digest: Digest) -> Result<()> {
+    pub fn apply(&mut self, header: &EntryHeader, digest: Digest) -> Result<()> {
         if header.begins_anew() || header.kind == EntryKind::Snapshot {
             self.files.clear();
             self.checkpoints.clear();
-            self.turns = Turns::default();
+            self.turns = TurnTracker::default();
             self.raw = 0;
         }
         if let Some(fork) = &header.fork {
-            self.turns = Turns::after(fork.turn, fork.last);
+            self.turns = TurnTracker::after(fork.turn, fork.last);
             for part in &fork.files {
                 self.put(part, header.seq);
             }
@@ -87,7 +89,7 @@ impl State {
     }
 
     fn put(&mut self, part: &Part, seq: Seq) {
-        let file = FileAt {
+        let file = FileState {
             kind: part.kind,
             len: part.end(),
             sha256: part.file_sha256,

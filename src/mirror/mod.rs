@@ -1,4 +1,4 @@
-//! Keeps a folder of files, one a session, in step with OpenCode's database: a row that is new or has changed is a new line,
+//! Keeps a directory of files, one a session, in step with OpenCode's database: a row that is new or has changed is a new line,
 //! and the last line of a row counts.
 //!
 //! Owns the files and what is known of them. Reads the database through a connection that cannot write; writes to it only where
@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 use crate::model::{Digest, SessionId};
 use crate::sys::{Clock, Disk, Owner, SystemClock};
 
-/// The folder of the files, beside the database.
-const FOLDER: &str = ".sessiond-mirror";
+/// The directory of the files, beside the database.
+const DIR: &str = ".sessiond-mirror";
 
 /// How long to wait for a writer; OpenCode's transactions take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -98,7 +98,7 @@ fn name_of(place: usize) -> &'static str {
 }
 
 impl Mirror {
-    /// The mirror of the database in OpenCode's folder.
+    /// The mirror of the database in OpenCode's directory.
     pub fn new(data: &Path) -> Mirror {
         Mirror {
             data: data.to_owned(),
@@ -108,8 +108,8 @@ impl Mirror {
     }
 
     /// Where the files are: what is kept.
-    pub fn folder(&self) -> PathBuf {
-        self.data.join(FOLDER)
+    pub fn directory(&self) -> PathBuf {
+        self.data.join(DIR)
     }
 
     fn database(&self) -> PathBuf {
@@ -117,13 +117,13 @@ impl Mirror {
     }
 
     fn file(&self, session: &str) -> PathBuf {
-        self.folder()
+        self.directory()
             .join("sessions")
             .join(format!("{session}.jsonl"))
     }
 
     fn failed(&self, cause: sqlx::Error) -> Error {
-        Error::unavailable(format!("read {}", self.database().display())).because(cause)
+        Error::unavailable(format!("read {}", self.database().display())).caused_by(cause)
     }
 
     fn stamp(&self) -> Stamp {
@@ -534,12 +534,12 @@ impl Lines<'_> {
         }
         let path = self.mirror.file(self.session);
         let append = || -> std::io::Result<()> {
-            // As root: for the agent's user, as everything in its folder.
+            // As root: for the agent's user, as everything in its directory.
             let owner = rustix::process::geteuid()
                 .is_root()
                 .then(|| Disk::new(&self.mirror.data).owner())
                 .transpose()?;
-            Disk::new(self.mirror.folder().join("sessions")).make(owner)?;
+            Disk::new(self.mirror.directory().join("sessions")).make(owner)?;
             let mut file = OpenOptions::new()
                 .append(true)
                 .create(true)

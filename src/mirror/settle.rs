@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection};
 
 use super::rows::{self, FAMILY, Named, PROJECT, TABLES, quoted};
 use super::{Mirror, PATIENCE, give};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::sys::Owner;
 
 type Rows = BTreeMap<(usize, String), Map<String, Value>>;
@@ -30,7 +30,7 @@ struct Schema {
 
 /// What the file of a session amounts to.
 #[derive(Default)]
-struct Told {
+struct SessionRows {
     schema: Schema,
     project: BTreeMap<String, Map<String, Value>>,
     rows: Rows,
@@ -45,7 +45,7 @@ impl Mirror {
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(cause) => return Err(Error::io(format!("read {}", path.display()), cause)),
         };
-        let told = read(session, &bytes).doing_with(|| format!("read {}", path.display()))?;
+        let told = read(session, &bytes).with_context(|| format!("read {}", path.display()))?;
         let database = self.database();
         let failed = |cause| Error::io(format!("make {}", database.display()), cause);
         let file = OpenOptions::new()
@@ -76,7 +76,7 @@ impl Mirror {
         drop(state);
         written
             .map_err(|cause| explained(session, cause))
-            .doing_with(|| format!("write session {session} to {}", database.display()))
+            .with_context(|| format!("write session {session} to {}", database.display()))
     }
 
     /// Whether the database has the session.
@@ -97,22 +97,22 @@ fn explained(session: &str, cause: sqlx::Error) -> Error {
     let said = cause.to_string();
     if said.contains("UNIQUE constraint") {
         return Error::conflict(format!("another session holds messages of {session}"))
-            .because(cause)
+            .caused_by(cause)
             .hint("a fork shares its messages' ids with the session it began with: restore it in a home of its own");
     }
     if said.contains("no column named") || said.contains("no such table") {
         return Error::conflict(
             "a newer OpenCode wrote the session than the one whose database this is",
         )
-        .because(cause)
+        .caused_by(cause)
         .hint("upgrade opencode, start it once, and restore again");
     }
-    Error::unavailable("write rows").because(cause)
+    Error::unavailable("write rows").caused_by(cause)
 }
 
 /// The last line of each row, and the last schema.
-fn read(session: &str, bytes: &[u8]) -> Result<Told> {
-    let mut told = Told::default();
+fn read(session: &str, bytes: &[u8]) -> Result<SessionRows> {
+    let mut told = SessionRows::default();
     let wrong = |what: &str| Error::corrupt(format!("{what} is not what a session is made of"));
     for line in bytes
         .split_inclusive(|byte| *byte == b'\n')
@@ -123,7 +123,7 @@ fn read(session: &str, bytes: &[u8]) -> Result<Told> {
         };
         if let Some(schema) = named.schema {
             told.schema = serde_json::from_str(schema.get())
-                .map_err(|cause| wrong("the schema").because(cause))?;
+                .map_err(|cause| wrong("the schema").caused_by(cause))?;
         }
         let (Some(table), Some(key)) = (named.table, named.key) else {
             continue;
@@ -132,7 +132,7 @@ fn read(session: &str, bytes: &[u8]) -> Result<Told> {
             .row
             .map(|row| serde_json::from_str(row.get()))
             .transpose()
-            .map_err(|cause| wrong("a row").because(cause))?;
+            .map_err(|cause| wrong("a row").caused_by(cause))?;
         match (TABLES.iter().position(|(known, _)| *known == table), row) {
             (Some(table), Some(row)) => {
                 told.rows.insert((table, key), row);
@@ -164,7 +164,11 @@ fn read(session: &str, bytes: &[u8]) -> Result<Told> {
     Ok(told)
 }
 
-async fn write(database: &mut SqliteConnection, session: &str, told: &Told) -> sqlx::Result<()> {
+async fn write(
+    database: &mut SqliteConnection,
+    session: &str,
+    told: &SessionRows,
+) -> sqlx::Result<()> {
     let mut transaction = database.begin_with("BEGIN IMMEDIATE").await?;
     if rows::columns(&mut transaction, "session")
         .await?

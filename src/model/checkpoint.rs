@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::model::message::{Call, Mark, Marked};
+use crate::model::message::{ToolCall, TurnBoundary, TurnEvent};
 use crate::model::{RelPath, Seq};
 
 /// What is kept of what a tool was given and said.
@@ -40,7 +40,7 @@ pub struct Checkpoint {
     pub files: BTreeMap<RelPath, u64>,
     /// Tools that were called and had not answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pending: Vec<Call>,
+    pub pending: Vec<ToolCall>,
     /// The end of what the last tool said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
@@ -53,7 +53,7 @@ impl Checkpoint {
         let pending = self
             .pending
             .iter()
-            .map(|call| Call {
+            .map(|call| ToolCall {
                 input: String::new(),
                 ..call.clone()
             })
@@ -76,7 +76,7 @@ struct Ended {
 
 /// How far the turns of a session have come. What was read decides, however it was cut into pieces.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turns {
+pub struct TurnTracker {
     /// The highest number of a checkpoint.
     pub number: u64,
     /// The checkpoint that the conversation goes on from.
@@ -99,28 +99,32 @@ pub struct Turns {
     completed_by: Option<String>,
     /// Tools that were called since and have not answered.
     #[serde(default)]
-    pub pending: Vec<Call>,
+    pub pending: Vec<ToolCall>,
     /// The end of what the last tool said.
     #[serde(default)]
     pub last_answer: Option<String>,
 }
 
-impl Turns {
+impl TurnTracker {
     /// So many turns are complete, the last of them at that time.
-    pub fn after(turn: u64, last: Option<Timestamp>) -> Turns {
-        Turns {
+    pub fn after(turn: u64, last: Option<Timestamp>) -> TurnTracker {
+        TurnTracker {
             turn,
             last,
-            ..Turns::default()
+            ..TurnTracker::default()
         }
     }
 
     /// Takes in what was read; answers the checkpoints that it makes. `lengths` are the lengths of the session's transcripts.
-    pub fn take(&mut self, marks: &[Marked], lengths: &BTreeMap<RelPath, u64>) -> Vec<Checkpoint> {
+    pub fn take(
+        &mut self,
+        marks: &[TurnEvent],
+        lengths: &BTreeMap<RelPath, u64>,
+    ) -> Vec<Checkpoint> {
         let mut made: Vec<Checkpoint> = Vec::new();
         for marked in marks {
             self.note(marked);
-            let Some(Mark::End(stop)) = &marked.mark else {
+            let Some(TurnBoundary::End(stop)) = &marked.mark else {
                 continue;
             };
             if self.is_counted(marked) {
@@ -164,7 +168,7 @@ impl Turns {
 
     /// Whether it was read before. What stands behind the last end of a turn is new, whatever its clock says; elsewhere, in a
     /// transcript that was written anew or has another name, only its time can tell.
-    fn is_counted(&self, marked: &Marked) -> bool {
+    fn is_counted(&self, marked: &TurnEvent) -> bool {
         let behind = self
             .counted
             .get(&marked.path)
@@ -176,8 +180,8 @@ impl Turns {
         !later && self.last.is_some() && (!behind || same)
     }
 
-    fn note(&mut self, marked: &Marked) {
-        if marked.mark == Some(Mark::Prompt) {
+    fn note(&mut self, marked: &TurnEvent) {
+        if marked.mark == Some(TurnBoundary::Start) {
             self.pending.clear();
             self.last_answer = None;
             self.ended = None;
@@ -185,7 +189,7 @@ impl Turns {
         }
         for call in &marked.calls {
             if !self.pending.iter().any(|known| known.id == call.id) {
-                self.pending.push(Call {
+                self.pending.push(ToolCall {
                     input: quote(&call.input),
                     ..call.clone()
                 });
@@ -206,7 +210,7 @@ impl Turns {
     /// The conversation goes on from an earlier checkpoint, or from before the first.
     pub fn go_back(&mut self, to: Option<&Checkpoint>) {
         let number = self.number;
-        *self = Turns::default();
+        *self = TurnTracker::default();
         if let Some(point) = to {
             self.follow(point);
         }

@@ -54,7 +54,7 @@ impl EntryKind {
 
 /// What a merge or a snapshot stands for, besides its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Covers {
+pub struct CoveredRange {
     /// The first number; the last is the header's.
     pub from: Seq,
     /// SHA-256 of the last entry as stored: what the next one names as the one before.
@@ -73,7 +73,7 @@ pub struct Covers {
 
 /// The header of an entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Header {
+pub struct EntryHeader {
     /// Version of the format.
     pub v: u32,
     /// What it is.
@@ -96,10 +96,10 @@ pub struct Header {
     pub after: Option<Seq>,
     /// What it stands for, if it is a merge or a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub covers: Option<Covers>,
+    pub covers: Option<CoveredRange>,
     /// Files that got another path, applied before the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub moves: Vec<Move>,
+    pub moves: Vec<FileMove>,
     /// What each file gained, in the order of their bytes behind the header.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
@@ -108,13 +108,13 @@ pub struct Header {
     pub checkpoints: Vec<Checkpoint>,
     /// In the first entry: the session it was forked from, which it begins with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fork: Option<Fork>,
+    pub fork: Option<ForkOrigin>,
     /// In a claim: the entry that was gone back to, and from which the writer goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_to: Option<Seq>,
 }
 
-impl Header {
+impl EntryHeader {
     /// The number of the entry before this one.
     pub fn follows(&self) -> Seq {
         self.after.unwrap_or(self.seq.saturating_sub(1))
@@ -127,7 +127,7 @@ impl Header {
 
     /// Its checkpoints, each with the entry it is in.
     pub fn points(&self) -> impl Iterator<Item = Checkpoint> {
-        let begins = self.fork.as_ref().and_then(Fork::point);
+        let begins = self.fork.as_ref().and_then(ForkOrigin::point);
         begins
             .into_iter()
             .chain(self.checkpoints.iter().cloned())
@@ -148,7 +148,7 @@ impl Header {
 
 /// What a session begins with that was forked from another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fork {
+pub struct ForkOrigin {
     /// The other session.
     pub from: LogName,
     /// Up to this entry of it.
@@ -168,7 +168,7 @@ pub struct Fork {
     pub files: Vec<Part>,
 }
 
-impl Fork {
+impl ForkOrigin {
     /// Its first checkpoint: the last turn that was complete.
     fn point(&self) -> Option<Checkpoint> {
         let transcripts = self
@@ -199,7 +199,7 @@ impl Fork {
 
 /// A file that got another path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
+pub struct FileMove {
     /// Its path until now.
     pub from: RelPath,
     /// Its path from now on.

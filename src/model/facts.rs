@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// What was read in passing; a field that a piece does not mention is none and leaves what is known as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Facts {
+pub struct SessionFacts {
     /// The agent's name for the project the session belongs to.
     pub project: Option<String>,
-    /// The folder the agent ran in.
+    /// The directory the agent ran in.
     pub cwd: Option<String>,
     /// The session's title.
     pub title: Option<String>,
@@ -19,10 +19,10 @@ pub struct Facts {
     pub cost: Option<u64>,
 }
 
-impl Facts {
+impl SessionFacts {
     /// What is known after more was read.
-    pub fn then(self, new: Facts) -> Facts {
-        Facts {
+    pub fn then(self, new: SessionFacts) -> SessionFacts {
+        SessionFacts {
             project: new.project.or(self.project),
             cwd: new.cwd.or(self.cwd),
             title: new.title.or(self.title),

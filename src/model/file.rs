@@ -31,11 +31,11 @@ impl RelPath {
         self.0.split('/')
     }
 
-    /// The folder it is in, if that is not the root itself.
+    /// The directory it is in, if that is not the root itself.
     pub fn parent(&self) -> Option<RelPath> {
         self.0
             .rsplit_once('/')
-            .map(|(folder, _)| RelPath(folder.to_owned()))
+            .map(|(directory, _)| RelPath(directory.to_owned()))
     }
 
     /// The last part.
@@ -43,7 +43,7 @@ impl RelPath {
         self.0.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The path of `name` in the folder `self`.
+    /// The path of `name` in the directory `self`.
     pub fn join(&self, name: &str) -> Result<RelPath> {
         format!("{}/{name}", self.0).parse()
     }
@@ -60,7 +60,7 @@ impl FromStr for RelPath {
         for part in text.split('/') {
             match part {
                 "" => return refuse("absolute, or a part of it is empty"),
-                "." | ".." => return refuse("it leaves its folder"),
+                "." | ".." => return refuse("it leaves its directory"),
                 _ if part.len() > 255 => return refuse("a part of it is longer than 255 bytes"),
                 _ if part.chars().any(char::is_control) => {
                     return refuse("it holds a control character");
@@ -103,7 +103,7 @@ pub enum FileKind {
 
 /// What the file system says of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Stat {
+pub struct FileStat {
     /// The device it is on.
     pub dev: u64,
     /// Its inode there: with the device, its identity.
@@ -116,16 +116,16 @@ pub struct Stat {
     pub mode: u32,
 }
 
-impl Stat {
+impl FileStat {
     /// Whether it is the same file, whatever its name and content.
-    pub fn same_file(&self, other: &Stat) -> bool {
+    pub fn same_file(&self, other: &FileStat) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
 }
 
 /// A file at a point of its log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileAt {
+pub struct FileState {
     /// How the agent writes it.
     pub kind: FileKind,
     /// Length.
@@ -142,12 +142,12 @@ pub struct FileAt {
 
 /// The same with its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamedFile {
+pub struct PathState {
     /// Path below the root.
     pub path: RelPath,
     /// What it is there.
     #[serde(flatten)]
-    pub at: FileAt,
+    pub at: FileState,
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ impl SessionId {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     }
 
-    /// Makes an id of any file or folder name: what is not plain is written as `=` and two hex digits, so that
+    /// Makes an id of any file or directory name: what is not plain is written as `=` and two hex digits, so that
     /// different names stay different; a name too long for a key ends in its digest.
     pub fn escape(name: &str) -> SessionId {
         let mut out = String::with_capacity(name.len());
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_leave_their_folder_are_refused() {
+    fn names_that_could_leave_their_directory_are_refused() {
         for bad in ["", "..", ".hidden", "a/b", "a b", "ä", "@x", "a\0"] {
             assert!(bad.parse::<SessionId>().is_err(), "{bad:?}");
         }

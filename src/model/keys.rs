@@ -16,107 +16,107 @@ pub fn store_facts() -> String {
 
 /// A scratch key for the probe.
 pub fn probe(token: &str) -> String {
-    format!("{}{token}", probe_folder())
+    format!("{}{token}", probe_dir())
 }
 
-/// The folder of a namespace.
-pub fn namespace_folder(namespace: &Namespace) -> String {
+/// The directory of a namespace.
+pub fn namespace_dir(namespace: &Namespace) -> String {
     format!("{LAYOUT}/{namespace}/")
 }
 
-/// The folder that holds one folder per log of an agent.
-pub fn agent_folder(namespace: &Namespace, agent: &AgentName) -> String {
+/// The directory that holds one directory per log of an agent.
+pub fn agent_dir(namespace: &Namespace, agent: &AgentName) -> String {
     format!("{LAYOUT}/{namespace}/{agent}/")
 }
 
-/// The folder of one log.
+/// The directory of one log.
 pub fn log_root(id: &LogId) -> String {
     format!("{LAYOUT}/{}/{}/{}/", id.namespace, id.agent, id.name)
 }
 
-/// The folder of a log's entries.
-pub fn entries_folder(id: &LogId) -> String {
+/// The directory of a log's entries.
+pub fn entries_dir(id: &LogId) -> String {
     format!("{}log/", log_root(id))
 }
 
 /// One entry.
 pub fn entry(id: &LogId, seq: Seq) -> String {
-    format!("{}{seq:0DIGITS$}.gz", entries_folder(id))
+    format!("{}{seq:0DIGITS$}.gz", entries_dir(id))
 }
 
-/// The folder of a log's snapshots.
-pub fn snapshots_folder(id: &LogId) -> String {
+/// The directory of a log's snapshots.
+pub fn snapshots_dir(id: &LogId) -> String {
     format!("{}snap/", log_root(id))
 }
 
 /// The snapshot that stands for all entries up to `seq`.
 pub fn snapshot(id: &LogId, seq: Seq) -> String {
-    format!("{}{seq:0DIGITS$}.tar.gz", snapshots_folder(id))
+    format!("{}{seq:0DIGITS$}.tar.gz", snapshots_dir(id))
 }
 
-/// The folder of a log's merges.
-pub fn merges_folder(id: &LogId) -> String {
+/// The directory of a log's merges.
+pub fn merges_dir(id: &LogId) -> String {
     format!("{}merge/", log_root(id))
 }
 
 /// The merge that stands for the entries `from` to `to`.
 pub fn merge(id: &LogId, from: Seq, to: Seq) -> String {
-    format!("{}{from:0DIGITS$}-{to:0DIGITS$}.gz", merges_folder(id))
+    format!("{}{from:0DIGITS$}-{to:0DIGITS$}.gz", merges_dir(id))
 }
 
-/// The folder of what people said of a session.
-pub fn wishes_folder(id: &LogId) -> String {
+/// The directory of what people said of a session.
+pub fn wishes_dir(id: &LogId) -> String {
     format!("{}wishes/", log_root(id))
 }
 
 /// What people said of a session; the highest number counts.
 pub fn wishes(id: &LogId, number: u64) -> String {
-    format!("{}{number:0DIGITS$}.json", wishes_folder(id))
+    format!("{}{number:0DIGITS$}.json", wishes_dir(id))
 }
 
-/// The folder of what must stay reachable: named checkpoints and where forks begin.
-pub fn pins_folder(id: &LogId) -> String {
+/// The directory of what must stay reachable: named checkpoints and where forks begin.
+pub fn pins_dir(id: &LogId) -> String {
     format!("{}pins/", log_root(id))
 }
 
 /// A checkpoint that has a name.
 pub fn named_point(id: &LogId, name: &str) -> String {
-    format!("{}point.{name}.json", pins_folder(id))
+    format!("{}point.{name}.json", pins_dir(id))
 }
 
 /// Where a fork begins.
 pub fn fork_pin(id: &LogId, fork: &LogName) -> String {
-    format!("{}fork.{fork}.json", pins_folder(id))
+    format!("{}fork.{fork}.json", pins_dir(id))
 }
 
 /// A scratch key by which a collector learns the store's time.
 pub fn gc_mark(token: &str) -> String {
-    format!("{}{token}", gc_folder())
+    format!("{}{token}", gc_dir())
 }
 
-/// The folder of those.
-pub fn gc_folder() -> String {
+/// The directory of those.
+pub fn gc_dir() -> String {
     format!("{LAYOUT}/.gc/")
 }
 
-/// The folder of the probe's scratch keys.
-pub fn probe_folder() -> String {
+/// The directory of the probe's scratch keys.
+pub fn probe_dir() -> String {
     format!("{LAYOUT}/.probe/")
 }
 
-/// The folder of a log's branches, one folder per writer.
-pub fn branches_folder(id: &LogId) -> String {
+/// The directory of a log's branches, one directory per writer.
+pub fn branches_dir(id: &LogId) -> String {
     format!("{}branch/", log_root(id))
 }
 
-/// The folder of one writer's branch.
-pub fn branch_folder(id: &LogId, writer: &WriterId) -> String {
-    format!("{}{writer}/", branches_folder(id))
+/// The directory of one writer's branch.
+pub fn branch_dir(id: &LogId, writer: &WriterId) -> String {
+    format!("{}{writer}/", branches_dir(id))
 }
 
 /// One entry of a writer that lost the session.
 pub fn branch_entry(id: &LogId, writer: &WriterId, seq: Seq) -> String {
-    format!("{}{seq:0DIGITS$}.gz", branch_folder(id, writer))
+    format!("{}{seq:0DIGITS$}.gz", branch_dir(id, writer))
 }
 
 /// The number in an entry's key, or nothing if the key is not one of ours.
@@ -174,26 +174,26 @@ pub fn is_composite(key: &str) -> bool {
     matches!(key.split('/').nth(4), Some("merge" | "snap"))
 }
 
-/// The folder of the log that a key is in; the key itself where that is none.
+/// The directory of the log that a key is in; the key itself where that is none.
 pub fn log_of(key: &str) -> &str {
     key.match_indices('/')
         .nth(3)
         .map_or(key, |(at, _)| &key[..=at])
 }
 
-/// The name of the last folder of a folder key (`…/name/`).
-pub fn folder_name(folder: &str) -> Result<&str> {
-    folder
+/// The name of the last directory of a directory key (`…/name/`).
+pub fn dir_name(directory: &str) -> Result<&str> {
+    directory
         .trim_end_matches('/')
         .rsplit('/')
         .next()
         .filter(|name| !name.is_empty())
-        .ok_or_else(|| Error::corrupt(format!("read folder name {folder:?}: it has none")))
+        .ok_or_else(|| Error::corrupt(format!("read directory name {directory:?}: it has none")))
 }
 
-/// The log that a folder name stands for, or nothing if it is not ours.
-pub fn log_name(folder: &str) -> Option<LogName> {
-    folder_name(folder).ok()?.parse().ok()
+/// The log that a directory name stands for, or nothing if it is not ours.
+pub fn log_name(directory: &str) -> Option<LogName> {
+    dir_name(directory).ok()?.parse().ok()
 }
 
 #[cfg(test)]

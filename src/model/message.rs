@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Facts, RelPath};
+use crate::model::{RelPath, SessionFacts};
 
 /// A message with more tokens than this does not say the truth: a million of the largest contexts there are.
 const MOST_TOKENS: u64 = 1_000_000_000_000;
@@ -92,7 +92,7 @@ pub enum Block {
     /// What was thought.
     Thinking(String),
     /// A tool is called.
-    Call(Call),
+    ToolCall(ToolCall),
     /// A tool has answered.
     Answer {
         /// The call it answers.
@@ -108,7 +108,7 @@ pub enum Block {
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct ToolCall {
     /// Its id, which its answer names.
     pub id: String,
     /// The tool.
@@ -184,7 +184,7 @@ impl Message {
     pub fn summary(&self) -> String {
         let words = self.blocks.iter().map(|block| match block {
             Block::Text(text) | Block::Thinking(text) => text.clone(),
-            Block::Call(call) => format!("{} {}", call.name, call.input),
+            Block::ToolCall(call) => format!("{} {}", call.name, call.input),
             Block::Answer { text, failed, .. } => {
                 format!("{}{text}", if *failed { "failed: " } else { "" })
             }
@@ -201,27 +201,27 @@ impl Message {
 
 /// What a line means for the turns of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mark {
+pub enum TurnBoundary {
     /// Somebody prompts: a turn begins.
-    Prompt,
+    Start,
     /// The agent has answered: a turn is complete. Why it stopped.
     End(String),
 }
 
 /// What one line of a transcript says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct TranscriptLine {
     /// The message it is.
     pub message: Option<Message>,
     /// What it means for the turns.
-    pub mark: Option<Mark>,
+    pub mark: Option<TurnBoundary>,
     /// What it tells about the session.
-    pub facts: Facts,
+    pub facts: SessionFacts,
 }
 
 /// A message and where it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said {
+pub struct LocatedMessage {
     /// The file.
     pub path: RelPath,
     /// Its first byte.
@@ -234,13 +234,13 @@ pub struct Said {
 
 /// What the parts of an entry say.
 #[derive(Debug, Clone, Default)]
-pub struct Told {
+pub struct ParsedTranscripts {
     /// About the session.
-    pub facts: Facts,
+    pub facts: SessionFacts,
     /// The messages, in the order of their files and bytes.
-    pub said: Vec<Said>,
+    pub said: Vec<LocatedMessage>,
     /// What the session's own transcript means for its turns.
-    pub marks: Vec<Marked>,
+    pub marks: Vec<TurnEvent>,
     /// Each transcript that was read: where reading began, and how many bytes of an unfinished line it ends with.
     pub read: BTreeMap<RelPath, Span>,
     /// Lines that could not be read, by file.
@@ -258,7 +258,7 @@ pub struct Span {
 
 /// Something that matters to the turns of a session.
 #[derive(Debug, Clone)]
-pub struct Marked {
+pub struct TurnEvent {
     /// The transcript.
     pub path: RelPath,
     /// Behind its last byte.
@@ -270,9 +270,9 @@ pub struct Marked {
     /// The answer it is a piece of.
     pub answer: Option<String>,
     /// What it means.
-    pub mark: Option<Mark>,
+    pub mark: Option<TurnBoundary>,
     /// Tools that it calls.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ToolCall>,
     /// Tools that it answers for, and what they said.
     pub answers: Vec<(String, String)>,
 }

@@ -1,6 +1,5 @@
 //! Plain values that every layer speaks: names, keys, entries, files, points of a log. Nothing here does I/O.
 
-pub mod at;
 pub mod checkpoint;
 pub mod digest;
 pub mod entry;
@@ -9,16 +8,20 @@ pub mod file;
 pub mod ids;
 pub mod keys;
 pub mod message;
+pub mod metadata;
+pub mod point;
 pub mod version;
-pub mod wishes;
 
-pub use at::{At, Point};
-pub use checkpoint::{Checkpoint, Turns};
+pub use checkpoint::{Checkpoint, TurnTracker};
 pub use digest::{Digest, RunningHash};
-pub use entry::{Covers, EntryKind, Fork, Header, Move, Part};
-pub use facts::Facts;
-pub use file::{FileAt, FileKind, NamedFile, RelPath, Stat};
+pub use entry::{CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part};
+pub use facts::SessionFacts;
+pub use file::{FileKind, FileStat, FileState, PathState, RelPath};
 pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};
-pub use message::{Block, Call, Line, Mark, Message, Role, Said, Tokens, Told};
+pub use message::{
+    Block, LocatedMessage, Message, ParsedTranscripts, Role, Tokens, ToolCall, TranscriptLine,
+    TurnBoundary,
+};
+pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, Status, Ttl};
+pub use point::{LogPoint, PointSpec};
 pub use version::Version;
-pub use wishes::{AtRest, Label, Rest, Status, Ttl, Wishes};

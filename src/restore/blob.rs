@@ -5,16 +5,16 @@
 use serde::de::IgnoredAny;
 
 use super::place;
-use super::{Context, Options, Report};
+use super::{Context, Options, RestoreReport};
 use crate::agent::Profile;
 use crate::codec::archive::{self, InMemory, Member};
 use crate::codec::entry::{Entry, MOST_RAW};
-use crate::error::{Doing, Error, Result};
-use crate::log::assemble::Assembly;
-use crate::log::pen::Pen;
-use crate::log::walk::Sink;
+use crate::error::{Error, ErrorContext, Result};
+use crate::log::assemble::FileAssembler;
+use crate::log::read::EntrySink;
+use crate::log::writer::LogWriter;
 use crate::model::{Digest, EntryKind, FileKind, LogId, LogName, Part, RelPath, SessionId};
-use crate::sys::STATE_FOLDER;
+use crate::sys::STATE_DIR;
 
 /// What came in a variable.
 pub struct Blob {
@@ -52,7 +52,7 @@ pub fn read(
             .unwrap_or_default();
         serde_json::from_slice::<IgnoredAny>(first).map_err(|cause| {
             Error::corrupt(format!("read {name}: neither an archive nor a transcript"))
-                .because(cause)
+                .caused_by(cause)
         })?;
         let (len, sha256) = (inflated.len() as u64, Digest::of(&inflated));
         let member = Member {
@@ -91,16 +91,13 @@ pub fn read(
 }
 
 /// Puts its files in place; what is here and differs is never overwritten.
-pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<Report> {
+pub fn restore(context: &Context, blob: Blob, options: &Options) -> Result<RestoreReport> {
     let id = context.logs.id(LogName::Session(blob.session.clone()));
-    let stage: RelPath = format!(
-        "{STATE_FOLDER}/tmp/restore-{:016x}",
-        context.logs.chance.next()
-    )
-    .parse()?;
-    let done = put(context, &id, blob, options, &stage).doing_with(|| format!("restore {id}"));
-    if let Err(cause) = context.folder.remove(&stage) {
-        tracing::warn!(%cause, %stage, "the temporary folder was not removed");
+    let stage: RelPath =
+        format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
+    let done = put(context, &id, blob, options, &stage).with_context(|| format!("restore {id}"));
+    if let Err(cause) = context.directory.remove(&stage) {
+        tracing::warn!(%cause, %stage, "the temporary directory was not removed");
     }
     done
 }
@@ -111,11 +108,11 @@ fn put(
     blob: Blob,
     options: &Options,
     stage: &RelPath,
-) -> Result<Report> {
-    let mut assembly = Assembly::new(&*context.folder, stage.clone(), 1);
+) -> Result<RestoreReport> {
+    let mut assembly = FileAssembler::new(&*context.directory, stage.clone(), 1);
     let kind = |path: &RelPath, kind| match context.profile.place(path) {
-        crate::agent::Place::Keep(_, kind) | crate::agent::Place::Ask(_, kind, _) => kind,
-        crate::agent::Place::Ignore => kind,
+        crate::agent::FileClass::Keep(_, kind) | crate::agent::FileClass::Ask(_, kind, _) => kind,
+        crate::agent::FileClass::Ignore => kind,
     };
     let parts = blob.files.iter().map(|(member, _)| Part {
         path: member.path.clone(),
@@ -128,8 +125,8 @@ fn put(
         seq: None,
     });
     let now = context.logs.clock.now();
-    let pen = Pen::unclaimed("variable".parse()?, 0, None, now);
-    let header = pen.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
+    let log_writer = LogWriter::unclaimed("variable".parse()?, 0, None, now);
+    let header = log_writer.header(id, EntryKind::Delta, now, Vec::new(), parts.collect());
     let body: Vec<u8> = blob
         .files
         .into_iter()
@@ -143,7 +140,7 @@ fn put(
     })?;
     let files = place::decide_all(context, id, &assembly, &[], (None, false), options)?;
     place::check(id, &files, options)?;
-    let mut report = Report::new(id, files, options);
+    let mut report = RestoreReport::new(id, files, options);
     if !options.dry_run {
         place::place_all(context, &assembly, &mut report, None, options)?;
     }

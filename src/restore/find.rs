@@ -1,6 +1,6 @@
 //! Finds the session that is meant: by id, by the beginning of an id, or the latest (of a project, of a request).
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Filter, Index};
 use crate::log::Logs;
 use crate::model::{LogId, LogName};
@@ -46,7 +46,7 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
 
 /// Of which sessions the latest is meant.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Among<'a> {
+pub struct LatestFilter<'a> {
     /// Only those of this project.
     pub project: Option<&'a str>,
     /// Only those of this request.
@@ -54,7 +54,11 @@ pub struct Among<'a> {
 }
 
 /// The session that was written last.
-pub async fn latest(logs: &Logs, index: &dyn Index, among: Among<'_>) -> Result<Option<LogId>> {
+pub async fn latest(
+    logs: &Logs,
+    index: &dyn Index,
+    among: LatestFilter<'_>,
+) -> Result<Option<LogId>> {
     let filter = Filter {
         namespace: logs.namespace.clone(),
         agent: Some(logs.agent.clone()),
@@ -78,7 +82,7 @@ pub async fn latest(logs: &Logs, index: &dyn Index, among: Among<'_>) -> Result<
 }
 
 /// The same without an index: reads the newest object of every session.
-async fn latest_in_bucket(logs: &Logs, among: Among<'_>) -> Result<Option<LogId>> {
+async fn latest_in_bucket(logs: &Logs, among: LatestFilter<'_>) -> Result<Option<LogId>> {
     let mut newest = None;
     for name in logs
         .names("")
@@ -118,7 +122,7 @@ async fn latest_in_bucket(logs: &Logs, among: Among<'_>) -> Result<Option<LogId>
 async fn of_request(logs: &Logs, id: &LogId, request: &str) -> Result<bool> {
     match logs.said(id).await {
         Ok(said) => Ok(said.wishes.request_id.as_deref() == Some(request)),
-        Err(error) if error.kind() == Kind::Corrupt => {
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
             tracing::warn!(%error, "passed over");
             Ok(false)
         }
@@ -126,7 +130,7 @@ async fn of_request(logs: &Logs, id: &LogId, request: &str) -> Result<bool> {
     }
 }
 
-/// Whether the session's files lie in the project's folder.
+/// Whether the session's files lie in the project's directory.
 async fn belongs(logs: &Logs, id: &LogId, project: &str) -> Result<bool> {
     let state = logs.read_state(id).await?;
     Ok(state

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::point::Goal;
-use crate::error::{Doing, Error, Result};
+use super::point::ResolvedPoint;
+use crate::error::{Error, ErrorContext, Result};
 use crate::log::Logs;
-use crate::log::assemble::Assembly;
-use crate::log::fork::Renaming;
-use crate::log::pen::Pen;
-use crate::log::pieces::{Prefer, cover};
-use crate::log::walk::Reading;
-use crate::model::{Fork, LogId, Part, RelPath, keys};
-use crate::sys::Folder;
+use crate::log::assemble::FileAssembler;
+use crate::log::fork::SessionRenamer;
+use crate::log::read::ReadOptions;
+use crate::log::segments::{Prefer, cover};
+use crate::log::writer::LogWriter;
+use crate::model::{ForkOrigin, LogId, Part, RelPath, keys};
+use crate::sys::Directory;
 use crate::sys::clock::new_writer;
 
 /// What was made.
@@ -34,18 +34,18 @@ pub struct Forked {
     pub bytes: u64,
 }
 
-/// Makes `new` begin with `id` at a point. `scratch` is a folder where its files are put together once, for their digests.
+/// Makes `new` begin with `id` at a point. `scratch` is a directory where its files are put together once, for their digests.
 pub async fn fork(
     logs: &Logs,
     id: &LogId,
-    goal: &Goal,
+    goal: &ResolvedPoint,
     new: &LogId,
-    scratch: &dyn Folder,
+    scratch: &dyn Directory,
 ) -> Result<Forked> {
-    let stage: RelPath = format!("fork-{:016x}", logs.chance.next()).parse()?;
+    let stage: RelPath = format!("fork-{:016x}", logs.rng.next()).parse()?;
     let forked = make(logs, id, goal, new, scratch, &stage)
         .await
-        .doing_with(|| format!("fork {id}"));
+        .with_context(|| format!("fork {id}"));
     scratch
         .remove(&stage)
         .map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
@@ -55,9 +55,9 @@ pub async fn fork(
 async fn make(
     logs: &Logs,
     id: &LogId,
-    goal: &Goal,
+    goal: &ResolvedPoint,
     new: &LogId,
-    scratch: &dyn Folder,
+    scratch: &dyn Directory,
     stage: &RelPath,
 ) -> Result<Forked> {
     if id.name.is_project() || new.name.is_project() {
@@ -69,14 +69,14 @@ async fn make(
     let mut made = 0;
     let fresh = || {
         made += 1;
-        Assembly::new(scratch, stage.clone(), made)
+        FileAssembler::new(scratch, stage.clone(), made)
     };
     let read = logs
         .read_log(
             id,
-            Reading {
+            ReadOptions {
                 at: goal.at,
-                ..Reading::default()
+                ..ReadOptions::default()
             },
             fresh,
         )
@@ -99,7 +99,7 @@ async fn make(
         |point| (point.turn, Some(point.at)),
     );
     let cut = goal.cut.as_ref().map(|point| point.files.clone());
-    let renaming = Renaming::new(&id.name, &new.name);
+    let renaming = SessionRenamer::new(&id.name, &new.name);
     let ends = match super::point::line(&assembly.state).last() {
         Some(point) if cut.is_none() => Some(assembly.renamed_lengths(&point.files, &renaming)?),
         _ => None,
@@ -138,7 +138,7 @@ async fn make(
         files: files.len(),
         bytes,
     };
-    let fork = Fork {
+    let fork = ForkOrigin {
         from: id.name.clone(),
         seq,
         cut,
@@ -147,11 +147,11 @@ async fn make(
         ends,
         files,
     };
-    let mut pen = Pen {
+    let mut log_writer = LogWriter {
         fork: Some(fork),
-        ..Pen::unclaimed(new_writer(&logs.chance), 0, None, logs.clock.now())
+        ..LogWriter::unclaimed(new_writer(&logs.rng), 0, None, logs.clock.now())
     };
-    match logs.claim(new, &mut pen, 0).await? {
+    match logs.claim(new, &mut log_writer, 0).await? {
         Some(_) => Ok(forked),
         None => Err(
             Error::conflict(format!("{new} was begun by somebody else just now"))
@@ -160,7 +160,7 @@ async fn make(
     }
 }
 
-fn part(path: &RelPath, at: &crate::model::FileAt) -> Part {
+fn part(path: &RelPath, at: &crate::model::FileState) -> Part {
     Part {
         path: path.clone(),
         kind: at.kind,

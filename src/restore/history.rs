@@ -4,23 +4,23 @@
 
 use std::collections::BTreeSet;
 
-use super::point::Goal;
-use super::prose::Prose;
+use super::history_text::HistoryText;
+use super::point::ResolvedPoint;
 use crate::agent::Profile;
-use crate::error::{Doing, Kind, Result};
+use crate::error::{ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::hear::Hearing;
-use crate::log::pieces::{self, Name, Prefer, cover};
-use crate::log::state::State;
-use crate::log::walk::Reading;
-use crate::model::{At, Facts, LogId, Seq, Version};
+use crate::log::read::ReadOptions;
+use crate::log::replay::TranscriptReplay;
+use crate::log::segments::{self, Name, Prefer, cover};
+use crate::log::state::LogState;
+use crate::model::{LogId, LogPoint, Seq, SessionFacts, Version};
 
 /// What was heard of a session.
 pub struct History {
     /// The end of the conversation.
-    pub prose: Prose,
+    pub prose: HistoryText,
     /// What is known of the session.
-    pub facts: Facts,
+    pub facts: SessionFacts,
     /// Up to this entry the log is sound.
     pub sound_to: Seq,
     /// The last entry of all.
@@ -43,29 +43,34 @@ pub async fn history(
     logs: &Logs,
     profile: &dyn Profile,
     id: &LogId,
-    goal: &Goal,
+    goal: &ResolvedPoint,
     most: usize,
 ) -> Result<History> {
     read(logs, profile, id, goal, most)
         .await
-        .doing_with(|| format!("read the conversation of {id}"))
+        .with_context(|| format!("read the conversation of {id}"))
 }
 
 async fn read(
     logs: &Logs,
     profile: &dyn Profile,
     id: &LogId,
-    goal: &Goal,
+    goal: &ResolvedPoint,
     most: usize,
 ) -> Result<History> {
     // The state notices what contradicts the rules, which is then read around where that is possible.
-    let fresh = || (State::default(), Hearing::new(profile, Prose::new(most)));
+    let fresh = || {
+        (
+            LogState::default(),
+            TranscriptReplay::new(profile, HistoryText::new(most)),
+        )
+    };
     let read = logs
         .read_log(
             id,
-            Reading {
+            ReadOptions {
                 at: goal.at,
-                ..Reading::default()
+                ..ReadOptions::default()
             },
             fresh,
         )
@@ -89,11 +94,15 @@ async fn read(
 async fn beyond(
     logs: &Logs,
     id: &LogId,
-    at: At,
+    at: LogPoint,
     sound: Seq,
-    hearing: &mut Hearing<'_, Prose>,
+    hearing: &mut TranscriptReplay<'_, HistoryText>,
 ) -> Result<()> {
-    let most = if let At::Seq(seq) = at { seq } else { Seq::MAX };
+    let most = if let LogPoint::Seq(seq) = at {
+        seq
+    } else {
+        Seq::MAX
+    };
     let pieces = logs.pieces(id).await?;
     let mut damaged: BTreeSet<Name> = BTreeSet::new();
     let mut reached = sound;
@@ -103,7 +112,7 @@ async fn beyond(
         for piece in cover(&pieces, reached, most, Prefer::Long, &damaged) {
             let entry = match logs.read_piece(id, &piece, None).await {
                 Ok(Some(entry)) => entry,
-                Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+                Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                 // Damaged, or collected meanwhile: others may stand for it.
                 Ok(None) | Err(_) => {
                     damaged.insert(piece.name());
@@ -121,7 +130,7 @@ async fn beyond(
         }
         break;
     }
-    if reached < pieces::head(&pieces).min(most) {
+    if reached < segments::head(&pieces).min(most) {
         hearing.ear.gap();
     }
     Ok(())

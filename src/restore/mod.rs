@@ -3,15 +3,15 @@
 //! Owns what a restore does to local files. Does not own the log's rules (`log`) or the format (`codec`).
 
 pub mod blob;
+pub mod conversation_state;
 pub mod find;
 pub mod fork;
 pub mod history;
+pub mod history_text;
 pub mod place;
 pub mod point;
-pub mod prose;
 pub mod relocate;
 pub mod repair;
-pub mod talk;
 pub mod verify;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,19 +24,19 @@ use tracing::field::{Empty, display};
 
 use crate::agent::Profile;
 use crate::codec::entry::Encoded;
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::assemble::Assembly;
+use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::pen::{Ground, Pen};
-use crate::log::pieces;
-use crate::log::walk::{Read, Reading};
+use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::segments;
+use crate::log::writer::{LogWriter, WriteTarget};
 use crate::model::{
-    At, Call, Checkpoint, Digest, EntryKind, FileKind, LogId, LogName, Move, RelPath, Seq, Turns,
-    WriterId,
+    Checkpoint, Digest, EntryKind, FileKind, FileMove, LogId, LogName, LogPoint, RelPath, Seq,
+    ToolCall, TurnTracker, WriterId,
 };
 use crate::sys::clock::new_writer;
-use crate::sys::{Backoff, Folder, Owner, STATE_FOLDER, TRACED};
+use crate::sys::{Backoff, Directory, Owner, STATE_DIR, TRACED};
 
 use place::{Action, FilePlan};
 use repair::Repaired;
@@ -51,7 +51,7 @@ const CLAIM_TRIES: u32 = 4;
 #[derive(Clone)]
 pub struct Context {
     /// Where the files go.
-    pub folder: Arc<dyn Folder>,
+    pub directory: Arc<dyn Directory>,
     /// What we know of the agent.
     pub profile: Arc<dyn Profile>,
     /// Where the entries come from.
@@ -62,7 +62,7 @@ pub struct Context {
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The point to go back to.
-    pub at: At,
+    pub at: LogPoint,
     /// Within the entry at that point: only what was there at this checkpoint.
     pub cut: Option<Checkpoint>,
     /// It is the last turn that is complete: where the agent went on from it on this volume, that is kept.
@@ -89,7 +89,7 @@ pub struct Options {
 
 /// What a restore did, or would do.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct RestoreReport {
     /// The session; the id to resume.
     pub session: String,
     /// The entry that the files stand at.
@@ -107,7 +107,7 @@ pub struct Report {
     /// What came behind the point and stays in the log: bytes, by transcript.
     pub cut_off: BTreeMap<RelPath, u64>,
     /// The calls among it that nothing had answered.
-    pub dropped: Vec<Call>,
+    pub dropped: Vec<ToolCall>,
     /// What was repaired in which file.
     pub repaired: Vec<Repaired>,
     /// Whether nothing was done on purpose.
@@ -117,11 +117,11 @@ pub struct Report {
     pub claim: Option<Encoded>,
     /// What became of the projects' files, if they were to be brought along.
     #[serde(skip)]
-    pub along: Vec<Result<Report>>,
+    pub along: Vec<Result<RestoreReport>>,
 }
 
 /// Brings a log's files back.
-pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
+pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<RestoreReport> {
     let span = tracing::info_span!(
         target: TRACED, "restore", session.id = %id.name, entry = Empty, objects = Empty, files = Empty, bytes = Empty, error = Empty
     );
@@ -136,7 +136,7 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
                 .record("bytes", report.bytes)
         }
         // A project has files of its own, or has none.
-        Err(error) if error.kind() == Kind::NotFound => &span,
+        Err(error) if error.kind() == ErrorKind::NotFound => &span,
         Err(error) => span.record("error", display(error)),
     };
     result
@@ -148,7 +148,7 @@ fn along<'a>(
     id: &LogId,
     files: &[FilePlan],
     options: &Options,
-) -> BoxFuture<'a, Vec<Result<Report>>> {
+) -> BoxFuture<'a, Vec<Result<RestoreReport>>> {
     let placed = files
         .iter()
         .filter(|file| options.along && !id.name.is_project() && file.action != Action::Aside);
@@ -178,7 +178,7 @@ fn along<'a>(
                 ..Options::default()
             };
             match restore(context, &context.logs.id(name), &options).await {
-                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 done => reports.push(done),
             }
         }
@@ -186,11 +186,15 @@ fn along<'a>(
     })
 }
 
-async fn until_nobody_writes(context: &Context, id: &LogId, options: &Options) -> Result<Report> {
+async fn until_nobody_writes(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+) -> Result<RestoreReport> {
     for _ in 0..MOST_RACES {
         if let Some(report) = attempt(context, id, options)
             .await
-            .doing_with(|| format!("restore {id}"))?
+            .with_context(|| format!("restore {id}"))?
         {
             return Ok(report);
         }
@@ -202,37 +206,38 @@ async fn until_nobody_writes(context: &Context, id: &LogId, options: &Options) -
 }
 
 /// None if somebody wrote in between.
-async fn attempt(context: &Context, id: &LogId, options: &Options) -> Result<Option<Report>> {
+async fn attempt(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+) -> Result<Option<RestoreReport>> {
     if let Some(report) = still_ours(context, id, options).await? {
         return Ok(report);
     }
     if options.claim {
-        // What a restore left that was killed; we hold the folder's lock.
-        let left = format!("{STATE_FOLDER}/tmp").parse()?;
+        // What a restore left that was killed; we hold the directory's lock.
+        let left = format!("{STATE_DIR}/tmp").parse()?;
         context
-            .folder
+            .directory
             .remove(&left)
             .map_err(|cause| Error::io(format!("remove {left}"), cause))?;
     }
-    let stage: RelPath = format!(
-        "{STATE_FOLDER}/tmp/restore-{:016x}",
-        context.logs.chance.next()
-    )
-    .parse()?;
+    let stage: RelPath =
+        format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
     // What the claim will need to know of the store is asked meanwhile; if it does not answer, the claim asks again.
     let asked = async {
         if options.claim {
             let _ = context
                 .logs
                 .fence
-                .choose(&*context.logs.store, &context.logs.chance)
+                .choose(&*context.logs.store, &context.logs.rng)
                 .await;
         }
     };
     let (result, ()) = join(assemble_and_finish(context, id, options, &stage), asked).await;
     // A restore that failed leaves nothing behind.
-    if let Err(cause) = context.folder.remove(&stage) {
-        tracing::warn!(%cause, %stage, "the temporary folder was not removed");
+    if let Err(cause) = context.directory.remove(&stage) {
+        tracing::warn!(%cause, %stage, "the temporary directory was not removed");
     }
     result
 }
@@ -242,7 +247,7 @@ async fn assemble_and_finish(
     id: &LogId,
     options: &Options,
     stage: &RelPath,
-) -> Result<Option<Report>> {
+) -> Result<Option<RestoreReport>> {
     let branch = options.branch.as_ref();
     if let Some(writer) = branch
         && context.logs.branch_pieces(id, writer).await?.is_empty()
@@ -268,16 +273,16 @@ async fn assemble_and_finish(
     let read = loop {
         let fresh = || {
             made += 1;
-            Assembly::new(&*context.folder, stage.clone(), made)
+            FileAssembler::new(&*context.directory, stage.clone(), made)
         };
         let mut read = context
             .logs
             .read_log(
                 id,
-                Reading {
+                ReadOptions {
                     at,
                     branch,
-                    ..Reading::default()
+                    ..ReadOptions::default()
                 },
                 fresh,
             )
@@ -286,7 +291,7 @@ async fn assemble_and_finish(
             None => break read,
             Some(error) if options.salvage && read.seq > 0 => {
                 tracing::warn!(%error, sound = read.seq, head = read.head, "the log is damaged; bringing back what is sound");
-                at = At::Seq(read.seq);
+                at = LogPoint::Seq(read.seq);
             }
             Some(error) => return Err(explained(id, &read, error)),
         }
@@ -294,7 +299,7 @@ async fn assemble_and_finish(
     if read.head == 0 && branch.is_none() {
         return Err(find::unknown(id));
     }
-    if let At::Seq(seq) = options.at
+    if let LogPoint::Seq(seq) = options.at
         && branch.is_none()
         && seq > read.head
     {
@@ -328,14 +333,14 @@ async fn assemble_and_finish(
     }
     let head = head_of(context, id, options, &read, || {
         made += 1;
-        Assembly::new(&*context.folder, stage.clone(), made)
+        FileAssembler::new(&*context.directory, stage.clone(), made)
     })
     .await?;
     finish(context, id, options, read, head).await
 }
 
 /// Says what a person can do about damage.
-fn explained<S>(id: &LogId, read: &Read<S>, error: Error) -> Error {
+fn explained<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error {
     let hint = error.hint_text().map(str::to_owned);
     let error = match read.spared.as_slice() {
         [] => error,
@@ -364,8 +369,8 @@ async fn head_of<'a>(
     context: &'a Context,
     id: &LogId,
     options: &Options,
-    read: &Read<Assembly<'_>>,
-    fresh: impl FnMut() -> Assembly<'a> + Send,
+    read: &ReadOutcome<FileAssembler<'_>>,
+    fresh: impl FnMut() -> FileAssembler<'a> + Send,
 ) -> Result<Head> {
     let here = Head {
         seq: read.seq,
@@ -373,12 +378,15 @@ async fn head_of<'a>(
         end: read.head.max(read.seq),
         points: read.sink.state.turns.number,
     };
-    if options.at == At::Latest || !options.claim {
+    if options.at == LogPoint::Latest || !options.claim {
         return Ok(here);
     }
     // Going on from an earlier point is written behind the end all the same, or, where the log is damaged, behind what is
     // sound of it. Down to the bytes: a claim that follows an entry nobody can restore would make it part of every restore.
-    let latest = context.logs.read_log(id, Reading::default(), fresh).await?;
+    let latest = context
+        .logs
+        .read_log(id, ReadOptions::default(), fresh)
+        .await?;
     if let Some(error) = &latest.damage {
         tracing::warn!(%error, "the log is damaged; it goes on behind its last sound entry");
     }
@@ -396,16 +404,16 @@ async fn still_ours(
     context: &Context,
     id: &LogId,
     options: &Options,
-) -> Result<Option<Option<Report>>> {
+) -> Result<Option<Option<RestoreReport>>> {
     if !options.claim
-        || options.at != At::Latest
+        || options.at != LogPoint::Latest
         || options.cut.is_some()
         || options.force
         || options.repair
     {
         return Ok(None);
     }
-    let Some(ledger) = Ledger::load(&*context.folder, &context.logs.store.address(), id) else {
+    let Some(ledger) = Ledger::load(&*context.directory, &context.logs.store.address(), id) else {
         return Ok(None);
     };
     let newest = context
@@ -413,7 +421,7 @@ async fn still_ours(
         .newest_pieces(id)
         .instrument(tracing::info_span!(target: TRACED, "plan"))
         .await?;
-    let newest = pieces::head(&newest);
+    let newest = segments::head(&newest);
     let known = || ledger.files.keys().map(|path| (path, 0));
     let stays = options
         .project
@@ -427,9 +435,12 @@ async fn still_ours(
     let alone = transcripts.try_fold(true, |alone, path| {
         Ok::<_, Error>(alone && relocate::elsewhere(context, id, path)?.is_empty())
     })?;
-    let current = ledger.pen.ground == Ground::Main && ledger.pen.seq == newest && stays && alone;
+    let current = ledger.log_writer.target == WriteTarget::Main
+        && ledger.log_writer.seq == newest
+        && stays
+        && alone;
     let whole = |(path, cursor): (&RelPath, &FileCursor)| {
-        holds(&*context.folder, path, cursor).unwrap_or(false)
+        holds(&*context.directory, path, cursor).unwrap_or(false)
     };
     if !current || !ledger.files.iter().all(whole) {
         return Ok(None);
@@ -439,10 +450,10 @@ async fn still_ours(
         .iter()
         .map(|(path, cursor)| FilePlan::kept(path, cursor))
         .collect();
-    let mut report = Report {
+    let mut report = RestoreReport {
         seq: newest,
         head: newest,
-        ..Report::new(id, files, options)
+        ..RestoreReport::new(id, files, options)
     };
     let along = along(context, id, &report.files, options);
     if options.dry_run {
@@ -450,9 +461,9 @@ async fn still_ours(
         return Ok(Some(Some(report)));
     }
     let head = Head {
-        seq: ledger.pen.seq,
-        digest: ledger.pen.digest,
-        end: ledger.pen.seq,
+        seq: ledger.log_writer.seq,
+        digest: ledger.log_writer.digest,
+        end: ledger.log_writer.seq,
         points: ledger.turns.number,
     };
     let going = Going {
@@ -467,8 +478,8 @@ async fn still_ours(
 }
 
 /// Whether what was shipped of a file is still there: a machine that lost its power may have lost the end of it.
-fn holds(folder: &dyn Folder, path: &RelPath, cursor: &FileCursor) -> std::io::Result<bool> {
-    let Some(file) = folder.open(path)? else {
+fn holds(directory: &dyn Directory, path: &RelPath, cursor: &FileCursor) -> std::io::Result<bool> {
+    let Some(file) = directory.open(path)? else {
         return Ok(false);
     };
     let stat = file.stat()?;
@@ -484,10 +495,15 @@ fn holds(folder: &dyn Folder, path: &RelPath, cursor: &FileCursor) -> std::io::R
 }
 
 /// Claims, and tries again what failed in passing: a claim that arrived unheard of is read back.
-async fn claim(context: &Context, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
-    let mut backoff = Backoff::new(context.logs.chance.clone());
+async fn claim(
+    context: &Context,
+    id: &LogId,
+    log_writer: &mut LogWriter,
+    end: Seq,
+) -> Result<Option<Encoded>> {
+    let mut backoff = Backoff::new(context.logs.rng.clone());
     loop {
-        match context.logs.claim(id, pen, end).await {
+        match context.logs.claim(id, log_writer, end).await {
             Err(error) if error.is_retryable() && backoff.failed() + 1 < CLAIM_TRIES => {
                 tracing::debug!(%error, attempt = backoff.failed() + 1, "claiming again");
                 tokio::time::sleep(backoff.wait_after_failure()).await;
@@ -502,9 +518,9 @@ struct Going {
     /// How far each file is shipped.
     files: BTreeMap<RelPath, FileCursor>,
     /// How far the turns have come.
-    turns: Turns,
+    turns: TurnTracker,
     /// Files that have other paths here than in the log.
-    moves: Vec<Move>,
+    moves: Vec<FileMove>,
     /// The entry that was gone back to, if it is not the last.
     back_to: Option<Seq>,
 }
@@ -515,35 +531,35 @@ async fn take_over(
     id: &LogId,
     head: Head,
     going: Going,
-    report: &mut Report,
+    report: &mut RestoreReport,
 ) -> Result<bool> {
-    let mut pen = Pen::unclaimed(
-        new_writer(&context.logs.chance),
+    let mut log_writer = LogWriter::unclaimed(
+        new_writer(&context.logs.rng),
         head.seq,
         head.digest,
         context.logs.clock.now(),
     );
-    pen.moves = going.moves;
-    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen.clone());
+    log_writer.moves = going.moves;
+    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), log_writer.clone());
     ledger.files = going.files;
     ledger.turns = going.turns;
-    pen.back_to = going.back_to;
+    log_writer.back_to = going.back_to;
     // Before the claim: a disk that takes no ledger must not cost whoever holds the session, and an attempt that loses the
     // race must know that what it finds in place is the log's.
-    ledger.save(&*context.folder, true)?;
+    ledger.save(&*context.directory, true)?;
     // A project's log is anybody's: nothing to take over.
     if !id.name.is_project() {
-        report.claim = claim(context, id, &mut pen, head.end)
+        report.claim = claim(context, id, &mut log_writer, head.end)
             .instrument(tracing::info_span!(target: TRACED, "claim"))
             .await?;
         if report.claim.is_none() {
             return Ok(false);
         }
-        report.head = pen.seq;
+        report.head = log_writer.seq;
     }
-    report.writer = Some(pen.writer.to_string());
-    ledger.pen = pen;
-    if let Err(error) = ledger.save(&*context.folder, true) {
+    report.writer = Some(log_writer.writer.to_string());
+    ledger.log_writer = log_writer;
+    if let Err(error) = ledger.save(&*context.directory, true) {
         // The one from before the claim is there: the daemon finds the claim, and claims behind it.
         tracing::warn!(%error, "the ledger was not written");
     }
@@ -554,27 +570,30 @@ async fn finish(
     context: &Context,
     id: &LogId,
     options: &Options,
-    read: Read<Assembly<'_>>,
+    read: ReadOutcome<FileAssembler<'_>>,
     head: Head,
-) -> Result<Option<Report>> {
+) -> Result<Option<RestoreReport>> {
     let mut read = read;
     if let Some(point) = &options.cut {
         read.sink.cut(point)?;
     }
-    let earlier = options.cut.is_some() || options.at != At::Latest;
+    let earlier = options.cut.is_some() || options.at != LogPoint::Latest;
     let (cut_off, dropped) = match options.branch.is_none() && earlier {
-        true => talk::behind(&context.logs, &*context.profile, id, &read.sink.state).await?,
+        true => {
+            conversation_state::behind(&context.logs, &*context.profile, id, &read.sink.state)
+                .await?
+        }
         false => Default::default(),
     };
     let moves = relocate::moves(context, id, &read.sink, options)?;
     read.sink.relocate(&moves);
     let assembly = &read.sink;
-    let ledger =
-        Ledger::load(&*context.folder, &context.logs.store.address(), id).filter(|_| options.claim);
+    let ledger = Ledger::load(&*context.directory, &context.logs.store.address(), id)
+        .filter(|_| options.claim);
     let goes_on = options.last_turn
-        && ledger
-            .as_ref()
-            .is_some_and(|ledger| ledger.pen.ground == Ground::Main && ledger.pen.seq == head.end);
+        && ledger.as_ref().is_some_and(|ledger| {
+            ledger.log_writer.target == WriteTarget::Main && ledger.log_writer.seq == head.end
+        });
     let files = place::decide_all(
         context,
         id,
@@ -583,13 +602,13 @@ async fn finish(
         (ledger.as_ref(), goes_on),
         options,
     )?;
-    let mut report = Report {
+    let mut report = RestoreReport {
         seq: read.seq,
         head: head.end,
         objects: read.objects,
         cut_off,
         dropped,
-        ..Report::new(id, files, options)
+        ..RestoreReport::new(id, files, options)
     };
     place::check(id, &report.files, options)?;
     let along = along(context, id, &report.files, options);
@@ -624,10 +643,10 @@ async fn finish(
     Ok(taken?.then_some(report))
 }
 
-impl Report {
+impl RestoreReport {
     /// What becomes of these files.
-    fn new(id: &LogId, files: Vec<FilePlan>, options: &Options) -> Report {
-        Report {
+    fn new(id: &LogId, files: Vec<FilePlan>, options: &Options) -> RestoreReport {
+        RestoreReport {
             session: id.name.to_string(),
             seq: 0,
             head: 0,

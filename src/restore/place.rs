@@ -7,14 +7,14 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::repair::{self, Repaired};
-use super::{Context, Options, Report, relocate};
-use crate::agent::Place;
+use super::{Context, Options, RestoreReport, relocate};
+use crate::agent::FileClass;
 use crate::error::{Error, Result};
-use crate::log::assemble::{Assembly, Staged};
+use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::pen::Ground;
-use crate::model::{At, FileAt, FileKind, LogId, Move, RelPath, Seq};
-use crate::sys::{Folder, Meta, OpenFile, STATE_FOLDER};
+use crate::log::writer::WriteTarget;
+use crate::model::{FileKind, FileMove, FileState, LogId, LogPoint, RelPath, Seq};
+use crate::sys::{Directory, Meta, OpenFile, STATE_DIR};
 
 /// What becomes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -124,8 +124,8 @@ fn decide(kind: FileKind, latest: bool, local: Option<Local>, force: bool) -> Ac
 pub fn decide_all(
     context: &Context,
     id: &LogId,
-    assembly: &Assembly<'_>,
-    moves: &[Move],
+    assembly: &FileAssembler<'_>,
+    moves: &[FileMove],
     (ledger, goes_on): (Option<&Ledger>, bool),
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
@@ -133,7 +133,7 @@ pub fn decide_all(
     let transcripts = assembly
         .files()
         .filter(|(path, _, _)| context.profile.is_transcript(path));
-    // A transcript that moved has its old name in another folder.
+    // A transcript that moved has its old name in another directory.
     let mut newest: BTreeMap<&str, Seq> = BTreeMap::new();
     for (path, at, _) in transcripts {
         newest
@@ -143,16 +143,17 @@ pub fn decide_all(
     }
     // A crash can lose the last steps of a ledger; the entries behind them are ours all the same.
     let ours = ledger.is_some_and(|ledger| {
-        ledger.pen.ground == Ground::Main && assembly.only_by(&ledger.pen.writer, ledger.pen.seq)
+        ledger.log_writer.target == WriteTarget::Main
+            && assembly.only_by(&ledger.log_writer.writer, ledger.log_writer.seq)
     });
-    let latest = options.at == At::Latest || goes_on;
+    let latest = options.at == LogPoint::Latest || goes_on;
     let mut plans = Vec::new();
     for (path, at, staged) in assembly.files() {
         let failed = |cause: std::io::Error| {
             let in_the_way = cause.kind() == ErrorKind::AlreadyExists
                 || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
             match in_the_way {
-                true => Error::conflict(format!("{path} is a link or a folder here"))
+                true => Error::conflict(format!("{path} is a link or a directory here"))
                     .hint("move it away: a restore writes files and follows no link"),
                 false => Error::io(format!("compare {path}"), cause),
             }
@@ -206,9 +207,9 @@ pub fn decide_all(
 }
 
 /// Where the local file is that a restored one is compared with: at its path, or where it was before a move of ours.
-fn stands_at(context: &Context, path: &RelPath, moves: &[Move]) -> std::io::Result<RelPath> {
+fn stands_at(context: &Context, path: &RelPath, moves: &[FileMove]) -> std::io::Result<RelPath> {
     match moves.iter().find(|moved| moved.to == *path) {
-        Some(moved) if context.folder.stat(path)?.is_none() => Ok(moved.from.clone()),
+        Some(moved) if context.directory.stat(path)?.is_none() => Ok(moved.from.clone()),
         _ => Ok(path.clone()),
     }
 }
@@ -217,7 +218,7 @@ fn stands_at(context: &Context, path: &RelPath, moves: &[Move]) -> std::io::Resu
 fn second_places(
     context: &Context,
     id: &LogId,
-    assembly: &Assembly<'_>,
+    assembly: &FileAssembler<'_>,
     ledger: Option<&Ledger>,
     options: &Options,
     plans: &[FilePlan],
@@ -257,8 +258,8 @@ pub fn goes_on_at(
     context: &Context,
     options: &Options,
     path: &RelPath,
-    at: &FileAt,
-    staged: &Staged,
+    at: &FileState,
+    staged: &StagedFile,
 ) -> Result<bool> {
     let plan = examine(context, options, (path, path), at, staged, None);
     let plan = plan.map_err(|cause| Error::io(format!("compare {path}"), cause))?;
@@ -267,21 +268,21 @@ pub fn goes_on_at(
         .is_some_and(|standing| standing.equal || standing.longer))
 }
 
-/// A bucket can say anything: only what the agent's profile would have kept goes to the agent's folder, so that nobody
+/// A bucket can say anything: only what the agent's profile would have kept goes to the agent's directory, so that nobody
 /// plants settings there, and nothing ever goes to ours.
 fn refuse_strangers(
     context: &Context,
     id: &LogId,
-    assembly: &Assembly<'_>,
+    assembly: &FileAssembler<'_>,
     options: &Options,
 ) -> Result<()> {
     for (path, _, _) in assembly.files() {
         let kept = match context.profile.place(path) {
-            Place::Ignore => false,
-            Place::Keep(name, _) => name == id.name,
-            Place::Ask(..) => true,
+            FileClass::Ignore => false,
+            FileClass::Keep(name, _) => name == id.name,
+            FileClass::Ask(..) => true,
         };
-        if path.parts().next() == Some(STATE_FOLDER) || options.claim && !kept {
+        if path.parts().next() == Some(STATE_DIR) || options.claim && !kept {
             return Err(Error::corrupt(format!(
                 "{path} is not a file that {} keeps for {id}",
                 context.profile.name()
@@ -292,11 +293,11 @@ fn refuse_strangers(
     Ok(())
 }
 
-/// Whether a newer file stands where a folder of this one's path must be, or a newer one lies in a folder of its name.
-fn is_covered(assembly: &Assembly<'_>, path: &RelPath, seq: Seq) -> bool {
+/// Whether a newer file stands where a directory of this one's path must be, or a newer one lies in a directory of its name.
+fn is_covered(assembly: &FileAssembler<'_>, path: &RelPath, seq: Seq) -> bool {
     let files = &assembly.state.files;
     let above = std::iter::successors(path.parent(), RelPath::parent)
-        .any(|folder| files.get(&folder).is_some_and(|file| file.seq > seq));
+        .any(|directory| files.get(&directory).is_some_and(|file| file.seq > seq));
     let below = format!("{path}/");
     let mut behind = files
         .range((Bound::Excluded(path), Bound::Unbounded))
@@ -309,12 +310,12 @@ fn examine(
     context: &Context,
     options: &Options,
     (path, stands_at): (&RelPath, &RelPath),
-    at: &FileAt,
-    staged: &Staged,
+    at: &FileState,
+    staged: &StagedFile,
     ledger: Option<&Ledger>,
 ) -> std::io::Result<FilePlan> {
-    let folder = &*context.folder;
-    let stored = folder
+    let directory = &*context.directory;
+    let stored = directory
         .open(&staged.at)?
         .ok_or(std::io::ErrorKind::NotFound)?;
     // A copy for debugging is the log as it is; an agent gets whole lines.
@@ -335,7 +336,7 @@ fn examine(
         torn: at.len - len,
         ..FilePlan::new(path, stands_at, Action::Write)
     };
-    let Some(file) = folder.open(stands_at)? else {
+    let Some(file) = directory.open(stands_at)? else {
         return Ok(plan);
     };
     let size = file.stat()?.size;
@@ -415,28 +416,28 @@ pub fn check(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
     Err(Error::conflict(format!("local files differ from {id}: {shown}{more}")).hint(if options.claim {
         "nothing was changed; --force moves them aside to .sessiond/aside first, --to DIR restores elsewhere"
     } else {
-        "nothing was changed; give --to an empty folder"
+        "nothing was changed; give --to an empty directory"
     }))
 }
 
 /// Puts the files of a report in place, transcripts last, so that what they name is there first. Answers the cursors behind them.
 pub fn place_all(
     context: &Context,
-    assembly: &Assembly<'_>,
-    report: &mut Report,
+    assembly: &FileAssembler<'_>,
+    report: &mut RestoreReport,
     ledger: Option<&Ledger>,
     options: &Options,
 ) -> Result<BTreeMap<RelPath, FileCursor>> {
-    let folder = &*context.folder;
-    let stored: BTreeMap<&RelPath, (&FileAt, &Staged)> = assembly
+    let directory = &*context.directory;
+    let stored: BTreeMap<&RelPath, (&FileState, &StagedFile)> = assembly
         .files()
         .map(|(path, at, staged)| (path, (at, staged)))
         .collect();
     let aside = format!(
-        "{STATE_FOLDER}/aside/{}",
+        "{STATE_DIR}/aside/{}",
         context.logs.clock.now().strftime("%Y%m%dT%H%M%S")
     );
-    let aside = format!("{aside}-{:08x}", context.logs.chance.next() >> 32);
+    let aside = format!("{aside}-{:08x}", context.logs.rng.next() >> 32);
     let mut cursors = BTreeMap::new();
     for transcripts in [false, true] {
         for plan in report
@@ -445,12 +446,12 @@ pub fn place_all(
             .filter(|plan| context.profile.is_transcript(&plan.path) == transcripts)
         {
             let failed = |cause: std::io::Error| {
-                let doing = format!("put {} in place", plan.path);
+                let context = format!("put {} in place", plan.path);
                 match cause.kind() {
-                    ErrorKind::NotADirectory | ErrorKind::AlreadyExists => Error::conflict(doing)
-                        .because(cause)
+                    ErrorKind::NotADirectory | ErrorKind::AlreadyExists => Error::conflict(context)
+                        .caused_by(cause)
                         .hint("move what is in its place away, then restore again"),
-                    _ => Error::io(doing, cause),
+                    _ => Error::io(context, cause),
                 }
             };
             let is_elsewhere = plan.stands_at != plan.path && plan.standing.is_some();
@@ -459,7 +460,7 @@ pub fn place_all(
                 || plan.action == Action::Aside
                 || plan.action == Action::Write && is_elsewhere
             {
-                folder
+                directory
                     .rename(&plan.stands_at, &to, options.owner)
                     .map_err(failed)?;
             }
@@ -470,14 +471,14 @@ pub fn place_all(
                 Action::Superseded | Action::Conflict | Action::Aside => continue,
                 Action::Keep => {
                     if is_elsewhere {
-                        folder
+                        directory
                             .rename(&plan.stands_at, &plan.path, options.owner)
                             .map_err(failed)?;
                     }
                     keep(plan, ledger)
                 }
                 Action::Write | Action::Replace => {
-                    Some(put(folder, plan, at, staged, options).map_err(failed)?)
+                    Some(put(directory, plan, at, staged, options).map_err(failed)?)
                 }
             };
             if options.repair && at.kind == FileKind::Append {
@@ -520,19 +521,19 @@ fn keep(plan: &FilePlan, ledger: Option<&Ledger>) -> Option<FileCursor> {
 }
 
 fn put(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     plan: &FilePlan,
-    at: &FileAt,
-    staged: &Staged,
+    at: &FileState,
+    staged: &StagedFile,
     options: &Options,
 ) -> std::io::Result<FileCursor> {
     if plan.bytes < at.len {
-        folder.write_at(&staged.at, plan.bytes, &[])?;
+        directory.write_at(&staged.at, plan.bytes, &[])?;
     }
-    if folder.stat(&staged.at)?.is_none() {
-        folder.write_at(&staged.at, 0, &[])?;
+    if directory.stat(&staged.at)?.is_none() {
+        directory.write_at(&staged.at, 0, &[])?;
     }
-    folder.finish(
+    directory.finish(
         &staged.at,
         &Meta {
             mode: at.mode,
@@ -540,14 +541,14 @@ fn put(
             owner: options.owner,
         },
     )?;
-    let file = folder
+    let file = directory
         .open(&staged.at)?
         .ok_or(std::io::ErrorKind::NotFound)?;
     let cursor =
         FileCursor::over(&*file, at.kind, plan.bytes)?.ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    folder.rename(&staged.at, &plan.path, options.owner)?;
+    directory.rename(&staged.at, &plan.path, options.owner)?;
     // On another file system it is another file now. Nobody writes it yet.
-    let stat = folder
+    let stat = directory
         .stat(&plan.path)?
         .ok_or(std::io::ErrorKind::NotFound)?;
     Ok(FileCursor {

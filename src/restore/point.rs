@@ -1,34 +1,39 @@
 //! Points that people name: which entry they are in, and where in it.
 
-use super::talk;
+use super::conversation_state;
 use crate::agent::Profile;
 use crate::error::{Error, Result};
 use crate::log::Logs;
-use crate::log::pieces::{Piece, Prefer, cover};
 use crate::log::pins::Named;
-use crate::log::state::State;
-use crate::log::walk::Reading;
-use crate::model::{At, Checkpoint, FileKind, LogId, Point, Seq, keys};
+use crate::log::read::ReadOptions;
+use crate::log::segments::{Prefer, Segment, cover};
+use crate::log::state::LogState;
+use crate::model::{Checkpoint, FileKind, LogId, LogPoint, PointSpec, Seq, keys};
 
 /// Where a point is.
 #[derive(Debug, Clone, Default)]
-pub struct Goal {
+pub struct ResolvedPoint {
     /// The point of the log.
-    pub at: At,
+    pub at: LogPoint,
     /// What of it counts, if that is not all.
     pub cut: Option<Checkpoint>,
 }
 
 /// Finds a point. Where the log is damaged, only one before the damage, by its number.
-pub async fn find(logs: &Logs, id: &LogId, point: &Point) -> Result<Goal> {
+pub async fn find(logs: &Logs, id: &LogId, point: &PointSpec) -> Result<ResolvedPoint> {
     find_in(logs, id, point, false).await
 }
 
 /// The same; with `salvage`, the last turn is the last one before damage.
-pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> Result<Goal> {
+pub async fn find_in(
+    logs: &Logs,
+    id: &LogId,
+    point: &PointSpec,
+    salvage: bool,
+) -> Result<ResolvedPoint> {
     let checkpoint = match point {
-        Point::At(at) => return Ok(Goal { at: *at, cut: None }),
-        Point::Name(name) => match logs
+        PointSpec::Log(at) => return Ok(ResolvedPoint { at: *at, cut: None }),
+        PointSpec::Name(name) => match logs
             .named_points(id)
             .await?
             .into_iter()
@@ -37,7 +42,7 @@ pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> R
             Some(named) => named.point,
             None => return Err(no_point(logs, id, point).await),
         },
-        Point::Turn(turn) => {
+        PointSpec::Turn(turn) => {
             let (state, damage) = state(logs, id).await?;
             let line = line(&state);
             let found = match turn {
@@ -51,7 +56,7 @@ pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> R
                 None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
             }
         }
-        Point::Checkpoint(number) => {
+        PointSpec::Checkpoint(number) => {
             let (state, damage) = state(logs, id).await?;
             match state
                 .checkpoints
@@ -66,16 +71,16 @@ pub async fn find_in(logs: &Logs, id: &LogId, point: &Point, salvage: bool) -> R
     let seq = checkpoint
         .seq
         .ok_or_else(|| Error::corrupt(format!("{point} of {id} does not say where it is")))?;
-    Ok(Goal {
-        at: At::Seq(reachable(&logs.pieces(id).await?, seq)),
+    Ok(ResolvedPoint {
+        at: LogPoint::Seq(reachable(&logs.pieces(id).await?, seq)),
         cut: Some(checkpoint),
     })
 }
 
 /// What the log amounts to, as far as it is sound, and what is behind that.
-async fn state(logs: &Logs, id: &LogId) -> Result<(State, Option<Error>)> {
+async fn state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)> {
     let read = logs
-        .read_log(id, Reading::default(), State::default)
+        .read_log(id, ReadOptions::default(), LogState::default)
         .await?;
     if read.head == 0 {
         return Err(super::find::unknown(id));
@@ -90,7 +95,7 @@ async fn state(logs: &Logs, id: &LogId) -> Result<(State, Option<Error>)> {
 }
 
 /// The first point at or behind an entry that is still there: transcripts only grow, so what is more is cut off again.
-fn reachable(pieces: &[Piece], seq: Seq) -> Seq {
+fn reachable(pieces: &[Segment], seq: Seq) -> Seq {
     let picked = cover(
         pieces,
         0,
@@ -115,7 +120,7 @@ fn reachable(pieces: &[Piece], seq: Seq) -> Seq {
 }
 
 /// The checkpoints that led to where the conversation is, in order: without those that were gone back from.
-pub fn line(state: &State) -> Vec<&Checkpoint> {
+pub fn line(state: &LogState) -> Vec<&Checkpoint> {
     let mut line = Vec::new();
     let mut next = state.turns.parent;
     while let Some(point) = next.and_then(|number| {
@@ -131,7 +136,7 @@ pub fn line(state: &State) -> Vec<&Checkpoint> {
     line
 }
 
-async fn no_point(logs: &Logs, id: &LogId, point: &Point) -> Error {
+async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
     let error = Error::not_found(format!("{id} has no point {point}"));
     match all(logs, id).await {
         Ok((points, names, _)) if points.is_empty() && names.is_empty() => {
@@ -163,13 +168,13 @@ pub async fn name(
     profile: &dyn Profile,
     id: &LogId,
     name: &str,
-    goal: &Goal,
+    goal: &ResolvedPoint,
 ) -> Result<Named> {
-    let name = crate::model::at::point_name(name)?;
+    let name = crate::model::point::point_name(name)?;
     let point = match &goal.cut {
         Some(point) => point.clone(),
         None => {
-            let read = talk::read(logs, profile, id, goal.at, None).await?;
+            let read = conversation_state::read(logs, profile, id, goal.at, None).await?;
             let (seq, (state, heard)) = (read.seq, read.sound()?);
             let turns = heard.ear.turns();
             let transcripts = state
@@ -202,14 +207,14 @@ pub async fn name(
 
 /// Takes a name away; what it pointed at can be collected again.
 pub async fn unname(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
-    let name = crate::model::at::point_name(name)?;
+    let name = crate::model::point::point_name(name)?;
     if !logs
         .named_points(id)
         .await?
         .iter()
         .any(|named| named.name == name)
     {
-        return Err(no_point(logs, id, &Point::Name(name)).await);
+        return Err(no_point(logs, id, &PointSpec::Name(name)).await);
     }
     logs.store.delete(&keys::named_point(id, &name)).await
 }

@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 use super::{Context, Options, place};
 use crate::agent::Profile;
 use crate::error::{Error, Result};
-use crate::log::assemble::{Assembly, Staged};
-use crate::model::{At, FileAt, LogId, Move, RelPath, Seq};
+use crate::log::assemble::{FileAssembler, StagedFile};
+use crate::model::{FileMove, FileState, LogId, LogPoint, RelPath, Seq};
 
 /// The moves that bring the files of a session where they shall be: into the project that was asked for, or into the one
 /// where the agent went on with it while nobody streamed.
 pub fn moves(
     context: &Context,
     id: &LogId,
-    assembly: &Assembly<'_>,
+    assembly: &FileAssembler<'_>,
     options: &Options,
-) -> Result<Vec<Move>> {
+) -> Result<Vec<FileMove>> {
     let project = match &options.project {
         Some(project) => Some(project.clone()),
-        None if options.claim && options.at == At::Latest && options.cut.is_none() => {
+        None if options.claim && options.at == LogPoint::Latest && options.cut.is_none() => {
             lives_in(context, id, assembly, options)?
         }
         None => None,
@@ -35,7 +35,7 @@ pub fn into<'a>(
     profile: &dyn Profile,
     project: &str,
     files: impl Iterator<Item = (&'a RelPath, Seq)>,
-) -> Vec<Move> {
+) -> Vec<FileMove> {
     let mut files: Vec<(&RelPath, Seq)> = files.collect();
     files.sort_by_key(|(_, seq)| *seq);
     // Of two that get the same path the newer stays.
@@ -46,7 +46,7 @@ pub fn into<'a>(
     wanted
         .into_iter()
         .filter(|(to, from)| to != *from)
-        .map(|(to, from)| Move {
+        .map(|(to, from)| FileMove {
             from: from.clone(),
             to,
         })
@@ -56,8 +56,8 @@ pub fn into<'a>(
 /// The session's transcript: where it was written last, and what of it.
 pub fn transcript<'a>(
     context: &Context,
-    assembly: &'a Assembly<'_>,
-) -> Option<(&'a RelPath, (&'a FileAt, &'a Staged))> {
+    assembly: &'a FileAssembler<'_>,
+) -> Option<(&'a RelPath, (&'a FileState, &'a StagedFile))> {
     let transcripts = assembly
         .files()
         .filter(|(path, ..)| context.profile.is_transcript(path));
@@ -76,7 +76,7 @@ pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(S
     };
     let mut found = Vec::new();
     for project in context
-        .folder
+        .directory
         .list(Some(&projects))
         .map_err(|cause| Error::io(format!("list {projects}"), cause))?
     {
@@ -88,7 +88,7 @@ pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(S
             continue;
         };
         if context
-            .folder
+            .directory
             .stat(&path)
             .map_err(|cause| Error::io(format!("look at {path}"), cause))?
             .is_some()
@@ -103,14 +103,14 @@ pub fn elsewhere(context: &Context, id: &LogId, here: &RelPath) -> Result<Vec<(S
 fn lives_in(
     context: &Context,
     id: &LogId,
-    assembly: &Assembly<'_>,
+    assembly: &FileAssembler<'_>,
     options: &Options,
 ) -> Result<Option<String>> {
     let Some((here, (at, staged))) = transcript(context, assembly) else {
         return Ok(None);
     };
     let gone = context
-        .folder
+        .directory
         .stat(here)
         .map_err(|cause| Error::io(format!("look at {here}"), cause))?
         .is_none();

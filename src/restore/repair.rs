@@ -7,13 +7,13 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::place::Action;
-use super::{Context, Options, Report};
+use super::{Context, Options, RestoreReport};
 use crate::agent::Profile;
 use crate::error::{Error, Result};
-use crate::log::assemble::Assembly;
+use crate::log::assemble::FileAssembler;
 use crate::log::ledger::FileCursor;
-use crate::model::{Facts, FileKind, Line, RelPath};
-use crate::sys::{Folder, Meta, OpenFile};
+use crate::model::{FileKind, RelPath, SessionFacts, TranscriptLine};
+use crate::sys::{Directory, Meta, OpenFile};
 
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
@@ -69,7 +69,7 @@ pub struct Repaired {
 /// Writes the first `len` bytes of a file to another without what is damaged in them; answers the changes, and nothing is left of the
 /// other if there are none. `whole` also leaves out a line at the end that is not finished: the agent would write behind it.
 pub fn repair(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     profile: &dyn Profile,
     path: &RelPath,
     (from, len): (&dyn OpenFile, u64),
@@ -102,14 +102,14 @@ pub fn repair(
             view.take(line, &mut out);
         }
         held.drain(..lines);
-        folder.write_at(to, written, &out)?;
+        directory.write_at(to, written, &out)?;
         written += out.len() as u64;
         out.clear();
     }
     view.take_last(&held, whole, &mut out);
-    folder.write_at(to, written, &out)?;
+    directory.write_at(to, written, &out)?;
     if view.changes.is_empty() {
-        folder.remove(to)?;
+        directory.remove(to)?;
     }
     Ok(view.changes)
 }
@@ -207,14 +207,15 @@ impl View<'_> {
     fn is_record(&self, object: &[u8], first_key: &[u8]) -> bool {
         let read = self.profile.line(self.path, object);
         // Its path alone says which project it is of.
-        let facts = |line: &Line| {
-            Facts {
+        let facts = |line: &TranscriptLine| {
+            SessionFacts {
                 project: None,
                 ..line.facts.clone()
-            } != Facts::default()
+            } != SessionFacts::default()
         };
-        let known =
-            |line: Line| facts(&line) || line.message.is_some_and(|message| message.at.is_some());
+        let known = |line: TranscriptLine| {
+            facts(&line) || line.message.is_some_and(|message| message.at.is_some())
+        };
         let says = serde_json::from_slice::<Named>(object)
             .is_ok_and(|named| named.timestamp.or(named.uuid).or(named.session).is_some());
         let alike = first_key.len() > 2 && object.starts_with(first_key);
@@ -280,11 +281,11 @@ fn leading(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
 /// What would be repaired.
 pub(super) fn foresee(
     context: &Context,
-    assembly: &Assembly<'_>,
-    report: &mut Report,
+    assembly: &FileAssembler<'_>,
+    report: &mut RestoreReport,
     options: &Options,
 ) -> Result<()> {
-    let folder = &*context.folder;
+    let directory = &*context.directory;
     for (path, _, staged) in assembly
         .files()
         .filter(|(_, at, _)| options.repair && at.kind == FileKind::Append)
@@ -298,7 +299,7 @@ pub(super) fn foresee(
         } else {
             &staged.at
         };
-        let Some(file) = folder.open(from).map_err(failed)? else {
+        let Some(file) = directory.open(from).map_err(failed)? else {
             continue;
         };
         let len = if plan.action == Action::Keep {
@@ -312,7 +313,7 @@ pub(super) fn foresee(
             .unwrap_or_else(|| staged.at.clone())
             .join("view")?;
         let changes = repair(
-            folder,
+            directory,
             &*context.profile,
             path,
             (&*file, len),
@@ -340,13 +341,13 @@ pub(super) fn in_place(
     cursor: &mut Option<FileCursor>,
     options: &Options,
 ) -> std::io::Result<Vec<Change>> {
-    let folder = &*context.folder;
-    let Some(file) = folder.open(path)? else {
+    let directory = &*context.directory;
+    let Some(file) = directory.open(path)? else {
         return Ok(Vec::new());
     };
     let stat = file.stat()?;
     let changes = repair(
-        folder,
+        directory,
         &*context.profile,
         path,
         (&*file, stat.size),
@@ -356,16 +357,16 @@ pub(super) fn in_place(
     let Some(first) = changes.iter().map(|change| change.at).min() else {
         return Ok(changes);
     };
-    copy(folder, &*file, stat.size, original)?;
+    copy(directory, &*file, stat.size, original)?;
     let meta = Meta {
         mode: stat.mode,
         mtime_ns: stat.mtime_ns,
         owner: options.owner,
     };
-    folder.finish(original, &meta)?;
-    folder.finish(view, &meta)?;
-    folder.rename(view, path, options.owner)?;
-    let Some(file) = folder.open(path)? else {
+    directory.finish(original, &meta)?;
+    directory.finish(view, &meta)?;
+    directory.rename(view, path, options.owner)?;
+    let Some(file) = directory.open(path)? else {
         return Ok(changes);
     };
     if let Some(behind) = cursor {
@@ -379,15 +380,20 @@ pub(super) fn in_place(
     Ok(changes)
 }
 
-fn copy(folder: &dyn Folder, from: &dyn OpenFile, len: u64, to: &RelPath) -> std::io::Result<()> {
+fn copy(
+    directory: &dyn Directory,
+    from: &dyn OpenFile,
+    len: u64,
+    to: &RelPath,
+) -> std::io::Result<()> {
     let mut buffer = vec![0; 256 << 10];
     let mut at = 0;
-    folder.write_at(to, 0, &[])?;
+    directory.write_at(to, 0, &[])?;
     while at < len {
         match from.read_at(&mut buffer, at)? {
             0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             got => {
-                folder.write_at(to, at, &buffer[..got])?;
+                directory.write_at(to, at, &buffer[..got])?;
                 at += got as u64;
             }
         }

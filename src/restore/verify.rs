@@ -1,22 +1,22 @@
-//! Checks that a log and its branches can be restored: everything a restore does, in a scratch folder, nothing placed.
+//! Checks that a log and its branches can be restored: everything a restore does, in a scratch directory, nothing placed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use crate::codec::entry::Entry;
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::assemble::Assembly;
-use crate::log::fork::Renaming;
-use crate::log::pieces::{Piece, PieceKind, Prefer, cover, head};
-use crate::log::walk::{Read, Reading, Sink};
-use crate::model::{Digest, FileAt, Fork, LogId, RelPath, Seq, WriterId};
-use crate::sys::Folder;
+use crate::log::assemble::FileAssembler;
+use crate::log::fork::SessionRenamer;
+use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
+use crate::log::segments::{Prefer, Segment, SegmentKind, cover, head};
+use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, WriterId};
+use crate::sys::Directory;
 
 /// What was found of one log.
 #[derive(Debug, Clone, Serialize)]
-pub struct Verdict {
+pub struct VerifyReport {
     /// The session, or `@` and the project.
     pub session: String,
     /// The last entry that can be restored.
@@ -50,20 +50,25 @@ pub struct Verdict {
 
 /// Reads what a restore of a log and its branches reads, or with `deep` every object there is. An error means that it
 /// could not be checked; damage is in the verdict.
-pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -> Result<Verdict> {
+pub async fn verify(
+    logs: &Logs,
+    id: &LogId,
+    scratch: &dyn Directory,
+    deep: bool,
+) -> Result<VerifyReport> {
     let checker = Checker {
         logs,
         id,
         scratch,
-        stage: format!("verify-{:016x}", logs.chance.next()).parse()?,
+        stage: format!("verify-{:016x}", logs.rng.next()).parse()?,
     };
     let verdict = match checker.verdict(deep).await {
-        Err(error) if error.kind() == Kind::Sealed => checker.unopened(deep).await,
+        Err(error) if error.kind() == ErrorKind::Encrypted => checker.unopened(deep).await,
         verdict => verdict,
     };
-    let verdict = verdict.doing_with(|| format!("verify {id}"));
+    let verdict = verdict.with_context(|| format!("verify {id}"));
     if let Err(cause) = scratch.remove(&checker.stage) {
-        tracing::warn!(%cause, stage = %checker.stage, "the scratch folder was not removed");
+        tracing::warn!(%cause, stage = %checker.stage, "the scratch directory was not removed");
     }
     verdict
 }
@@ -71,16 +76,16 @@ pub async fn verify(logs: &Logs, id: &LogId, scratch: &dyn Folder, deep: bool) -
 struct Checker<'a> {
     logs: &'a Logs,
     id: &'a LogId,
-    scratch: &'a dyn Folder,
+    scratch: &'a dyn Directory,
     stage: RelPath,
 }
 
 /// Files as a log says they are after an entry, and that entry's digest.
-type Point = (Digest, BTreeMap<RelPath, FileAt>);
+type Point = (Digest, BTreeMap<RelPath, FileState>);
 
 /// Assembles, and remembers how the log stood at some of its points.
 struct Witness<'a> {
-    assembly: Assembly<'a>,
+    assembly: FileAssembler<'a>,
     wanted: Vec<Seq>,
     points: BTreeMap<Seq, Point>,
     /// The last number of everything that was taken in.
@@ -89,7 +94,7 @@ struct Witness<'a> {
     composites: BTreeSet<Seq>,
 }
 
-impl Sink for Witness<'_> {
+impl EntrySink for Witness<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.assembly.take(entry)?;
         self.taken.insert(entry.header.seq);
@@ -109,7 +114,7 @@ impl Sink for Witness<'_> {
         true
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
         // What was seen of the other session is that one's.
         self.taken.clear();
         self.composites.clear();
@@ -119,10 +124,10 @@ impl Sink for Witness<'_> {
 }
 
 impl Checker<'_> {
-    async fn verdict(&self, deep: bool) -> Result<Verdict> {
-        let read = self.read(Reading::default(), &[]).await?;
+    async fn verdict(&self, deep: bool) -> Result<VerifyReport> {
+        let read = self.read(ReadOptions::default(), &[]).await?;
         let state = &read.sink.assembly.state;
-        let mut verdict = Verdict {
+        let mut verdict = VerifyReport {
             session: self.id.name.to_string(),
             sound_to: read.seq,
             head: read.head.max(read.seq),
@@ -144,14 +149,14 @@ impl Checker<'_> {
         for writer in self.logs.branches(self.id).await? {
             let branch = self
                 .read(
-                    Reading {
+                    ReadOptions {
                         branch: Some(&writer),
-                        ..Reading::default()
+                        ..ReadOptions::default()
                     },
                     &[],
                 )
                 .await;
-            let branch = branch.doing_with(|| format!("branch {writer}"))?;
+            let branch = branch.with_context(|| format!("branch {writer}"))?;
             verdict.note(&branch);
             verdict.objects += branch.objects;
             verdict.branches.push(writer.to_string());
@@ -160,10 +165,10 @@ impl Checker<'_> {
     }
 
     /// What can be said of a log that cannot be opened: whether all numbers are there, and what is sealed.
-    async fn unopened(&self, deep: bool) -> Result<Verdict> {
+    async fn unopened(&self, deep: bool) -> Result<VerifyReport> {
         let pieces = self.logs.pieces(self.id).await?;
         let read = cover(&pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
-        let mut verdict = Verdict {
+        let mut verdict = VerifyReport {
             session: self.id.name.to_string(),
             sound_to: 0,
             head: head(&pieces),
@@ -199,25 +204,29 @@ impl Checker<'_> {
 
     async fn try_open(
         &self,
-        piece: &Piece,
+        piece: &Segment,
         branch: Option<&WriterId>,
-        verdict: &mut Verdict,
+        verdict: &mut VerifyReport,
     ) -> Result<()> {
         verdict.objects += 1;
         match self.logs.read_piece(self.id, piece, branch).await {
             Ok(_) => {}
-            Err(error) if error.kind() == Kind::Sealed => verdict.sealed += 1,
-            Err(error) if error.kind() == Kind::Corrupt => verdict.add(with_hint(&error)),
+            Err(error) if error.kind() == ErrorKind::Encrypted => verdict.sealed += 1,
+            Err(error) if error.kind() == ErrorKind::Corrupt => verdict.add(with_hint(&error)),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    async fn read(&self, reading: Reading<'_>, wanted: &[Seq]) -> Result<Read<Witness<'_>>> {
+    async fn read(
+        &self,
+        reading: ReadOptions<'_>,
+        wanted: &[Seq],
+    ) -> Result<ReadOutcome<Witness<'_>>> {
         let mut made = 0;
         let fresh = || {
             made += 1;
-            let assembly = Assembly::new(self.scratch, self.stage.clone(), made);
+            let assembly = FileAssembler::new(self.scratch, self.stage.clone(), made);
             Witness {
                 assembly,
                 wanted: wanted.to_vec(),
@@ -234,18 +243,18 @@ impl Checker<'_> {
     }
 
     /// Every entry by itself, then every merge and snapshot against the entries it stands for.
-    async fn deep(&self, verdict: &mut Verdict) -> Result<()> {
+    async fn deep(&self, verdict: &mut VerifyReport) -> Result<()> {
         let pieces = self.logs.pieces(self.id).await?;
-        let composites: Vec<&Piece> = pieces
+        let composites: Vec<&Segment> = pieces
             .iter()
-            .filter(|piece| piece.kind != PieceKind::Entry)
+            .filter(|piece| piece.kind != SegmentKind::Entry)
             .collect();
         let wanted: Vec<Seq> = composites.iter().map(|piece| piece.to).collect();
         let read = self
             .read(
-                Reading {
+                ReadOptions {
                     prefer: Prefer::Short,
-                    ..Reading::default()
+                    ..ReadOptions::default()
                 },
                 &wanted,
             )
@@ -258,8 +267,8 @@ impl Checker<'_> {
                 Ok(Some(entry)) => entry,
                 // Collected meanwhile.
                 Ok(None) => continue,
-                Err(error) if error.kind() == Kind::Corrupt => {
-                    let counts = piece.kind != PieceKind::Entry
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let counts = piece.kind != SegmentKind::Entry
                         || piece.to > read.seq
                         || read.sink.taken.contains(&piece.to);
                     let covered = composites.iter().any(|composite| composite.contains(piece));
@@ -272,7 +281,7 @@ impl Checker<'_> {
                 }
                 Err(error) => return Err(error),
             };
-            if piece.kind == PieceKind::Entry {
+            if piece.kind == SegmentKind::Entry {
                 continue;
             }
             let Some((digest, files)) = read.sink.points.get(&piece.to) else {
@@ -284,7 +293,7 @@ impl Checker<'_> {
                     .is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256))
             });
             let whole =
-                piece.kind != PieceKind::Snapshot || entry.header.parts.len() == files.len();
+                piece.kind != SegmentKind::Snapshot || entry.header.parts.len() == files.len();
             if entry.digest != *digest || !agrees || !whole {
                 if read
                     .sink
@@ -314,8 +323,8 @@ fn with_hint(error: &Error) -> String {
         .map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
 }
 
-impl Verdict {
-    fn note(&mut self, read: &Read<Witness<'_>>) {
+impl VerifyReport {
+    fn note(&mut self, read: &ReadOutcome<Witness<'_>>) {
         read.spared.iter().cloned().for_each(|told| self.add(told));
         read.passed_over
             .iter()

@@ -1,4 +1,4 @@
-//! A store in a folder: a local disk, or a network filesystem that several machines mount.
+//! A store in a directory: a local disk, or a network filesystem that several machines mount.
 //!
 //! Owns how a key becomes a file, and that a write is whole and durable before it is answered. Does not own the durable
 //! files of the daemon itself, nor what the keys mean.
@@ -19,15 +19,15 @@ use jiff::Timestamp;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use self::disk::{Temp, is_missing, lacks_links, make_folders, rename_new, sweep, sync_folder};
+use self::disk::{Temp, is_missing, lacks_links, make_dirs, rename_new, sweep, sync_dir};
 use super::{Created, Object, Page, Store};
 use crate::error::{Error, Result};
-use crate::sys::{Chance, SystemChance};
+use crate::sys::{Rng, SystemRng};
 
 /// Where files are written before they get their name. It also tells a store from the bare mount point below it.
 const TEMP: &str = ".tmp";
 
-/// Made once with the store: a folder that was emptied and made again under us is another store, and what we know of the
+/// Made once with the store: a directory that was emptied and made again under us is another store, and what we know of the
 /// old one does not hold there.
 const MARK: &str = ".mark";
 
@@ -40,13 +40,13 @@ const LONGEST_NAME: usize = 255;
 /// A dead network filesystem blocks for ever; this is when a caller stops to wait for it. As long as an S3 attempt.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often a write looks for its folder again that a racing delete has removed. Each round lost needs another delete.
+/// How often a write looks for its directory again that a racing delete has removed. Each round lost needs another delete.
 const ROUNDS: usize = 16;
 
-/// Folders remembered as durable; beyond this they are forgotten, which costs only some fsyncs.
+/// Directories remembered as durable; beyond this they are forgotten, which costs only some fsyncs.
 const REMEMBERED: usize = 4096;
 
-/// Keeps objects as files below one folder.
+/// Keeps objects as files below one directory.
 #[derive(Debug, Clone)]
 pub struct FileStore {
     inner: Arc<Inner>,
@@ -57,49 +57,51 @@ struct Inner {
     root: PathBuf,
     /// What the store's mark held when it was opened.
     mark: Vec<u8>,
-    /// Folders whose way up to the root is known to be on the disk.
+    /// Directories whose way up to the root is known to be on the disk.
     settled: Mutex<HashSet<PathBuf>>,
 }
 
 impl FileStore {
     /// Opens the store in `root`, which is made where it is missing.
     pub fn open(root: PathBuf) -> Result<FileStore> {
-        let doing = |what: &str| format!("open store {}: {what}", root.display());
-        let absolute =
-            std::path::absolute(&root).map_err(|cause| Error::io(doing("find its path"), cause))?;
+        let context = |what: &str| format!("open store {}: {what}", root.display());
+        let absolute = std::path::absolute(&root)
+            .map_err(|cause| Error::io(context("find its path"), cause))?;
         match fs::metadata(&absolute) {
             Ok(found) if !found.is_dir() => {
-                return Err(Error::usage(doing("it is not a folder"))
-                    .hint("name a folder, such as file:///var/lib/sessiond"));
+                return Err(Error::usage(context("it is not a directory"))
+                    .hint("name a directory, such as file:///var/lib/sessiond"));
             }
             Ok(_) => {}
             Err(cause) if cause.kind() == ErrorKind::NotADirectory => {
-                return Err(Error::usage(doing("a part of its path is a file"))
-                    .hint("name a folder, such as file:///var/lib/sessiond"));
+                return Err(Error::usage(context("a part of its path is a file"))
+                    .hint("name a directory, such as file:///var/lib/sessiond"));
             }
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
-                make_folders(&absolute)
-                    .map_err(|cause| Error::named(doing("make the folder"), cause))?;
+                make_dirs(&absolute)
+                    .map_err(|cause| Error::named(context("make the directory"), cause))?;
             }
-            Err(cause) => return Err(Error::named(doing("look at it"), cause)),
+            Err(cause) => return Err(Error::named(context("look at it"), cause)),
         }
         let temp = absolute.join(TEMP);
         match DirBuilder::new().mode(0o700).create(&temp) {
-            Ok(()) => sync_folder(&absolute)
-                .map_err(|cause| Error::io(doing("make its folder durable"), cause))?,
+            Ok(()) => sync_dir(&absolute)
+                .map_err(|cause| Error::io(context("make its directory durable"), cause))?,
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
             Err(cause) => {
                 return Err(Error::named(
-                    doing(&format!("make {}", temp.display())),
+                    context(&format!("make {}", temp.display())),
                     cause,
                 ));
             }
         }
-        // A folder that was there before may not be ours to write; better known now than at the first entry.
-        Temp::write(&temp, b"")
-            .map_err(|cause| Error::named(doing(&format!("write in {}", temp.display())), cause))?;
+        // A directory that was there before may not be ours to write; better known now than at the first entry.
+        Temp::write(&temp, b"").map_err(|cause| {
+            Error::named(context(&format!("write in {}", temp.display())), cause)
+        })?;
         sweep(&temp);
-        let mark = mark_of(&absolute).map_err(|cause| Error::io(doing("read its mark"), cause))?;
+        let mark =
+            mark_of(&absolute).map_err(|cause| Error::io(context("read its mark"), cause))?;
         Ok(FileStore {
             inner: Arc::new(Inner {
                 root: absolute,
@@ -112,7 +114,7 @@ impl FileStore {
     /// Runs blocking `work`; after a time-out or a drop it may still take effect, which the contract calls unknown.
     async fn blocking<T: Send + 'static>(
         &self,
-        doing: String,
+        context: String,
         work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = Arc::clone(&self.inner);
@@ -121,10 +123,10 @@ impl FileStore {
             work(&inner)
         });
         match tokio::time::timeout(PATIENCE, task).await {
-            Ok(Ok(done)) => done.map_err(|error| error.doing(doing)),
-            Ok(Err(cause)) => Err(Error::unavailable(doing).because(cause)),
+            Ok(Ok(done)) => done.map_err(|error| error.context(context)),
+            Ok(Err(cause)) => Err(Error::unavailable(context).caused_by(cause)),
             Err(_) => Err(Error::unavailable(format!(
-                "{doing}: no answer from the disk for {} s",
+                "{context}: no answer from the disk for {} s",
                 PATIENCE.as_secs()
             ))
             .hint(format!(
@@ -134,7 +136,7 @@ impl FileStore {
         }
     }
 
-    fn doing(&self, verb: &str, key: &str) -> String {
+    fn context(&self, verb: &str, key: &str) -> String {
         format!("{verb} {key} in {}", self.address())
     }
 }
@@ -143,7 +145,7 @@ impl FileStore {
 impl Store for FileStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("create", key), move |inner| {
+        self.blocking(self.context("create", key), move |inner| {
             inner.create(&path, &body)
         })
         .await
@@ -151,38 +153,42 @@ impl Store for FileStore {
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("put", key), move |inner| inner.put(&path, &body))
-            .await
+        self.blocking(self.context("put", key), move |inner| {
+            inner.put(&path, &body)
+        })
+        .await
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("get", key), move |inner| inner.get(&path))
+        self.blocking(self.context("get", key), move |inner| inner.get(&path))
             .await
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let (folder, begins) = prefix
+        let (directory, begins) = prefix
             .rsplit_once('/')
-            .map_or(("", prefix), |(folder, begins)| (folder, begins));
-        if !folder.is_empty() {
-            check(folder)?;
+            .map_or(("", prefix), |(directory, begins)| (directory, begins));
+        if !directory.is_empty() {
+            check(directory)?;
         }
-        let (folder, begins, after) = (
-            folder.to_owned(),
+        let (directory, begins, after) = (
+            directory.to_owned(),
             begins.to_owned(),
             after.map(str::to_owned),
         );
-        self.blocking(self.doing("list", prefix), move |inner| {
-            inner.list(&folder, &begins, after.as_deref())
+        self.blocking(self.context("list", prefix), move |inner| {
+            inner.list(&directory, &begins, after.as_deref())
         })
         .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
         let path = self.inner.path(key)?;
-        self.blocking(self.doing("delete", key), move |inner| inner.delete(&path))
-            .await
+        self.blocking(self.context("delete", key), move |inner| {
+            inner.delete(&path)
+        })
+        .await
     }
 
     fn fences_by_itself(&self) -> Option<bool> {
@@ -195,7 +201,7 @@ impl Store for FileStore {
 }
 
 impl Inner {
-    /// Whether the folder is still the one that was opened: an unmounted store must not look like an empty one.
+    /// Whether the directory is still the one that was opened: an unmounted store must not look like an empty one.
     fn same_store(&self) -> Result<()> {
         match fs::read(self.root.join(MARK)) {
             Ok(mark) if mark == self.mark => Ok(()),
@@ -212,13 +218,13 @@ impl Inner {
     fn create(&self, path: &Path, body: &[u8]) -> Result<Created> {
         let temp = Temp::write(&self.root.join(TEMP), body)
             .map_err(|cause| self.io("write a temp file", cause))?;
-        let placed = self.in_folder_of(path, || match fs::hard_link(&temp.path, path) {
+        let placed = self.in_directory_of(path, || match fs::hard_link(&temp.path, path) {
             Err(cause) if lacks_links(&cause) => rename_new(&temp.path, path),
             linked => linked,
         });
         match placed {
             Ok(()) => {}
-            // A folder of that name is no object, and a create that says "exists" promises one that can be read.
+            // A directory of that name is no object, and a create that says "exists" promises one that can be read.
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !path.is_dir() => {
                 // Whoever made it may not have come to this yet, and our answer makes it a fact.
                 self.sync_parent(path)?;
@@ -229,7 +235,7 @@ impl Inner {
                     || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
             {
                 return Err(Error::usage("the filesystem has neither hard links nor renames that keep what is there")
-                    .because(cause)
+                    .caused_by(cause)
                     .hint("use another filesystem or an S3 store: two writers could not be kept apart on this one"));
             }
             Err(cause) => return Err(in_the_way(path, cause)),
@@ -242,7 +248,7 @@ impl Inner {
     fn put(&self, path: &Path, body: &[u8]) -> Result<()> {
         let temp = Temp::write(&self.root.join(TEMP), body)
             .map_err(|cause| self.io("write a temp file", cause))?;
-        self.in_folder_of(path, || fs::rename(&temp.path, path))
+        self.in_directory_of(path, || fs::rename(&temp.path, path))
             .map_err(|cause| in_the_way(path, cause))?;
         temp.forget();
         self.sync_parent(path)
@@ -273,18 +279,18 @@ impl Inner {
             .map(Bytes::from))
     }
 
-    fn list(&self, folder: &str, begins: &str, after: Option<&str>) -> Result<Page> {
-        let path = self.root.join(folder);
-        let failed = |cause| Error::io(format!("read folder {}", path.display()), cause);
+    fn list(&self, directory: &str, begins: &str, after: Option<&str>) -> Result<Page> {
+        let path = self.root.join(directory);
+        let failed = |cause| Error::io(format!("read directory {}", path.display()), cause);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,
             Err(cause) if is_missing(&cause) => return self.same_store().map(|()| Page::default()),
             Err(cause) => return Err(failed(cause)),
         };
-        let base = if folder.is_empty() {
+        let base = if directory.is_empty() {
             String::new()
         } else {
-            format!("{folder}/")
+            format!("{directory}/")
         };
         let mut names = Vec::new();
         for entry in entries {
@@ -292,7 +298,7 @@ impl Inner {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            if !name.starts_with(begins) || (folder.is_empty() && name.starts_with('.')) {
+            if !name.starts_with(begins) || (directory.is_empty() && name.starts_with('.')) {
                 continue;
             }
             let ending = if entry.path().is_dir() { "/" } else { "" };
@@ -313,10 +319,10 @@ impl Inner {
         };
         for key in names {
             if key.ends_with('/') {
-                page.folders.push(key);
+                page.directories.push(key);
                 continue;
             }
-            // What was deleted meanwhile, and what is neither file nor folder, is no object.
+            // What was deleted meanwhile, and what is neither file nor directory, is no object.
             match fs::metadata(self.root.join(&key)) {
                 Ok(found) if found.is_file() => page.objects.push(Object {
                     key,
@@ -338,24 +344,24 @@ impl Inner {
             Err(cause) => return Err(Error::io(format!("remove {}", path.display()), cause)),
         }
         self.sync_parent(path)?;
-        // An object store has no empty folders, so a listing should show none here.
-        for folder in path
+        // An object store has no empty directories, so a listing should show none here.
+        for directory in path
             .ancestors()
             .skip(1)
-            .take_while(|folder| *folder != self.root)
+            .take_while(|directory| *directory != self.root)
         {
-            if fs::remove_dir(folder).is_err() {
+            if fs::remove_dir(directory).is_err() {
                 break;
             }
-            self.settled().remove(folder);
+            self.settled().remove(directory);
         }
         Ok(())
     }
 
-    /// Runs `place`, which gives a file its name, with the folder of `path` in place and its way up to the root durable.
-    fn in_folder_of(&self, path: &Path, place: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        let folder = path.parent().unwrap_or(&self.root);
-        let attempt = || self.settle(folder).and_then(|()| place());
+    /// Runs `place`, which gives a file its name, with the directory of `path` in place and its way up to the root durable.
+    fn in_directory_of(&self, path: &Path, place: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let directory = path.parent().unwrap_or(&self.root);
+        let attempt = || self.settle(directory).and_then(|()| place());
         for _ in 1..ROUNDS {
             match attempt() {
                 Err(cause) if cause.kind() == ErrorKind::NotFound => self.settled().clear(),
@@ -365,19 +371,19 @@ impl Inner {
         attempt()
     }
 
-    fn settle(&self, folder: &Path) -> io::Result<()> {
-        if self.settled().contains(folder) {
+    fn settle(&self, directory: &Path) -> io::Result<()> {
+        if self.settled().contains(directory) {
             return Ok(());
         }
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)
+            .create(directory)
             .map_err(|cause| match cause.kind() {
-                // "Exists" would pass for the object. It is a file in the folder's place, or a folder that a racing delete took
+                // "Exists" would pass for the object. It is a file in the directory's place, or a directory that a racing delete took
                 // while it was being made.
                 ErrorKind::AlreadyExists => {
-                    let in_the_way = folder
+                    let in_the_way = directory
                         .ancestors()
                         .find_map(|part| fs::metadata(part).ok())
                         .is_some_and(|found| !found.is_dir());
@@ -390,18 +396,18 @@ impl Inner {
                 _ => cause,
             })?;
         // All of them, not only those made just now: another writer may have made one and not yet synced its parent.
-        for parent in folder
+        for parent in directory
             .ancestors()
             .take_while(|part| *part != self.root)
             .filter_map(Path::parent)
         {
-            sync_folder(parent)?;
+            sync_dir(parent)?;
         }
         let mut settled = self.settled();
         if settled.len() >= REMEMBERED {
             settled.clear();
         }
-        settled.insert(folder.to_owned());
+        settled.insert(directory.to_owned());
         Ok(())
     }
 
@@ -410,12 +416,12 @@ impl Inner {
     }
 
     fn sync_parent(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().unwrap_or(&self.root);
-        match sync_folder(folder) {
+        let directory = path.parent().unwrap_or(&self.root);
+        match sync_dir(directory) {
             // Removed by a delete of the object we came for; then there is nothing to keep.
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
             synced => synced
-                .map_err(|cause| Error::io(format!("make {} durable", folder.display()), cause)),
+                .map_err(|cause| Error::io(format!("make {} durable", directory.display()), cause)),
         }
     }
 
@@ -448,17 +454,17 @@ fn check(key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Unlike an object store a folder cannot hold both `a` and `a/b`; no retry mends that.
+/// Unlike an object store a directory cannot hold both `a` and `a/b`; no retry mends that.
 fn in_the_way(path: &Path, cause: io::Error) -> Error {
-    let doing = format!("place {}", path.display());
+    let context = format!("place {}", path.display());
     match cause.kind() {
         ErrorKind::NotADirectory
         | ErrorKind::IsADirectory
         | ErrorKind::AlreadyExists
-        | ErrorKind::DirectoryNotEmpty => Error::usage(doing)
-            .because(cause)
-            .hint("a file stands where a folder is needed, or the other way round: move it away"),
-        _ => Error::io(doing, cause),
+        | ErrorKind::DirectoryNotEmpty => Error::usage(context).caused_by(cause).hint(
+            "a file stands where a directory is needed, or the other way round: move it away",
+        ),
+        _ => Error::io(context, cause),
     }
 }
 
@@ -466,11 +472,11 @@ fn in_the_way(path: &Path, cause: io::Error) -> Error {
 fn mark_of(root: &Path) -> std::io::Result<Vec<u8>> {
     let path = root.join(MARK);
     if !path.exists() {
-        let mark = format!("{:016x}{:016x}\n", SystemChance.next(), SystemChance.next());
+        let mark = format!("{:016x}{:016x}\n", SystemRng.next(), SystemRng.next());
         let temp = Temp::write(&root.join(TEMP), mark.as_bytes())?;
         match fs::hard_link(&temp.path, &path).or_else(|_| rename_new(&temp.path, &path)) {
             Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return Err(cause),
-            _ => sync_folder(root)?,
+            _ => sync_dir(root)?,
         }
     }
     fs::read(path)
@@ -483,7 +489,7 @@ mod tests {
 
     use super::disk::STALE;
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
 
     #[test]
     fn keys_stay_below_the_root() {
@@ -498,7 +504,11 @@ mod tests {
             ".tmp/x",
             "a\0b",
         ] {
-            assert_eq!(check(key).expect_err(key).kind(), Kind::Usage, "{key:?}");
+            assert_eq!(
+                check(key).expect_err(key).kind(),
+                ErrorKind::Usage,
+                "{key:?}"
+            );
         }
         check("v1/.store.json").expect("a dot below the root is fine");
         assert!(check(&"x".repeat(256)).is_err());
@@ -506,11 +516,11 @@ mod tests {
 
     #[test]
     fn only_stale_temp_files_are_swept() {
-        let folder = tempfile::tempdir().expect("folder");
-        FileStore::open(folder.path().to_owned()).expect("open");
+        let directory = tempfile::tempdir().expect("directory");
+        FileStore::open(directory.path().to_owned()).expect("open");
         let (old, new) = (
-            folder.path().join(".tmp/old"),
-            folder.path().join(".tmp/new"),
+            directory.path().join(".tmp/old"),
+            directory.path().join(".tmp/new"),
         );
         let file = File::create(&old).expect("old");
         file.set_modified(
@@ -520,7 +530,7 @@ mod tests {
         )
         .expect("age");
         File::create(&new).expect("new");
-        FileStore::open(folder.path().to_owned()).expect("open again");
+        FileStore::open(directory.path().to_owned()).expect("open again");
         assert!(!old.exists() && new.exists());
     }
 }

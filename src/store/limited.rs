@@ -7,33 +7,32 @@ use bytes::Bytes;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{Created, Page, Store};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Bounds the requests in flight, and with them the memory of their bodies.
-pub struct Limited {
+pub struct ConcurrencyLimited {
     inner: Arc<dyn Store>,
     slots: Semaphore,
 }
 
-impl Limited {
+impl ConcurrencyLimited {
     /// Lets `at_once` requests through.
     pub fn new(inner: Arc<dyn Store>, at_once: usize) -> Self {
-        Limited {
+        ConcurrencyLimited {
             inner,
             slots: Semaphore::new(at_once.max(1)),
         }
     }
 
     async fn slot(&self) -> Result<SemaphorePermit<'_>> {
-        self.slots
-            .acquire()
-            .await
-            .map_err(|cause| Error::new(Kind::Internal, "wait for a request slot").because(cause))
+        self.slots.acquire().await.map_err(|cause| {
+            Error::new(ErrorKind::Internal, "wait for a request slot").caused_by(cause)
+        })
     }
 }
 
 #[async_trait]
-impl Store for Limited {
+impl Store for ConcurrencyLimited {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         let _slot = self.slot().await?;
         self.inner.create(key, body).await

@@ -3,11 +3,11 @@
 //! Owns the contract that the session log is built on. Does not own keys (`model/keys.rs`), retries of a flush
 //! (`capture`), or the question whether a store honours conditions (`log/probe.rs` asks it).
 
+pub mod encrypted;
 pub mod file;
 pub mod limited;
-pub mod patient;
+pub mod retrying;
 pub mod s3;
-pub mod sealed;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -40,8 +40,8 @@ pub struct Object {
 pub struct Page {
     /// Objects directly below the prefix, in the order of their keys.
     pub objects: Vec<Object>,
-    /// Folders directly below the prefix, each ending in `/`, in order.
-    pub folders: Vec<String>,
+    /// Directories directly below the prefix, each ending in `/`, in order.
+    pub directories: Vec<String>,
     /// Pass this as `after` for the next page; none if this was the last.
     pub next: Option<String>,
 }
@@ -74,7 +74,7 @@ pub trait Store: Send + Sync + 'static {
     /// Reads `key`; none if it does not exist.
     async fn get(&self, key: &str) -> Result<Option<Bytes>>;
 
-    /// Lists what is directly below `prefix` (a folder ends in `/`; anything else matches names that begin so), from
+    /// Lists what is directly below `prefix` (a directory ends in `/`; anything else matches names that begin so), from
     /// behind `after` on, at most 1000 at a time.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
 
@@ -88,16 +88,16 @@ pub trait Store: Send + Sync + 'static {
     fn address(&self) -> String;
 }
 
-/// Lists all objects directly below `folder`, from behind `after` on.
+/// Lists all objects directly below `directory`, from behind `after` on.
 pub async fn list_objects(
     store: &dyn Store,
-    folder: &str,
+    directory: &str,
     after: Option<String>,
 ) -> Result<Vec<Object>> {
     let mut all = Vec::new();
     let mut after = after;
     loop {
-        let page = store.list(folder, after.as_deref()).await?;
+        let page = store.list(directory, after.as_deref()).await?;
         all.extend(page.objects);
         match page.next {
             Some(next) => after = Some(next),
@@ -106,13 +106,13 @@ pub async fn list_objects(
     }
 }
 
-/// Lists all folders directly below `prefix`.
-pub async fn list_folders(store: &dyn Store, prefix: &str) -> Result<Vec<String>> {
+/// Lists all directories directly below `prefix`.
+pub async fn list_dirs(store: &dyn Store, prefix: &str) -> Result<Vec<String>> {
     let mut all = Vec::new();
     let mut after = None;
     loop {
         let page = store.list(prefix, after.as_deref()).await?;
-        all.extend(page.folders);
+        all.extend(page.directories);
         match page.next {
             Some(next) => after = Some(next),
             None => return Ok(all),

@@ -173,7 +173,7 @@ impl S3Store {
         format!("{}{key}", self.prefix)
     }
 
-    fn doing(&self, verb: &str, key: &str) -> String {
+    fn context(&self, verb: &str, key: &str) -> String {
         format!("{verb} {key} in {}", self.place())
     }
 
@@ -187,13 +187,13 @@ impl S3Store {
     /// and it gives an upload of any size the same time.
     async fn bounded<T>(
         &self,
-        doing: &str,
+        context: &str,
         bytes: u64,
         call: impl Future<Output = T>,
     ) -> Result<T> {
         let limit = self.timeout + Duration::from_secs(bytes / SLOWEST);
         tokio::time::timeout(limit, call).await.map_err(|_| {
-            Error::unavailable(format!("{doing}: no answer within {limit:?}"))
+            Error::unavailable(format!("{context}: no answer within {limit:?}"))
                 .hint("see whether the server runs and can be reached from here; what streams goes on by itself then")
         })
     }
@@ -224,7 +224,7 @@ impl S3Store {
     /// Reads an answer to a listing that asked for what is behind `after`, or for the server's page `mark`.
     fn page(
         &self,
-        doing: &str,
+        context: &str,
         answer: &ListObjectsV2Output,
         after: Option<&str>,
         mark: Option<&str>,
@@ -237,7 +237,7 @@ impl S3Store {
                 .size()
                 .and_then(|size| u64::try_from(size).ok())
                 .unwrap_or(0);
-            // Consoles make "folders" as empty objects whose key ends in a slash; they are none of ours.
+            // Consoles make "directories" as empty objects whose key ends in a slash; they are none of ours.
             let key = found
                 .key()
                 .and_then(own)
@@ -253,25 +253,25 @@ impl S3Store {
                 modified,
             }));
         }
-        let folders = answer
+        let directories = answer
             .common_prefixes()
             .iter()
             .filter_map(|found| found.prefix());
-        page.folders.extend(
-            folders
+        page.directories.extend(
+            directories
                 .filter_map(own)
-                .filter(|folder| behind(&folder.as_str())),
+                .filter(|directory| behind(&directory.as_str())),
         );
-        // Servers that keep folders as such list them in an order of their own.
+        // Servers that keep directories as such list them in an order of their own.
         page.objects.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-        page.folders.sort_unstable();
+        page.directories.sort_unstable();
         if answer.is_truncated() == Some(true) {
             let next = answer
                 .next_continuation_token()
                 .filter(|next| Some(*next) != mark && !next.is_empty());
             let next = next.ok_or_else(|| {
                 Error::unavailable(format!(
-                    "{doing}: the server says that there is more, but not where"
+                    "{context}: the server says that there is more, but not where"
                 ))
             })?;
             page.next = Some(format!("{MARK}{next}"));
@@ -283,11 +283,11 @@ impl S3Store {
 #[async_trait]
 impl Store for S3Store {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
-        let doing = self.doing("create", key);
+        let context = self.context("create", key);
         let size = body.len() as u64;
         match self
             .bounded(
-                &doing,
+                &context,
                 size,
                 self.upload(key, body).if_none_match("*").send(),
             )
@@ -296,7 +296,7 @@ impl Store for S3Store {
             Ok(_) => Ok(Created::New),
             Err(error) if answer(&error).0 == 412 => Ok(Created::Exists),
             Err(error) => Err(classify(
-                doing,
+                context,
                 &self.bucket,
                 self.endpoint.as_deref(),
                 &error,
@@ -305,15 +305,15 @@ impl Store for S3Store {
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
-        let doing = self.doing("put", key);
+        let context = self.context("put", key);
         let size = body.len() as u64;
         match self
-            .bounded(&doing, size, self.upload(key, body).send())
+            .bounded(&context, size, self.upload(key, body).send())
             .await?
         {
             Ok(_) => Ok(()),
             Err(error) => Err(classify(
-                doing,
+                context,
                 &self.bucket,
                 self.endpoint.as_deref(),
                 &error,
@@ -322,14 +322,14 @@ impl Store for S3Store {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        let doing = self.doing("get", key);
+        let context = self.context("get", key);
         let request = self
             .client
             .get_object()
             .bucket(&self.bucket)
             .key(self.key(key))
             .send();
-        let found = match self.bounded(&doing, 0, request).await? {
+        let found = match self.bounded(&context, 0, request).await? {
             Ok(found) => found,
             Err(error) if is_missing(answer(&error)) => return Ok(None),
             // Who may list only some prefixes is told by AWS that a missing key is denied.
@@ -338,7 +338,7 @@ impl Store for S3Store {
             }
             Err(error) => {
                 return Err(classify(
-                    doing,
+                    context,
                     &self.bucket,
                     self.endpoint.as_deref(),
                     &error,
@@ -349,10 +349,13 @@ impl Store for S3Store {
             .content_length()
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or(0);
-        match self.bounded(&doing, size, gather(found.body, size)).await? {
+        match self
+            .bounded(&context, size, gather(found.body, size))
+            .await?
+        {
             Ok(body) => Ok(Some(body)),
             Err(cause) => {
-                let error = Error::unavailable(doing).because(cause);
+                let error = Error::unavailable(context).caused_by(cause);
                 // TCP and TLS check the way here, so a wrong checksum is the stored object's.
                 if error.to_string().contains("checksum") {
                     Err(Error::corrupt(error.to_string()))
@@ -364,7 +367,7 @@ impl Store for S3Store {
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        let doing = self.doing("list", prefix);
+        let context = self.context("list", prefix);
         let mark = after.and_then(|after| after.strip_prefix(MARK));
         let after = after.filter(|_| mark.is_none());
         let request = self
@@ -377,10 +380,10 @@ impl Store for S3Store {
         let request = request
             .set_continuation_token(mark.map(str::to_owned))
             .set_start_after(after.map(|after| self.key(after)));
-        match self.bounded(&doing, 0, request.send()).await? {
-            Ok(answer) => self.page(&doing, &answer, after, mark),
+        match self.bounded(&context, 0, request.send()).await? {
+            Ok(answer) => self.page(&context, &answer, after, mark),
             Err(error) => Err(classify(
-                doing,
+                context,
                 &self.bucket,
                 self.endpoint.as_deref(),
                 &error,
@@ -389,18 +392,18 @@ impl Store for S3Store {
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        let doing = self.doing("delete", key);
+        let context = self.context("delete", key);
         let request = self
             .client
             .delete_object()
             .bucket(&self.bucket)
             .key(self.key(key))
             .send();
-        match self.bounded(&doing, 0, request).await? {
+        match self.bounded(&context, 0, request).await? {
             Ok(_) => Ok(()),
             Err(error) if is_missing(answer(&error)) => Ok(()),
             Err(error) => Err(classify(
-                doing,
+                context,
                 &self.bucket,
                 self.endpoint.as_deref(),
                 &error,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sys::Chance;
+use crate::sys::Rng;
 
 /// First wait; the mean of the jitter is three quarters of it.
 const FIRST: Duration = Duration::from_millis(200);
@@ -13,14 +13,14 @@ const LONGEST: Duration = Duration::from_secs(15);
 /// Counts attempts and spaces them.
 #[derive(Clone)]
 pub struct Backoff {
-    chance: Arc<dyn Chance>,
+    rng: Arc<dyn Rng>,
     failed: u32,
 }
 
 impl Backoff {
     /// Nothing has failed yet.
-    pub fn new(chance: Arc<dyn Chance>) -> Self {
-        Backoff { chance, failed: 0 }
+    pub fn new(rng: Arc<dyn Rng>) -> Self {
+        Backoff { rng, failed: 0 }
     }
 
     /// Takes note of a failed attempt and answers how long to wait: between half and the whole of a step that doubles.
@@ -28,7 +28,7 @@ impl Backoff {
         let step = FIRST.saturating_mul(1 << self.failed.min(10)).min(LONGEST);
         self.failed = self.failed.saturating_add(1);
         let half = step / 2;
-        let share = (self.chance.next() % 1000) as u32;
+        let share = (self.rng.next() % 1000) as u32;
         half + half * share / 1000
     }
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     struct Fixed(u64);
-    impl Chance for Fixed {
+    impl Rng for Fixed {
         fn next(&self) -> u64 {
             self.0
         }

@@ -13,15 +13,15 @@ pub trait Clock: Send + Sync + 'static {
 }
 
 /// Throws dice.
-pub trait Chance: Send + Sync + 'static {
+pub trait Rng: Send + Sync + 'static {
     /// A number that nobody can foretell.
     fn next(&self) -> u64;
 }
 
 /// A new writer's name.
-pub fn new_writer(chance: &Arc<dyn Chance>) -> WriterId {
+pub fn new_writer(rng: &Arc<dyn Rng>) -> WriterId {
     #[allow(clippy::expect_used, reason = "hex digits are always plain")]
-    format!("{:016x}{:016x}", chance.next(), chance.next())
+    format!("{:016x}{:016x}", rng.next(), rng.next())
         .parse()
         .expect("hex digits are plain")
 }
@@ -38,9 +38,9 @@ impl Clock for SystemClock {
 }
 
 /// The machine's source of randomness.
-pub struct SystemChance;
+pub struct SystemRng;
 
-impl Chance for SystemChance {
+impl Rng for SystemRng {
     fn next(&self) -> u64 {
         #[allow(clippy::disallowed_methods, reason = "this is the seam")]
         let uuid = uuid::Uuid::new_v4();

@@ -1,4 +1,4 @@
-//! A folder on a real disk.
+//! A directory on a real disk.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -8,16 +8,16 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 
-use crate::model::{RelPath, Stat};
-use crate::sys::{Folder, Item, ItemKind, Meta, OpenFile, Owner};
+use crate::model::{FileStat, RelPath};
+use crate::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner};
 
-/// A folder on a real disk.
+/// A directory on a real disk.
 pub struct Disk {
     root: PathBuf,
 }
 
 impl Disk {
-    /// The folder at `root`, which need not exist yet. Symbolic links in `root` itself are the user's choice and are
+    /// The directory at `root`, which need not exist yet. Symbolic links in `root` itself are the user's choice and are
     /// followed; those below it are not.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Disk { root: root.into() }
@@ -28,32 +28,33 @@ impl Disk {
         &self.root
     }
 
-    /// Whose the folder is; if it does not exist, whose the nearest folder above it is.
+    /// Whose the directory is; if it does not exist, whose the nearest directory above it is.
     pub fn owner(&self) -> io::Result<Owner> {
         let found = self
             .root
             .ancestors()
-            .find_map(|folder| fs::metadata(folder).ok());
-        let found = found
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no folder above it exists"))?;
+            .find_map(|directory| fs::metadata(directory).ok());
+        let found = found.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, "no directory above it exists")
+        })?;
         Ok(Owner {
             uid: found.uid(),
             gid: found.gid(),
         })
     }
 
-    /// Makes the folder if it is missing, and what is missing above it, for `owner`.
+    /// Makes the directory if it is missing, and what is missing above it, for `owner`.
     pub fn make(&self, owner: Option<Owner>) -> io::Result<()> {
         if self.root.is_dir() {
             Ok(())
         } else {
-            make_folder_all(&self.root, owner)
+            make_directory_all(&self.root, owner)
         }
     }
 
-    /// Gives sessiond's own folder to `owner`: the daemon that starts next may run as that user.
+    /// Gives sessiond's own directory to `owner`: the daemon that starts next may run as that user.
     pub fn give_state(&self, owner: Owner) -> io::Result<()> {
-        let mut open = vec![self.root.join(crate::sys::STATE_FOLDER)];
+        let mut open = vec![self.root.join(crate::sys::STATE_DIR)];
         while let Some(path) = open.pop() {
             let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
                 continue;
@@ -72,24 +73,24 @@ impl Disk {
         path.below(&self.root)
     }
 
-    /// Makes the folders above `path`, refusing links on the way.
+    /// Makes the directories above `path`, refusing links on the way.
     fn make_parents(&self, path: &RelPath, owner: Option<Owner>) -> io::Result<()> {
         self.make(owner)?;
-        let mut folder = self.root.clone();
+        let mut directory = self.root.clone();
         let mut parts: Vec<_> = path.parts().collect();
         parts.pop();
         for part in parts {
-            folder.push(part);
-            match fs::symlink_metadata(&folder) {
+            directory.push(part);
+            match fs::symlink_metadata(&directory) {
                 Ok(found) if found.is_dir() => {}
                 Ok(_) => {
                     return Err(io::Error::new(
                         io::ErrorKind::NotADirectory,
-                        format!("{} is not a folder", folder.display()),
+                        format!("{} is not a directory", directory.display()),
                     ));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    make_folder(&folder, owner)?
+                    make_dir(&directory, owner)?
                 }
                 Err(error) => return Err(error),
             }
@@ -98,35 +99,35 @@ impl Disk {
     }
 }
 
-fn make_folder(folder: &Path, owner: Option<Owner>) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
+fn make_dir(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     match owner {
-        Some(owner) => std::os::unix::fs::lchown(folder, Some(owner.uid), Some(owner.gid)),
+        Some(owner) => std::os::unix::fs::lchown(directory, Some(owner.uid), Some(owner.gid)),
         None => Ok(()),
     }
 }
 
-fn make_folder_all(folder: &Path, owner: Option<Owner>) -> io::Result<()> {
-    if let Some(parent) = folder
+fn make_directory_all(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
+    if let Some(parent) = directory
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty() && !parent.exists())
     {
-        make_folder_all(parent, owner)?;
+        make_directory_all(parent, owner)?;
     }
-    make_folder(folder, owner)
+    make_dir(directory, owner)
 }
 
-fn sync_folder_of(path: &Path) -> io::Result<()> {
+fn sync_directory_of(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }
 
-/// Renames onto another file system (a folder of the agent's may be a mount of its own): copy beside the target, then
+/// Renames onto another file system (a directory of the agent's may be a mount of its own): copy beside the target, then
 /// rename there.
 fn carry_over(from: &Path, target: &Path) -> io::Result<()> {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -145,8 +146,8 @@ fn no_follow() -> i32 {
     OFlags::NOFOLLOW.bits() as i32
 }
 
-fn stat_of(found: &fs::Metadata) -> Stat {
-    Stat {
+fn stat_of(found: &fs::Metadata) -> FileStat {
+    FileStat {
         dev: found.dev(),
         ino: found.ino(),
         size: found.len(),
@@ -174,7 +175,7 @@ fn missing_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 impl OpenFile for File {
-    fn stat(&self) -> io::Result<Stat> {
+    fn stat(&self) -> io::Result<FileStat> {
         Ok(stat_of(&self.metadata()?))
     }
 
@@ -183,9 +184,9 @@ impl OpenFile for File {
     }
 }
 
-impl Folder for Disk {
-    fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
-        let path = folder.map_or_else(|| self.root.clone(), |folder| self.path(folder));
+impl Directory for Disk {
+    fn list(&self, directory: Option<&RelPath>) -> io::Result<Vec<Item>> {
+        let path = directory.map_or_else(|| self.root.clone(), |directory| self.path(directory));
         let Some(names) = missing_is_none(fs::read_dir(&path))? else {
             return Ok(Vec::new());
         };
@@ -201,7 +202,7 @@ impl Folder for Disk {
             let kind = match (text.to_str(), kind) {
                 (None, _) => ItemKind::Unnamed,
                 (_, kind) if kind.is_file() => ItemKind::File,
-                (_, kind) if kind.is_dir() => ItemKind::Folder,
+                (_, kind) if kind.is_dir() => ItemKind::Directory,
                 (_, kind) if kind.is_symlink() => ItemKind::Link,
                 _ => ItemKind::Other,
             };
@@ -214,7 +215,7 @@ impl Folder for Disk {
         Ok(items)
     }
 
-    fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
+    fn stat(&self, path: &RelPath) -> io::Result<Option<FileStat>> {
         let found = missing_is_none(fs::symlink_metadata(self.path(path)))?;
         Ok(found
             .filter(fs::Metadata::is_file)
@@ -263,7 +264,7 @@ impl Folder for Disk {
             return Err(error);
         }
         if durable {
-            sync_folder_of(&target)
+            sync_directory_of(&target)
         } else {
             Ok(())
         }
@@ -322,7 +323,7 @@ impl Folder for Disk {
             }
             done => done?,
         }
-        sync_folder_of(&target)
+        sync_directory_of(&target)
     }
 
     fn remove(&self, path: &RelPath) -> io::Result<()> {

@@ -109,13 +109,13 @@ impl Outbound {
     }
 
     async fn send(&self, method: &str, mut request: HttpRequest) -> Result<()> {
-        let doing = || format!("call {}", self.place());
+        let context = || format!("call {}", self.place());
         let prepared =
             request.set_method(method).is_ok() && request.set_uri(self.url.as_str()).is_ok();
         if !prepared {
             return Err(Error::usage(format!(
                 "{}: its address cannot be sent",
-                doing()
+                context()
             )));
         }
         request.headers_mut().insert(
@@ -124,15 +124,15 @@ impl Outbound {
         );
         let answered = tokio::time::timeout(PATIENCE, self.connector.call(request)).await;
         let answer = answered.map_err(|_| {
-            Error::unavailable(format!("{}: no answer within {PATIENCE:?}", doing()))
+            Error::unavailable(format!("{}: no answer within {PATIENCE:?}", context()))
         })?;
-        let answer = answer.map_err(|cause| Error::unavailable(doing()).because(cause))?;
+        let answer = answer.map_err(|cause| Error::unavailable(context()).caused_by(cause))?;
         if answer.status().is_success() {
             return Ok(());
         }
         Err(Error::unavailable(format!(
             "{}: it answered {}",
-            doing(),
+            context(),
             answer.status().as_u16()
         )))
     }
@@ -147,15 +147,15 @@ pub async fn tls_context(mut trust: TrustStore, ca_file: Option<&Path>) -> Resul
     if let Some(path) = ca_file {
         let pem = tokio::fs::read(path)
             .await
-            .map_err(|cause| wrong(path, "it cannot be read").because(cause))?;
+            .map_err(|cause| wrong(path, "it cannot be read").caused_by(cause))?;
         // The connector panics on a bad certificate, so each one is tried here in the same way first.
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&pem) {
             let certificate =
-                certificate.map_err(|cause| wrong(path, "it is not PEM").because(cause))?;
+                certificate.map_err(|cause| wrong(path, "it is not PEM").caused_by(cause))?;
             roots
                 .add(certificate)
-                .map_err(|cause| wrong(path, "a certificate in it is broken").because(cause))?;
+                .map_err(|cause| wrong(path, "a certificate in it is broken").caused_by(cause))?;
         }
         if roots.is_empty() {
             return Err(wrong(path, "it holds no certificate"));
@@ -165,7 +165,7 @@ pub async fn tls_context(mut trust: TrustStore, ca_file: Option<&Path>) -> Resul
     TlsContext::builder()
         .with_trust_store(trust)
         .build()
-        .map_err(|cause| Error::usage("prepare TLS").because(cause))
+        .map_err(|cause| Error::usage("prepare TLS").caused_by(cause))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::log::pieces::{Piece, PieceKind, Prefer, cover, head};
+use crate::log::segments::{Prefer, Segment, SegmentKind, cover, head};
 use crate::model::{EntryKind, Seq, WriterId};
 
 /// How long things are kept.
@@ -27,9 +27,9 @@ const REMAINS: u32 = 7;
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
     /// What it is made of.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<Segment>,
     /// The writers that lost it, and their entries.
-    pub branches: Vec<(WriterId, Vec<Piece>)>,
+    pub branches: Vec<(WriterId, Vec<Segment>)>,
     /// Entries that must stay reachable: somebody named them, or another session begins there.
     pub pinned: Vec<Seq>,
     /// Another session begins with this one: it stays although it was removed.
@@ -42,7 +42,7 @@ pub enum Step {
     /// Nothing changed for long: make one piece of the small ones.
     Squeeze,
     /// Delete these: others stand for them.
-    Collect(Vec<Piece>),
+    Collect(Vec<Segment>),
     /// Its time has passed: remove it, as a person would.
     Expire,
     /// It was removed long enough ago: delete it for good.
@@ -59,7 +59,7 @@ impl Listed {
         let entries = self
             .pieces
             .iter()
-            .filter(|piece| piece.kind == PieceKind::Entry);
+            .filter(|piece| piece.kind == SegmentKind::Entry);
         let branches = self.branches.iter().flat_map(|(_, pieces)| pieces);
         // What is left when all entries are collected was made no sooner.
         entries
@@ -128,11 +128,11 @@ pub fn decide(
 
 /// An entry that was written long after what stands for its number: not the one it stands for. Nobody reads it, and nothing
 /// else has its bytes, so it stays as long as the session.
-fn is_stray(listed: &Listed, rules: &Rules, entry: &Piece) -> bool {
-    let late = |piece: &Piece| {
+fn is_stray(listed: &Listed, rules: &Rules, entry: &Segment) -> bool {
+    let late = |piece: &Segment| {
         piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2)
     };
-    entry.kind == PieceKind::Entry && listed.pieces.iter().any(late)
+    entry.kind == SegmentKind::Entry && listed.pieces.iter().any(late)
 }
 
 fn later(time: Timestamp, by: Duration) -> Timestamp {
@@ -140,11 +140,11 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 }
 
 /// What others stand for, and is older than the history that one can go back in.
-fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
+fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Segment> {
     let pieces = &listed.pieces;
-    let young = pieces
-        .iter()
-        .filter(|piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history);
+    let young = pieces.iter().filter(|piece| {
+        piece.kind == SegmentKind::Entry && age(now, piece.modified) < rules.history
+    });
     let past: Seq = young
         .map(|piece| piece.from)
         .min()
@@ -155,7 +155,7 @@ fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
         .iter()
         .filter_map(|(_, branch)| branch.first())
         .map(|first| first.from - 1);
-    let mut kept: BTreeSet<Piece> = BTreeSet::new();
+    let mut kept: BTreeSet<Segment> = BTreeSet::new();
     for base in left
         .chain(listed.pinned.iter().copied())
         .filter(|base| *base > 0)
@@ -165,13 +165,13 @@ fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Piece> {
     // What a restore reads stays in any case; only that stands for others, so that no two of them lean on one another.
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
     kept.extend(&read);
-    let stands = |piece: &Piece, other: &Piece| {
+    let stands = |piece: &Segment, other: &Segment| {
         piece.contains(other)
             && piece.to <= past
             && age(now, piece.modified) >= rules.grace
             && !is_stray(listed, rules, other)
     };
-    let mut surplus: Vec<Piece> = pieces
+    let mut surplus: Vec<Segment> = pieces
         .iter()
         .filter(|other| !kept.contains(other) && read.iter().any(|piece| stands(piece, other)))
         .copied()
@@ -197,8 +197,8 @@ mod tests {
         Timestamp::from_second(day * 24 * 60 * 60).unwrap()
     }
 
-    fn piece(kind: PieceKind, from: Seq, to: Seq, written: i64) -> Piece {
-        Piece {
+    fn piece(kind: SegmentKind, from: Seq, to: Seq, written: i64) -> Segment {
+        Segment {
             from,
             to,
             kind,
@@ -207,8 +207,8 @@ mod tests {
         }
     }
 
-    fn entry(seq: Seq, written: i64) -> Piece {
-        piece(PieceKind::Entry, seq, seq, written)
+    fn entry(seq: Seq, written: i64) -> Segment {
+        piece(SegmentKind::Entry, seq, seq, written)
     }
 
     fn steps(listed: &Listed, now: i64) -> Vec<Step> {
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_others_stand_for_goes_when_it_is_history() {
-        let snapshot = piece(PieceKind::Snapshot, 1, 2, 2);
+        let snapshot = piece(SegmentKind::Snapshot, 1, 2, 2);
         let listed = Listed {
             pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot],
             ..Listed::default()
@@ -233,7 +233,7 @@ mod tests {
                 entry(1, 1),
                 entry(2, 8),
                 entry(3, 9),
-                piece(PieceKind::Snapshot, 1, 2, 8),
+                piece(SegmentKind::Snapshot, 1, 2, 8),
             ],
             ..listed.clone()
         };
@@ -243,7 +243,7 @@ mod tests {
             pieces: vec![
                 entry(1, 1),
                 entry(2, 2),
-                piece(PieceKind::Snapshot, 1, 2, 9),
+                piece(SegmentKind::Snapshot, 1, 2, 9),
                 entry(3, 9),
             ],
             ..listed
@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn a_smaller_merge_goes_with_what_a_larger_one_stands_for() {
         let merges = [
-            piece(PieceKind::Snapshot, 1, 2, 2),
-            piece(PieceKind::Merge, 3, 4, 2),
-            piece(PieceKind::Snapshot, 1, 4, 3),
+            piece(SegmentKind::Snapshot, 1, 2, 2),
+            piece(SegmentKind::Merge, 3, 4, 2),
+            piece(SegmentKind::Snapshot, 1, 4, 3),
         ];
         let listed = Listed {
             pieces: merges.iter().copied().chain([entry(5, 3)]).collect(),
@@ -274,8 +274,8 @@ mod tests {
 
     #[test]
     fn what_somebody_named_or_forked_stays() {
-        let snapshot = piece(PieceKind::Snapshot, 1, 5, 6);
-        let pieces: Vec<Piece> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
+        let snapshot = piece(SegmentKind::Snapshot, 1, 5, 6);
+        let pieces: Vec<Segment> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
         let listed = Listed {
             pieces: pieces.clone(),
             pinned: vec![3],
@@ -303,7 +303,7 @@ mod tests {
             entry(1, 1),
             entry(2, 1),
             entry(3, 1),
-            piece(PieceKind::Snapshot, 1, 3, 1),
+            piece(SegmentKind::Snapshot, 1, 3, 1),
         ];
         let listed = Listed {
             pieces,
@@ -320,7 +320,7 @@ mod tests {
     fn a_late_write_at_a_collected_number_is_never_collected() {
         let listed = Listed {
             pieces: vec![
-                piece(PieceKind::Snapshot, 1, 5, 1),
+                piece(SegmentKind::Snapshot, 1, 5, 1),
                 entry(6, 1),
                 entry(3, 19),
             ],
@@ -373,7 +373,7 @@ mod tests {
     #[derive(Debug, Clone)]
     struct Generated {
         listed: Listed,
-        strays: Vec<Piece>,
+        strays: Vec<Segment>,
         rules: Rules,
         now: Timestamp,
     }
@@ -403,25 +403,25 @@ mod tests {
                     })
                     .collect();
                 let last = written.len();
-                let mut made: Vec<Piece> = Vec::new();
+                let mut made: Vec<Segment> = Vec::new();
                 for (first, more, after, whole) in composites {
                     let (from, to) = (
                         if whole { 1 } else { first % last + 1 },
                         (first % last + 1 + more).min(last),
                     );
                     let kind = if from == 1 {
-                        PieceKind::Snapshot
+                        SegmentKind::Snapshot
                     } else {
-                        PieceKind::Merge
+                        SegmentKind::Merge
                     };
-                    let new = Piece {
+                    let new = Segment {
                         from: from as Seq,
                         to: to as Seq,
                         kind,
                         size: 1,
                         modified: hour(written[to - 1] + after),
                     };
-                    let crosses = |old: &Piece| {
+                    let crosses = |old: &Segment| {
                         !(old.contains(&new)
                             || new.contains(old)
                             || old.to < new.from
@@ -435,15 +435,15 @@ mod tests {
                         made.push(new);
                     }
                 }
-                let entries = (1..).zip(&written).map(|(seq, at)| Piece {
+                let entries = (1..).zip(&written).map(|(seq, at)| Segment {
                     size: 1,
                     modified: hour(*at),
-                    ..Piece::entry(seq)
+                    ..Segment::entry(seq)
                 });
                 // What another piece stands for may be gone.
-                let all: Vec<Piece> = entries.chain(made.iter().copied()).collect();
-                let stood_for = |piece: &Piece| made.iter().any(|other| other.contains(piece));
-                let mut pieces: Vec<Piece> = all
+                let all: Vec<Segment> = entries.chain(made.iter().copied()).collect();
+                let stood_for = |piece: &Segment| made.iter().any(|other| other.contains(piece));
+                let mut pieces: Vec<Segment> = all
                     .iter()
                     .zip(&gone)
                     .filter(|(piece, gone)| !(**gone && stood_for(piece)))
@@ -461,17 +461,17 @@ mod tests {
                     };
                     if pieces
                         .iter()
-                        .any(|piece| piece.name() == (PieceKind::Entry, seq, seq))
+                        .any(|piece| piece.name() == (SegmentKind::Entry, seq, seq))
                     {
                         continue;
                     }
-                    let stray = Piece {
+                    let stray = Segment {
                         size: 1,
                         modified: later(
                             later(newest, rules.grace / 2),
                             Duration::from_secs((after * HOUR) as u64),
                         ),
-                        ..Piece::entry(seq)
+                        ..Segment::entry(seq)
                     };
                     pieces.push(stray);
                     strays.push(stray);
@@ -480,10 +480,10 @@ mod tests {
                 let branch = |first: u64| {
                     (
                         "w".parse::<WriterId>().unwrap(),
-                        vec![Piece {
+                        vec![Segment {
                             size: 1,
                             modified: newest,
-                            ..Piece::entry(first)
+                            ..Segment::entry(first)
                         }],
                     )
                 };
@@ -508,7 +508,7 @@ mod tests {
     }
 
     /// The numbers that a restore of the point behind `most` gets.
-    fn numbers(pieces: &[Piece], most: Seq) -> Vec<Seq> {
+    fn numbers(pieces: &[Segment], most: Seq) -> Vec<Seq> {
         cover(pieces, 0, most, Prefer::Long, &BTreeSet::new())
             .iter()
             .flat_map(|piece| piece.from..=piece.to)
@@ -523,7 +523,7 @@ mod tests {
                 let Step::Collect(collected) = step else {
                     continue;
                 };
-                let left: Vec<Piece> = listed.pieces.iter().filter(|piece| !collected.contains(piece)).copied().collect();
+                let left: Vec<Segment> = listed.pieces.iter().filter(|piece| !collected.contains(piece)).copied().collect();
                 prop_assert_eq!(left.len() + collected.len(), listed.pieces.len());
                 for piece in &collected {
                     prop_assert!(!strays.contains(piece), "a late write is deleted: {:?}", piece);
@@ -535,7 +535,7 @@ mod tests {
                 let end = head(&listed.pieces);
                 prop_assert_eq!(numbers(&left, Seq::MAX), numbers(&listed.pieces, Seq::MAX));
                 // Every point of the history, and the one that was the newest when it began.
-                let young = |piece: &&Piece| piece.kind == PieceKind::Entry && age(now, piece.modified) < rules.history;
+                let young = |piece: &&Segment| piece.kind == SegmentKind::Entry && age(now, piece.modified) < rules.history;
                 let first = listed.pieces.iter().filter(young).map(|piece| piece.from).min().unwrap_or(end + 1);
                 let bases = listed.branches.iter().map(|(_, pieces)| pieces[0].from - 1);
                 for point in (first - 1..=end).chain(bases) {

@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 
 use futures_util::stream::{self, StreamExt};
 
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
-use crate::log::chain::Chain;
+use crate::log::chain::EntryChain;
 use crate::log::merge::Merger;
-use crate::log::pieces::{Piece, Prefer, cover};
+use crate::log::read::EntrySink;
 use crate::log::schedule;
-use crate::log::walk::Sink;
+use crate::log::segments::{Prefer, Segment, cover};
 use crate::model::{EntryKind, LogId, Seq, keys};
 
 /// The most stored bytes that are made one piece: what is as large as that is read in parallel with others, and reading it
@@ -57,11 +57,11 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
         for (from, to) in groups(&pieces, from, to) {
             match run(logs, id, &pieces, from, to)
                 .await
-                .doing_with(|| format!("merge entries {from} to {to} of {id}"))
+                .with_context(|| format!("merge entries {from} to {to} of {id}"))
             {
                 Ok(more) => made.add(more),
                 // The first entry of a fork stays by itself; what is behind it can be merged.
-                Err(error) if error.kind() == Kind::Conflict && from == 1 && to > 2 => {
+                Err(error) if error.kind() == ErrorKind::Conflict && from == 1 && to > 2 => {
                     match run(logs, id, &pieces, 2, to).await {
                         Ok(more) => made.add(more),
                         Err(again) if stays(&again) => conflict = Some(error),
@@ -78,18 +78,18 @@ pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
 
 /// Whether a run stays as it is: what it is made of cannot be one piece, or somebody else has to make it, who has the key.
 fn stays(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Conflict | Kind::Sealed)
+    matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Encrypted)
 }
 
 /// Pure: of the pieces that a restore reads of a run, those that are made one: each group as large as one piece may be.
-fn groups(pieces: &[Piece], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
+fn groups(pieces: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
     let within = read
         .into_iter()
         .filter(|piece| from <= piece.from && piece.to <= to);
-    let mut groups: Vec<Vec<Piece>> = Vec::new();
+    let mut groups: Vec<Vec<Segment>> = Vec::new();
     for piece in within {
-        let size = |group: &[Piece]| group.iter().map(|piece| piece.size).sum::<u64>();
+        let size = |group: &[Segment]| group.iter().map(|piece| piece.size).sum::<u64>();
         match groups.last_mut() {
             Some(group) if size(group) + piece.size <= LARGE => group.push(piece),
             _ => groups.push(vec![piece]),
@@ -118,7 +118,7 @@ pub async fn merge(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<Made> 
     let pieces = logs.pieces(id).await?;
     run(logs, id, &pieces, from, to)
         .await
-        .doing_with(|| format!("merge entries {from} to {to} of {id}"))
+        .with_context(|| format!("merge entries {from} to {to} of {id}"))
 }
 
 /// Makes one piece of each run of pieces that are smaller than `small` as stored, up to entry `upto`.
@@ -130,11 +130,11 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
         if let [first, .., last] = run_of_small {
             match run(logs, id, &pieces, first.from, last.to)
                 .await
-                .doing_with(|| format!("merge the small pieces of {id}"))
+                .with_context(|| format!("merge the small pieces of {id}"))
             {
                 Ok(more) => made.add(more),
                 // They can be read as they are.
-                Err(error) if error.kind() == Kind::Conflict => {
+                Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(%error, "not merged")
                 }
                 Err(error) => return Err(error),
@@ -144,12 +144,12 @@ pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<M
     Ok(made)
 }
 
-async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> Result<Made> {
+async fn run(logs: &Logs, id: &LogId, pieces: &[Segment], from: Seq, to: Seq) -> Result<Made> {
     // Of what a restore reads: a piece that begins before the run and reaches into it stays as it is, for one that crosses it
     // could not be read behind it.
     let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
     let behind = read.len() as u64 > 2 * schedule::SLOTS;
-    let picked: Vec<Piece> = read
+    let picked: Vec<Segment> = read
         .into_iter()
         .filter(|piece| from <= piece.from)
         .collect();
@@ -176,7 +176,7 @@ async fn run(logs: &Logs, id: &LogId, pieces: &[Piece], from: Seq, to: Seq) -> R
         to: 0,
         made: Made::default(),
     };
-    let mut chain = Chain::anywhere(id.to_string());
+    let mut chain = EntryChain::anywhere(id.to_string());
     let mut reads = stream::iter(picked)
         .map(|piece| async move { (piece, logs.read_to_merge(id, &piece).await) })
         .buffered(at_once);
@@ -268,12 +268,12 @@ mod tests {
 
     #[test]
     fn what_is_large_is_not_written_again_for_the_sake_of_what_is_small() {
-        let pieces = |sizes: &[u64]| -> Vec<Piece> {
+        let pieces = |sizes: &[u64]| -> Vec<Segment> {
             (1..)
                 .zip(sizes)
-                .map(|(seq, size)| Piece {
+                .map(|(seq, size)| Segment {
                     size: *size,
-                    ..Piece::entry(seq)
+                    ..Segment::entry(seq)
                 })
                 .collect()
         };

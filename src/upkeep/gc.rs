@@ -12,16 +12,16 @@ use serde::Serialize;
 use super::collect::{Listed, Rules, Step, decide};
 use super::compact::squeeze;
 use super::remove;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log::Logs;
-use crate::log::assemble::Assembly;
-use crate::log::pen::Pen;
-use crate::log::pieces::{Piece, PieceKind, head};
+use crate::log::assemble::FileAssembler;
 use crate::log::pins::Pin;
-use crate::log::walk::Reading;
+use crate::log::read::ReadOptions;
+use crate::log::segments::{Segment, SegmentKind, head};
+use crate::log::writer::LogWriter;
 use crate::model::{EntryKind, LogId, Seq, Ttl, keys};
 use crate::store::list_objects;
-use crate::sys::Folder;
+use crate::sys::Directory;
 use crate::sys::clock::new_writer;
 
 /// Pieces smaller than this are worth making one of, once nobody writes any more.
@@ -42,12 +42,12 @@ pub struct Outcome {
 
 /// The store's own time: what it says of an object written just now.
 pub async fn store_time(logs: &Logs) -> Result<Timestamp> {
-    let key = keys::gc_mark(&format!("{:016x}", logs.chance.next()));
+    let key = keys::gc_mark(&format!("{:016x}", logs.rng.next()));
     logs.store
         .put(&key, Bytes::from_static(b"what time is it?\n"))
         .await
-        .doing("ask the store for the time")?;
-    let marks = list_objects(&*logs.store, &keys::gc_folder(), None).await?;
+        .context("ask the store for the time")?;
+    let marks = list_objects(&*logs.store, &keys::gc_dir(), None).await?;
     logs.store.delete(&key).await?;
     let ours = marks.iter().find(|object| object.key == key);
     let now = ours
@@ -71,8 +71,8 @@ pub async fn sweep_scratch(
     dry_run: bool,
 ) -> Result<usize> {
     let mut swept = 0;
-    for folder in [keys::gc_folder(), keys::probe_folder()] {
-        for object in list_objects(&*logs.store, &folder, None).await? {
+    for directory in [keys::gc_dir(), keys::probe_dir()] {
+        for object in list_objects(&*logs.store, &directory, None).await? {
             if Duration::try_from(now.duration_since(object.modified))
                 .is_ok_and(|age| age >= rules.grace)
             {
@@ -86,13 +86,13 @@ pub async fn sweep_scratch(
     Ok(swept)
 }
 
-/// Does what is due of one log. `scratch` is a folder where what stays is put together before anything goes.
+/// Does what is due of one log. `scratch` is a directory where what stays is put together before anything goes.
 pub async fn collect(
     logs: &Logs,
     id: &LogId,
     rules: &Rules,
     now: Timestamp,
-    scratch: &dyn Folder,
+    scratch: &dyn Directory,
     dry_run: bool,
 ) -> Result<Outcome> {
     let job = Job {
@@ -103,14 +103,14 @@ pub async fn collect(
     };
     job.run(now, dry_run)
         .await
-        .doing_with(|| format!("collect {id}"))
+        .with_context(|| format!("collect {id}"))
 }
 
 struct Job<'a> {
     logs: &'a Logs,
     id: &'a LogId,
     rules: &'a Rules,
-    scratch: &'a dyn Folder,
+    scratch: &'a dyn Directory,
 }
 
 impl Job<'_> {
@@ -174,7 +174,7 @@ impl Job<'_> {
     async fn pins(&self) -> Result<Vec<Pin>> {
         let mut pins = self.logs.pins(self.id).await?;
         for at in (0..pins.len()).rev() {
-            if let Pin::Fork { fork, .. } = &pins[at]
+            if let Pin::ForkOrigin { fork, .. } = &pins[at]
                 && self.is_gone(&self.logs.id(fork.clone())).await?
             {
                 pins.remove(at);
@@ -188,7 +188,7 @@ impl Job<'_> {
         let pieces = self.logs.pieces(id).await?;
         let Some(newest) = pieces
             .iter()
-            .max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry))
+            .max_by_key(|piece| (piece.to, piece.kind == SegmentKind::Entry))
         else {
             // It may be just about to begin: what holds for it is written first.
             return Ok(false);
@@ -202,14 +202,14 @@ impl Job<'_> {
         let newest = listed
             .pieces
             .iter()
-            .max_by_key(|piece| (piece.to, piece.kind == PieceKind::Entry));
+            .max_by_key(|piece| (piece.to, piece.kind == SegmentKind::Entry));
         let Some(newest) = newest else {
             return Ok(EntryKind::Delta);
         };
         match self.logs.read_piece(self.id, newest, None).await {
             Ok(entry) => Ok(entry.map_or(EntryKind::Delta, |entry| entry.header.kind)),
             // A damaged log is no removed one.
-            Err(error) if error.kind() == crate::error::Kind::Corrupt => Ok(EntryKind::Delta),
+            Err(error) if error.kind() == crate::error::ErrorKind::Corrupt => Ok(EntryKind::Delta),
             Err(error) => Err(error),
         }
     }
@@ -247,22 +247,21 @@ impl Job<'_> {
     }
 
     /// Restores from what would be left, as a whole, before anything goes.
-    async fn rehearse(&self, listed: &Listed, surplus: &[Piece]) -> Result<()> {
-        let without: BTreeSet<_> = surplus.iter().map(Piece::name).collect();
-        let stage: crate::model::RelPath =
-            format!("gc-{:016x}", self.logs.chance.next()).parse()?;
+    async fn rehearse(&self, listed: &Listed, surplus: &[Segment]) -> Result<()> {
+        let without: BTreeSet<_> = surplus.iter().map(Segment::name).collect();
+        let stage: crate::model::RelPath = format!("gc-{:016x}", self.logs.rng.next()).parse()?;
         let mut made = 0;
         let fresh = || {
             made += 1;
-            Assembly::new(self.scratch, stage.clone(), made)
+            FileAssembler::new(self.scratch, stage.clone(), made)
         };
         let read = self
             .logs
             .read_log(
                 self.id,
-                Reading {
+                ReadOptions {
                     without: Some(&without),
-                    ..Reading::default()
+                    ..ReadOptions::default()
                 },
                 fresh,
             )
@@ -296,8 +295,8 @@ impl Job<'_> {
         let Some(entry) = self.logs.read(self.id, seq).await? else {
             return Ok(Deleted::default());
         };
-        let mut pen = Pen::unclaimed(
-            new_writer(&self.logs.chance),
+        let mut log_writer = LogWriter::unclaimed(
+            new_writer(&self.logs.rng),
             seq,
             Some(entry.digest),
             self.logs.clock.now(),
@@ -305,7 +304,7 @@ impl Job<'_> {
         // Somebody may have brought it back just now; then nothing is deleted.
         match self
             .logs
-            .mark(self.id, &mut pen, seq, EntryKind::Purge)
+            .mark(self.id, &mut log_writer, seq, EntryKind::Purge)
             .await?
         {
             Some(_) => self.sweep(listed, wishes, None).await,
@@ -315,7 +314,7 @@ impl Job<'_> {
 
     /// Deletes all that was listed but the mark, oldest first.
     async fn sweep(&self, listed: &Listed, wishes: &[u64], mark: Option<Seq>) -> Result<Deleted> {
-        let mut pieces: Vec<&Piece> = listed
+        let mut pieces: Vec<&Segment> = listed
             .pieces
             .iter()
             .filter(|piece| Some(piece.to) != mark)
@@ -363,7 +362,7 @@ struct Deleted {
     bytes: u64,
 }
 
-fn sizes(pieces: &[Piece]) -> Deleted {
+fn sizes(pieces: &[Segment]) -> Deleted {
     Deleted {
         objects: pieces.len(),
         bytes: pieces.iter().map(|piece| piece.size).sum(),

@@ -3,15 +3,15 @@
 use crate::agent::Profile;
 use crate::agent::transcript::Reader;
 use crate::codec::entry::Entry;
-use crate::error::{Doing, Error, Kind, Result};
-use crate::index::{Index, Record, Recorded};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::index::{EntryRecord, Index, RecordOutcome};
 use crate::log::Logs;
-use crate::log::fork::{Renaming, cut_lengths};
-use crate::log::pieces::Prefer;
-use crate::log::state::State;
-use crate::log::walk::{Reading, Sink};
-use crate::log::wishes::Said;
-use crate::model::{At, FileKind, Fork, LogId, RelPath, Told, WriterId};
+use crate::log::fork::{SessionRenamer, cut_lengths};
+use crate::log::metadata::VersionedMetadata;
+use crate::log::read::{EntrySink, ReadOptions};
+use crate::log::segments::Prefer;
+use crate::log::state::LogState;
+use crate::model::{FileKind, ForkOrigin, LogId, LogPoint, ParsedTranscripts, RelPath, WriterId};
 
 /// Records what the index does not know of a log yet; answers how many entries that were.
 pub async fn catch_up(
@@ -24,13 +24,14 @@ pub async fn catch_up(
     match follow(logs, index, profile, id, Some(have)).await {
         // The index holds something else than the bucket (or what it holds was passed over): begin anew.
         Err(error)
-            if error.kind() == Kind::Conflict || error.kind() == Kind::Corrupt && have > 0 =>
+            if error.kind() == ErrorKind::Conflict
+                || error.kind() == ErrorKind::Corrupt && have > 0 =>
         {
             follow(logs, index, profile, id, None).await
         }
         done => done,
     }
-    .doing_with(|| format!("index {id}"))
+    .with_context(|| format!("index {id}"))
 }
 
 /// From where the index stopped, or anew: it forgets a log when that has been read, not before.
@@ -43,10 +44,10 @@ async fn follow(
 ) -> Result<u64> {
     let mut recorded = 0;
     // What the index knows is not read again; the first link is then not checked, all others are.
-    let reading = Reading {
+    let reading = ReadOptions {
         prefer: Prefer::Short,
         after: have.unwrap_or(0),
-        ..Reading::default()
+        ..ReadOptions::default()
     };
     let read = logs
         .read_log(id, reading, || Records {
@@ -92,17 +93,22 @@ async fn follow(
 }
 
 /// What the files say that a fork begins with.
-async fn begins_with(logs: &Logs, profile: &dyn Profile, id: &LogId, fork: &Fork) -> Result<Told> {
+async fn begins_with(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    fork: &ForkOrigin,
+) -> Result<ParsedTranscripts> {
     let origin = logs.id(fork.from.clone());
-    let reading = Reading {
-        at: At::Seq(fork.seq),
-        ..Reading::default()
+    let reading = ReadOptions {
+        at: LogPoint::Seq(fork.seq),
+        ..ReadOptions::default()
     };
     let files = logs
         .read_log(&origin, reading, Contents::default)
         .await?
         .sound()?;
-    let renaming = Renaming::new(&fork.from, &id.name);
+    let renaming = SessionRenamer::new(&fork.from, &id.name);
     let lengths = cut_lengths(&files.state.files, fork.cut.as_ref());
     let mut bytes = std::collections::BTreeMap::new();
     for (path, len) in lengths {
@@ -126,11 +132,11 @@ async fn begins_with(logs: &Logs, profile: &dyn Profile, id: &LogId, fork: &Fork
 /// The bytes of every file that is read for what it says.
 #[derive(Default)]
 struct Contents {
-    state: State,
+    state: LogState,
     bytes: std::collections::BTreeMap<RelPath, Vec<u8>>,
 }
 
-impl Sink for Contents {
+impl EntrySink for Contents {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.state.apply(&entry.header, entry.digest)?;
         for moved in &entry.header.moves {
@@ -153,10 +159,10 @@ impl Sink for Contents {
         true
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
         let lengths = cut_lengths(&self.state.files, fork.cut.as_ref());
         let held = std::mem::take(&mut self.bytes);
-        self.state = State::default();
+        self.state = LogState::default();
         for (path, mut bytes) in held {
             bytes.truncate(
                 lengths
@@ -189,10 +195,10 @@ async fn tell_wishes(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
         return Ok(());
     }
     match logs.said(id).await {
-        Ok(Said { number: 0, .. }) => Ok(()),
+        Ok(VersionedMetadata { number: 0, .. }) => Ok(()),
         Ok(said) => index.say(id, said.number, &said.wishes).await,
         // The rest of the rows is right without them.
-        Err(error) if error.kind() == Kind::Corrupt => {
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
             tracing::warn!(%error, %id, "what was said of it is not in the index");
             Ok(())
         }
@@ -205,10 +211,10 @@ struct Records<'a> {
     id: &'a LogId,
     profile: &'a dyn Profile,
     reader: Reader,
-    records: Vec<Record>,
+    records: Vec<EntryRecord>,
 }
 
-impl Sink for Records<'_> {
+impl EntrySink for Records<'_> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.records
             .push(record(&mut self.reader, self.profile, self.id, None, entry));
@@ -222,10 +228,10 @@ fn record(
     id: &LogId,
     branch: Option<WriterId>,
     entry: &Entry,
-) -> Record {
+) -> EntryRecord {
     reader.moved(&entry.header.moves);
     let told = reader.read(profile, entry.parts());
-    Record {
+    EntryRecord {
         log: id.clone(),
         branch,
         header: entry.header.clone(),
@@ -235,11 +241,11 @@ fn record(
     }
 }
 
-async fn tell(index: &dyn Index, record: &Record) -> Result<u64> {
+async fn tell(index: &dyn Index, record: &EntryRecord) -> Result<u64> {
     match index.record(record).await? {
-        Recorded::New => Ok(1),
-        Recorded::Already => Ok(0),
-        Recorded::Gap { have } => Err(Error::conflict(format!(
+        RecordOutcome::New => Ok(1),
+        RecordOutcome::Already => Ok(0),
+        RecordOutcome::Gap { have } => Err(Error::conflict(format!(
             "the index knows entry {have} and the bucket gives {}",
             record.header.seq
         ))),
@@ -290,9 +296,9 @@ pub async fn rebuild(
             Ok(entries) => rebuilt.entries += entries,
             // Without the database there is no point in going on.
             Err(error) if error.is_retryable() => {
-                return done.map(|_| rebuilt).doing_with(|| format!("index {id}"));
+                return done.map(|_| rebuilt).with_context(|| format!("index {id}"));
             }
-            Err(error) if error.kind() == Kind::Sealed => rebuilt.sealed += 1,
+            Err(error) if error.kind() == ErrorKind::Encrypted => rebuilt.sealed += 1,
             Err(_) => rebuilt.failed += 1,
         }
         tell(&id, &done);

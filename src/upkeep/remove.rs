@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::log::Logs;
-use crate::log::pen::Pen;
-use crate::log::state::State;
-use crate::log::walk::Reading;
+use crate::log::read::ReadOptions;
+use crate::log::state::LogState;
+use crate::log::writer::LogWriter;
 use crate::model::{EntryKind, LogId, Seq};
 use crate::sys::clock::new_writer;
 
@@ -24,7 +24,7 @@ pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
 
 /// The same, if its last entry is `head`. None if somebody wrote in between.
 pub async fn remove_at(logs: &Logs, id: &LogId, head: Option<Seq>) -> Result<Option<bool>> {
-    let (mut pen, state, end) = look(logs, id).await?;
+    let (mut log_writer, state, end) = look(logs, id).await?;
     if head.is_some_and(|head| head != end) {
         return Ok(None);
     }
@@ -32,7 +32,7 @@ pub async fn remove_at(logs: &Logs, id: &LogId, head: Option<Seq>) -> Result<Opt
         return Ok(Some(false));
     }
     Ok(logs
-        .mark(id, &mut pen, end, EntryKind::Tombstone)
+        .mark(id, &mut log_writer, end, EntryKind::Tombstone)
         .await?
         .map(|_| true))
 }
@@ -40,7 +40,7 @@ pub async fn remove_at(logs: &Logs, id: &LogId, head: Option<Seq>) -> Result<Opt
 /// Brings a removed session back. False if it was not removed.
 pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
     for _ in 0..MOST_RACES {
-        let (mut pen, state, end) = look(logs, id).await?;
+        let (mut log_writer, state, end) = look(logs, id).await?;
         match state.removed {
             None => return Ok(false),
             Some(EntryKind::Purge) => {
@@ -49,7 +49,7 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
             }
             Some(_) => {}
         }
-        if logs.claim(id, &mut pen, end).await?.is_some() {
+        if logs.claim(id, &mut log_writer, end).await?.is_some() {
             return Ok(true);
         }
     }
@@ -57,9 +57,9 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
 }
 
 /// Where the log stands, damaged or not.
-async fn look(logs: &Logs, id: &LogId) -> Result<(Pen, State, Seq)> {
+async fn look(logs: &Logs, id: &LogId) -> Result<(LogWriter, LogState, Seq)> {
     let read = logs
-        .read_log(id, Reading::default(), State::default)
+        .read_log(id, ReadOptions::default(), LogState::default)
         .await?;
     let end = read.head.max(read.seq);
     if end == 0 {
@@ -69,8 +69,8 @@ async fn look(logs: &Logs, id: &LogId) -> Result<(Pen, State, Seq)> {
         )));
     }
     Ok((
-        Pen::unclaimed(
-            new_writer(&logs.chance),
+        LogWriter::unclaimed(
+            new_writer(&logs.rng),
             read.seq,
             read.digest,
             logs.clock.now(),

@@ -4,14 +4,14 @@
 
 use crate::error::{Error, Result};
 use crate::log::Logs;
-use crate::log::state::State;
-use crate::log::walk::Reading;
-use crate::log::wishes::Said;
-use crate::model::{AtRest, LogId, Rest, Status};
+use crate::log::metadata::VersionedMetadata;
+use crate::log::read::ReadOptions;
+use crate::log::state::LogState;
+use crate::model::{Closed, ClosedStatus, LogId, Status};
 
 /// What a person can do to the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Move {
+pub enum StatusChange {
     /// It is done.
     Close,
     /// Put it away.
@@ -20,37 +20,41 @@ pub enum Move {
     Reopen,
 }
 
-impl Move {
-    const ALL: [Move; 3] = [Move::Close, Move::Archive, Move::Reopen];
+impl StatusChange {
+    const ALL: [StatusChange; 3] = [
+        StatusChange::Close,
+        StatusChange::Archive,
+        StatusChange::Reopen,
+    ];
 
     /// The verb.
     pub fn word(self) -> &'static str {
         match self {
-            Move::Close => "close",
-            Move::Archive => "archive",
-            Move::Reopen => "reopen",
+            StatusChange::Close => "close",
+            StatusChange::Archive => "archive",
+            StatusChange::Reopen => "reopen",
         }
     }
 
     /// Pure: what was said of a session comes to this; none if it cannot be said of one in this status.
-    fn from(self, status: Status) -> Option<Option<Rest>> {
+    fn from(self, status: Status) -> Option<Option<ClosedStatus>> {
         match (self, status) {
-            (Move::Close, Status::Active) => Some(Some(Rest::Completed)),
-            (Move::Archive, Status::Completed) => Some(Some(Rest::Archived)),
-            (Move::Reopen, Status::Completed | Status::Archived) => Some(None),
+            (StatusChange::Close, Status::Active) => Some(Some(ClosedStatus::Completed)),
+            (StatusChange::Archive, Status::Completed) => Some(Some(ClosedStatus::Archived)),
+            (StatusChange::Reopen, Status::Completed | Status::Archived) => Some(None),
             _ => None,
         }
     }
 }
 
 /// Makes a move; answers the status that it leads to. A writer that goes on makes the session active again.
-pub async fn make(logs: &Logs, id: &LogId, make: Move) -> Result<Status> {
+pub async fn make(logs: &Logs, id: &LogId, make: StatusChange) -> Result<Status> {
     let raw = raw_of(logs, id).await?;
     let said = logs.say(id, |before| {
         let status = before.status(raw);
         let rest = make.from(status).ok_or_else(|| refused(id, make, status))?;
-        Ok(crate::model::Wishes {
-            status: rest.map(|is| AtRest { is, raw }),
+        Ok(crate::model::SessionMetadata {
+            status: rest.map(|is| Closed { is, raw }),
             ..before.clone()
         })
     });
@@ -58,7 +62,7 @@ pub async fn make(logs: &Logs, id: &LogId, make: Move) -> Result<Status> {
 }
 
 /// Where a session is in its life, and all that was said of it.
-pub async fn of(logs: &Logs, id: &LogId) -> Result<(Status, Said)> {
+pub async fn of(logs: &Logs, id: &LogId) -> Result<(Status, VersionedMetadata)> {
     let raw = raw_of(logs, id).await?;
     let said = logs.said(id).await?;
     Ok((said.wishes.status(raw), said))
@@ -67,7 +71,7 @@ pub async fn of(logs: &Logs, id: &LogId) -> Result<(Status, Said)> {
 /// The bytes that a session has, if it is there.
 async fn raw_of(logs: &Logs, id: &LogId) -> Result<u64> {
     let read = logs
-        .read_log(id, Reading::default(), State::default)
+        .read_log(id, ReadOptions::default(), LogState::default)
         .await?;
     if read.head == 0 {
         return Err(Error::not_found(format!(
@@ -87,8 +91,8 @@ async fn raw_of(logs: &Logs, id: &LogId) -> Result<u64> {
     Ok(state.raw)
 }
 
-fn refused(id: &LogId, make: Move, status: Status) -> Error {
-    let possible: Vec<String> = Move::ALL
+fn refused(id: &LogId, make: StatusChange, status: Status) -> Error {
+    let possible: Vec<String> = StatusChange::ALL
         .iter()
         .filter(|other| other.from(status).is_some())
         .map(|other| format!("sessiond {} {}", other.word(), id.name))
@@ -109,14 +113,17 @@ mod tests {
     fn only_valid_moves() {
         use Status::{Active, Archived, Completed, Created};
         let allowed = |status: Status| {
-            Move::ALL
+            StatusChange::ALL
                 .into_iter()
                 .filter(|make| make.from(status).is_some())
                 .collect::<Vec<_>>()
         };
         assert_eq!(allowed(Created), []);
-        assert_eq!(allowed(Active), [Move::Close]);
-        assert_eq!(allowed(Completed), [Move::Archive, Move::Reopen]);
-        assert_eq!(allowed(Archived), [Move::Reopen]);
+        assert_eq!(allowed(Active), [StatusChange::Close]);
+        assert_eq!(
+            allowed(Completed),
+            [StatusChange::Archive, StatusChange::Reopen]
+        );
+        assert_eq!(allowed(Archived), [StatusChange::Reopen]);
     }
 }

@@ -11,7 +11,7 @@ use crate::support::world::files_below;
 /// What no bucket may hold.
 const SECRET: &str = "sk-not-for-the-bucket";
 
-/// An agent, where its folder is, and what stands in it besides sessions.
+/// An agent, where its directory is, and what stands in it besides sessions.
 struct Agent {
     name: &'static str,
     fixture: &'static str,
@@ -70,7 +70,7 @@ fn at_home(agent: &Agent) -> TempHome {
     home
 }
 
-/// Every object of a bucket in a folder, inflated where it is compressed.
+/// Every object of a bucket in a directory, inflated where it is compressed.
 pub fn objects(bucket: &Path) -> Vec<Vec<u8>> {
     let inflate = |bytes: Vec<u8>| {
         let mut inflated = Vec::new();
@@ -190,7 +190,7 @@ fn claude_code_is_found_where_its_environment_says() {
     };
     run(&home, &["run", "--", "true"]);
     let other = TempHome::new();
-    // In whatever folder it runs: the project has the name that it was given.
+    // In whatever directory it runs: the project has the name that it was given.
     run(&other, &["restore", "--latest", "--project", "/"]);
     assert_eq!(
         files_below(&other.home().join("config")),

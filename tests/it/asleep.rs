@@ -5,28 +5,28 @@ use std::sync::{Arc, Mutex};
 use jiff::{SignedDuration, Timestamp};
 use sessiond::codec::entry;
 use sessiond::index::sql::SqlIndex;
-use sessiond::log::fence::{Fencing, Wanted};
-use sessiond::log::pen::{Appended, GRACE, Pen};
+use sessiond::log::fence::{Fencing, FencingPolicy};
+use sessiond::log::writer::{AppendOutcome, GRACE, LogWriter};
 use sessiond::log::{Fence, Logs};
 use sessiond::model::{EntryKind, LogId, keys};
 use sessiond::store::Store;
 use sessiond::store::file::FileStore;
-use sessiond::sys::{Clock, SystemChance};
+use sessiond::sys::{Clock, SystemRng};
 use sessiond::upkeep::compact::squeeze;
 
 use crate::support::TempHome;
 
-struct Watch(Mutex<Timestamp>);
+struct Watcher(Mutex<Timestamp>);
 
-impl Clock for Watch {
+impl Clock for Watcher {
     fn now(&self) -> Timestamp {
         *self.0.lock().unwrap()
     }
 }
 
-fn next(logs: &Logs, id: &LogId, pen: &Pen) -> entry::Encoded {
+fn next(logs: &Logs, id: &LogId, log_writer: &LogWriter) -> entry::Encoded {
     entry::encode(
-        pen.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]),
+        log_writer.header(id, EntryKind::Delta, logs.clock.now(), vec![], vec![]),
         &[] as &[Vec<u8>],
     )
     .unwrap()
@@ -39,25 +39,25 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
     let index = Arc::new(
         SqlIndex::open(&format!("sqlite://{}", home.path().join("i.db").display())).unwrap(),
     );
-    let watch = Arc::new(Watch(Mutex::new("2026-05-01T12:00:00Z".parse().unwrap())));
+    let watch = Arc::new(Watcher(Mutex::new("2026-05-01T12:00:00Z".parse().unwrap())));
     let logs = Logs {
         store: store.clone(),
-        fence: Arc::new(Fencing::new(Wanted::Auto, index, false)),
+        fence: Arc::new(Fencing::new(FencingPolicy::Auto, index, false)),
         namespace: "n".parse().unwrap(),
         agent: "a".parse().unwrap(),
         clock: watch.clone(),
-        chance: Arc::new(SystemChance),
+        rng: Arc::new(SystemRng),
         recent: Arc::default(),
         progress: Arc::default(),
     };
     assert!(matches!(
-        logs.fence.choose(&*store, &logs.chance).await,
+        logs.fence.choose(&*store, &logs.rng).await,
         Ok(Fence::Store)
     ));
     let id = logs.id("s".parse().unwrap());
-    let mut sleeper = Pen::unclaimed("sleeper".parse().unwrap(), 0, None, watch.now());
+    let mut sleeper = LogWriter::unclaimed("sleeper".parse().unwrap(), 0, None, watch.now());
     logs.claim(&id, &mut sleeper, 0).await.unwrap().unwrap();
-    let mut other = Pen::unclaimed(
+    let mut other = LogWriter::unclaimed(
         "other".parse().unwrap(),
         sleeper.seq,
         sleeper.digest,
@@ -71,7 +71,7 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
         let entry = next(&logs, &id, &other);
         assert!(matches!(
             logs.append(&id, &mut other, &entry).await.unwrap(),
-            Appended::Done
+            AppendOutcome::Written
         ));
     }
     squeeze(&logs, &id, other.seq, u64::MAX).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
     for _ in 0..2 {
         assert!(matches!(
             logs.append(&id, &mut sleeper, &late).await.unwrap(),
-            Appended::Taken(None)
+            AppendOutcome::Conflict(None)
         ));
     }
     assert_eq!(sleeper.seq, 1);
@@ -99,6 +99,6 @@ async fn a_writer_that_slept_past_a_collection_is_fenced_although_its_number_is_
     let entry = next(&logs, &id, &other);
     assert!(matches!(
         logs.append(&id, &mut other, &entry).await.unwrap(),
-        Appended::Done
+        AppendOutcome::Written
     ));
 }

@@ -1,4 +1,4 @@
-//! Buckets that somebody or something has spoiled: a restore refuses them with a clear answer and leaves the agent's folder
+//! Buckets that somebody or something has spoiled: a restore refuses them with a clear answer and leaves the agent's directory
 //! as it was, `verify` says how far they are sound, and going back to that point works.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use sessiond::index::sql::SqlIndex;
-use sessiond::model::{At, Seq, keys};
+use sessiond::model::{LogPoint, Seq, keys};
 use sessiond::restore::Options;
 use sessiond::store::file::FileStore;
 
@@ -46,7 +46,10 @@ impl Bucket {
             writer.append(TRANSCRIPT, &format!("{{\"round\":{round}}}\n"));
             writer.replace("tasks/s1/1.json", &format!("{{\"v\":{round}}}"));
             writer.flush().await.unwrap();
-            points.push((writer.ledger(SESSION).unwrap().pen.seq, writer.files()));
+            points.push((
+                writer.ledger(SESSION).unwrap().log_writer.seq,
+                writer.files(),
+            ));
         }
         assert_eq!(points.last().unwrap().0, LAST);
         Bucket {
@@ -111,7 +114,7 @@ impl Bucket {
         command.output().unwrap()
     }
 
-    /// An agent's folder with something of its own in it.
+    /// An agent's directory with something of its own in it.
     fn root(&self, name: &str) -> PathBuf {
         let root = self.home.home().join(name);
         std::fs::create_dir_all(root.join("projects/-other")).unwrap();
@@ -138,7 +141,7 @@ impl Bucket {
         );
         assert!(
             std::fs::read_dir(root.join(".sessiond/tmp")).map_or(0, Iterator::count) == 0,
-            "{what}: a temporary folder stays"
+            "{what}: a temporary directory stays"
         );
 
         let verified = self.run(&root, &["verify", "--all", "--json"]);
@@ -180,12 +183,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Every path below a root, folders too, without ours.
+/// Every path below a root, directories too, without ours.
 fn everything_in(root: &Path) -> BTreeSet<PathBuf> {
     let mut all = BTreeSet::new();
     let mut open = vec![root.to_owned()];
-    while let Some(folder) = open.pop() {
-        for name in std::fs::read_dir(&folder)
+    while let Some(directory) = open.pop() {
+        for name in std::fs::read_dir(&directory)
             .unwrap()
             .flatten()
             .filter(|name| name.file_name() != ".sessiond")
@@ -257,7 +260,7 @@ fn bytes_that_do_not_have_their_digest_are_never_put_in_place() {
 }
 
 #[test]
-fn a_path_that_leaves_the_folder_or_is_not_the_sessions_is_refused() {
+fn a_path_that_leaves_the_directory_or_is_not_the_sessions_is_refused() {
     for path in [
         "../../etc/cron.d/x",
         "/etc/cron.d/x",
@@ -481,7 +484,7 @@ fn keys_that_are_not_ours_are_passed_over() {
 }
 
 #[test]
-fn a_file_that_became_a_folder_does_not_stop_a_restore_halfway() {
+fn a_file_that_became_a_directory_does_not_stop_a_restore_halfway() {
     local(async {
         let place = Place::files();
         let mut writer = Writer::new(&place);
@@ -489,7 +492,7 @@ fn a_file_that_became_a_folder_does_not_stop_a_restore_halfway() {
         writer.replace("projects/-w/s1/tool-results/a", "a file");
         writer.flush().await.unwrap();
         std::fs::remove_file(writer.root.join("projects/-w/s1/tool-results/a")).unwrap();
-        writer.replace("projects/-w/s1/tool-results/a/b", "in a folder");
+        writer.replace("projects/-w/s1/tool-results/a/b", "in a directory");
         writer.flush().await.unwrap();
         let mut new = Writer::new(&place);
         new.take_over(SESSION).await.unwrap();
@@ -519,7 +522,7 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
             for back_to in [seq - 1, 2].into_iter().filter(|at| *at >= 2 && *at < seq) {
                 let mut writer = Writer::new(place);
                 let options = Options {
-                    at: At::Seq(back_to),
+                    at: LogPoint::Seq(back_to),
                     claim: true,
                     ..Options::default()
                 };
@@ -528,7 +531,7 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 writer.flush().await.unwrap();
                 writer.append(TRANSCRIPT, "{\"and\":\"more\"}\n");
                 writer.flush().await.unwrap();
-                assert_eq!(writer.ground(SESSION), "main", "{what}, back to {back_to}");
+                assert_eq!(writer.target(SESSION), "main", "{what}, back to {back_to}");
                 assert_eq!(
                     place.files_of(SESSION).await,
                     writer.files(),
@@ -545,7 +548,7 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 next.restart();
                 next.append(TRANSCRIPT, "{\"taken\":\"over\"}\n");
                 next.flush().await.unwrap();
-                assert_eq!(next.ground(SESSION), "main", "{what}, back to {back_to}");
+                assert_eq!(next.target(SESSION), "main", "{what}, back to {back_to}");
                 assert_eq!(
                     place.files_of(SESSION).await,
                     next.files(),

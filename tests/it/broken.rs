@@ -16,7 +16,7 @@ use crate::support::world::{Files, files_below, write};
 
 const HOW: &str = "if that is right: SESSIOND_TEST_REGENERATE=1 cargo test --test it broken::, then read the difference";
 
-fn folder(fixture: &Fixture) -> PathBuf {
+fn directory(fixture: &Fixture) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/broken")
         .join(fixture.name)
@@ -28,9 +28,9 @@ fn regenerates() -> bool {
 
 /// The committed objects of a fixture, by key.
 fn committed(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
-    let folder = folder(fixture);
-    let mut objects = if folder.is_dir() {
-        files_below(&folder)
+    let directory = directory(fixture);
+    let mut objects = if directory.is_dir() {
+        files_below(&directory)
     } else {
         BTreeMap::new()
     };
@@ -41,7 +41,7 @@ fn committed(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
 /// A bucket with a copy of the committed store.
 fn bucket(fixture: &Fixture) -> Backend {
     let backend = Backend::file();
-    // While the folders are being written anew, other tests do not look at them.
+    // While the directories are being written anew, other tests do not look at them.
     for (key, bytes) in if regenerates() {
         fixture.objects.clone()
     } else {
@@ -61,7 +61,7 @@ fn restored(home: &TempHome) -> Files {
     }
 }
 
-/// What differs from one run to the next is taken out: folders, times and the names of new writers.
+/// What differs from one run to the next is taken out: directories, times and the names of new writers.
 fn plain(text: &str, backend: &Backend, home: &TempHome) -> String {
     let text = text
         .replace(&backend.path().display().to_string(), "<store>")
@@ -133,13 +133,13 @@ fn difference(recorded: &str, now: &str) -> String {
 fn each_store_is_what_its_maker_makes_and_gets_the_verdict_that_is_recorded() {
     let mut wrong = String::new();
     for fixture in stores::all() {
-        let folder = folder(&fixture);
+        let directory = directory(&fixture);
         if regenerates() {
-            let _ = std::fs::remove_dir_all(&folder);
+            let _ = std::fs::remove_dir_all(&directory);
             fixture
                 .objects
                 .iter()
-                .for_each(|(key, bytes)| write(&folder.join(key), bytes));
+                .for_each(|(key, bytes)| write(&directory.join(key), bytes));
         }
         let objects = committed(&fixture);
         for key in objects
@@ -150,7 +150,7 @@ fn each_store_is_what_its_maker_makes_and_gets_the_verdict_that_is_recorded() {
             writeln!(wrong, "{}: {key} is not what the maker makes", fixture.name).unwrap();
         }
         let now = verdict(&fixture);
-        let path = folder.join("verdict.txt");
+        let path = directory.join("verdict.txt");
         if regenerates() {
             std::fs::write(&path, &now).unwrap();
         }
@@ -173,8 +173,8 @@ fn no_store_is_committed_that_nobody_makes() {
     if regenerates() {
         return crate::support::skip("the stores are being made");
     }
-    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/broken");
-    let committed = std::fs::read_dir(folders)
+    let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/broken");
+    let committed = std::fs::read_dir(directories)
         .unwrap()
         .map(|item| item.unwrap().file_name().into_string().unwrap());
     let mut committed: Vec<String> = committed.collect();

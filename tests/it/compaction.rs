@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use sessiond::capture::ship::Shipment;
-use sessiond::log::pieces::{Piece, PieceKind, Prefer, cover};
+use sessiond::capture::flush::LogFlusher;
+use sessiond::log::segments::{Prefer, Segment, SegmentKind, cover};
 use sessiond::restore;
 use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
@@ -24,7 +24,7 @@ fn gzip(bytes: &[u8]) -> u64 {
     gzip.finish().unwrap().len() as u64
 }
 
-fn read(pieces: &[Piece]) -> Vec<Piece> {
+fn read(pieces: &[Segment]) -> Vec<Segment> {
     cover(pieces, 0, u64::MAX, Prefer::Long, &BTreeSet::new())
 }
 
@@ -34,7 +34,7 @@ async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_f
     let world = World::in_memory();
     let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
     let mut transcript = Transcript::new(1);
-    let mut shipment = Shipment::new(id.clone());
+    let mut shipment = LogFlusher::new(id.clone());
     shipment.hints.insert(path.parse().unwrap());
     let (mut whole, mut most) = (Vec::new(), 0);
     for _ in 0..FLUSHES {
@@ -43,7 +43,7 @@ async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_f
         whole.extend_from_slice(lines.as_bytes());
         shipment.flush(&world.context(), false).await.unwrap();
         // Before a merge that has just become due is made.
-        let head = shipment.ledger.as_ref().unwrap().pen.seq;
+        let head = shipment.ledger.as_ref().unwrap().log_writer.seq;
         if sessiond::log::schedule::is_due(head) {
             most = most.max(read(&logs.newest_pieces(&id).await.unwrap()).len());
         }
@@ -62,7 +62,7 @@ async fn five_thousand_flushes_are_read_from_32_objects_and_one_a_mib_uploaded_f
     let uploaded = world.store.uploaded() as f64 / ideal as f64;
     let entries: u64 = pieces
         .iter()
-        .filter(|piece| piece.kind == PieceKind::Entry)
+        .filter(|piece| piece.kind == SegmentKind::Entry)
         .map(|piece| piece.size)
         .sum();
     println!(
@@ -91,19 +91,19 @@ async fn a_restore_is_three_round_trips_deep() {
     let world = World::in_memory();
     let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
     let mut transcript = Transcript::new(2);
-    let mut shipment = Shipment::new(id.clone());
+    let mut shipment = LogFlusher::new(id.clone());
     shipment.hints.insert(path.parse().unwrap());
     for _ in 0..300 {
         world.append(path, transcript.flush(2048));
         shipment.flush(&world.context(), false).await.unwrap();
-        let head = shipment.ledger.as_ref().unwrap().pen.seq;
+        let head = shipment.ledger.as_ref().unwrap().log_writer.seq;
         if sessiond::log::schedule::is_due(head) {
             compact(&logs, &id, head).await.unwrap();
         }
     }
-    let elsewhere = Arc::new(Disk::new(world.folder("elsewhere")));
+    let elsewhere = Arc::new(Disk::new(world.directory("elsewhere")));
     let context = restore::Context {
-        folder: elsewhere,
+        directory: elsewhere,
         profile: world.profile.clone(),
         logs: world.logs(),
     };

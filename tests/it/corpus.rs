@@ -34,12 +34,12 @@ fn verdict(name: &str, accepted: bool) -> Result<(), String> {
 #[test]
 fn the_corpus_is_accepted_and_refused_as_its_names_say() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let folders: BTreeSet<_> = std::fs::read_dir(&corpus)
+    let directories: BTreeSet<_> = std::fs::read_dir(&corpus)
         .unwrap()
         .map(|item| item.unwrap().file_name().into_string().unwrap())
         .collect();
     assert_eq!(
-        folders,
+        directories,
         TARGETS
             .iter()
             .map(|(target, _)| (*target).to_owned())

@@ -34,14 +34,14 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
     for backend in Backend::all() {
         let home = TempHome::new();
         program(&home, "claude", "echo '2.1.325 (Claude Code)'");
-        // As the real one, makes a folder in whatever home it is given.
+        // As the real one, makes a directory in whatever home it is given.
         program(&home, "gemini", "mkdir -p $HOME/.gemini; echo 0.61.0");
         append(&transcript(&home, "s1"), LINE);
         append(&home.home().join(".claude/.credentials.json"), "{}");
         append(&home.home().join(".codex/auth.json"), "{}");
         let ran = doctor(&backend, &home, &[]);
         assert_eq!(ran.code(), 0, "{}{}", ran.out(), ran.err());
-        let here = |folder: &str| home.home().join(folder).display().to_string();
+        let here = |directory: &str| home.home().join(directory).display().to_string();
         for line in [
             format!(
                 "claude-code: version 2.1.325, in {}; this is the one that is kept",
@@ -80,7 +80,7 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
 }
 
 #[test]
-fn a_session_in_two_folders_is_wrong() {
+fn a_session_in_two_directories_is_wrong() {
     let backend = Backend::file();
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE);
@@ -90,7 +90,7 @@ fn a_session_in_two_folders_is_wrong() {
     assert!(
         says(
             &ran,
-            "session s1 stands in 2 folders: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
+            "session s1 stands in 2 directories: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
         ),
         "{}",
         ran.out()
@@ -153,7 +153,7 @@ fn files_of_another_user_are_wrong() {
     assert!(
         says(
             &ran,
-            "1 files do not belong to the folder's owner (user 0), such as projects/-work-app/s1.jsonl"
+            "1 files do not belong to the directory's owner (user 0), such as projects/-work-app/s1.jsonl"
         ),
         "{}",
         ran.out()

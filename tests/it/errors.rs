@@ -18,7 +18,7 @@ use crate::support::{TempHome, sessiond};
 
 const HOW: &str = "if that is right: SESSIOND_TEST_REGENERATE=1 cargo test --test it errors::, then read the difference";
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/errors")
 }
 
@@ -100,7 +100,7 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
     let mut bash = home.command(Path::new("timeout"));
     bash.args(["120", "bash", "-c", &script])
         .env("PATH", path)
-        .env("FIXTURES", folder().with_file_name("../fixtures"));
+        .env("FIXTURES", directory().with_file_name("../fixtures"));
     // Nobody is asked outside of this machine.
     bash.env("AWS_EC2_METADATA_DISABLED", "true")
         .envs(environment.iter().map(|(name, value)| (name, value)));
@@ -129,7 +129,7 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
     (0..steps.len()).map(told).collect()
 }
 
-/// What differs from one run to the next is taken out: folders, servers, times, and names that are made up.
+/// What differs from one run to the next is taken out: directories, servers, times, and names that are made up.
 fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String {
     let mut text = text
         .replace(&home.home().display().to_string(), "/home/me")
@@ -154,7 +154,7 @@ fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String 
 /// Runs a file and compares, or writes down what is said now.
 #[track_caller]
 fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
-    let path = folder().join(name).with_extension("md");
+    let path = directory().join(name).with_extension("md");
     let (title, steps) = read(&std::fs::read_to_string(&path).unwrap());
     let now = run(&steps, home, environment);
     if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
@@ -224,9 +224,9 @@ fn streaming() {
 fn full_disk() {
     if alone_with_its_mounts("errors::full_disk") {
         let home = TempHome::new();
-        for (folder, kilobytes) in [("full", 256), ("readonly", 256)] {
-            std::fs::create_dir(home.home().join(folder)).unwrap();
-            SmallDisk::on(&home.home().join(folder), kilobytes).leave(0);
+        for (directory, kilobytes) in [("full", 256), ("readonly", 256)] {
+            std::fs::create_dir(home.home().join(directory)).unwrap();
+            SmallDisk::on(&home.home().join(directory), kilobytes).leave(0);
         }
         compare("full_disk", &home, &[]);
     }
@@ -288,7 +288,7 @@ fn hints() -> BTreeSet<String> {
 #[test]
 fn every_hint_is_seen_or_it_is_said_why_not() {
     let (mut seen, mut excused) = (String::new(), String::new());
-    for (name, text) in files_below(&folder()) {
+    for (name, text) in files_below(&directory()) {
         let text = String::from_utf8(text).unwrap();
         if name == "unseen.md" {
             excused = text

@@ -27,11 +27,12 @@ fn beside(backend: &Backend, home: &TempHome, program: &Path) -> Command {
             .get_envs()
             .filter_map(|(name, value)| Some((name, value?))),
     );
-    let folder = sessiond().parent().unwrap().to_owned();
+    let directory = sessiond().parent().unwrap().to_owned();
     let path = std::env::var_os("PATH").unwrap();
     command.env(
         "PATH",
-        std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&path))).unwrap(),
+        std::env::join_paths(std::iter::once(directory).chain(std::env::split_paths(&path)))
+            .unwrap(),
     );
     // Several run at once on this machine.
     command.env("SESSIOND_HTTP", "off").stdin(Stdio::null());
@@ -98,7 +99,7 @@ fn the_sidecar_says_why_it_does_not_start() {
         .output()
         .unwrap());
     ran.fails(2, "nonsense", "");
-    // The restore went well, the daemon does not start: somebody else has the folder.
+    // The restore went well, the daemon does not start: somebody else has the directory.
     let backend = Backend::file();
     append(&of_home(&home, "other"), "{}\n");
     let _other = backend.daemon(&home, &[]);
@@ -174,7 +175,7 @@ impl Program {
         or_skip(fetch::program_of("nodejs", "node"))?;
         let place = TempHome::new();
         for name in ["sdk-ts", "session-store-ts"] {
-            crate::support::writers::copy_folder(&example(name), &place.home().join(name));
+            crate::support::writers::copy_dir(&example(name), &place.home().join(name));
         }
         // As after `npm install`.
         std::os::unix::fs::symlink(agents()?.node_modules(), place.home().join("node_modules"))
@@ -265,7 +266,7 @@ fn session_of(ran: &Ran) -> String {
 fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
     for program in programs() {
         for backend in Backend::all() {
-            let (model, folder) = (Model::start(), TempHome::new());
+            let (model, directory) = (Model::start(), TempHome::new());
             let ask = |home: &TempHome, session: Option<&str>, words: &str| {
                 let mut command = beside(&backend, home, &sessiond());
                 let named = session.map(|id| ["--session", id]);
@@ -276,7 +277,7 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
                     .args(&program.command)
                     .arg(words)
                     .args(session);
-                program.prepare(&mut command, home, &folder.home(), &model);
+                program.prepare(&mut command, home, &directory.home(), &model);
                 Ran(command.output().unwrap()).ok()
             };
             let (one, two) = (TempHome::new(), TempHome::new());
@@ -325,7 +326,7 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
 fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
     for program in programs() {
         for backend in Backend::all() {
-            let (model, folder) = (Model::start(), TempHome::new());
+            let (model, directory) = (Model::start(), TempHome::new());
             let mut told = Vec::new();
             let mut session: Option<String> = None;
             for turn in ["first", "second", "third"] {
@@ -336,7 +337,7 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
                     .args(&program.command[1..])
                     .arg(prompt(turn, &[vec![say(&format!("{turn} turn done"))]]))
                     .args(session.as_deref());
-                program.prepare(&mut command, &home, &folder.home(), &model);
+                program.prepare(&mut command, &home, &directory.home(), &model);
                 command
                     .env("SESSIOND_ADDRESS", format!("http://{}", server.address))
                     .stdin(Stdio::null());

@@ -118,7 +118,7 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
         );
         std::fs::write(home.home().join("s1.txt"), text).unwrap();
 
-        // Into a folder from whatever it was, as it is and as text.
+        // Into a directory from whatever it was, as it is and as text.
         for name in ["s1.tar.gz", "s1.txt"] {
             let other = Backend::file();
             let there = TempHome::new();
@@ -274,13 +274,13 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
     };
     assert_eq!(objects(&other), 0);
     let left = std::fs::read_dir(home.path().join("tmp")).unwrap().count();
-    assert_eq!(left, 0, "the scratch folders are gone");
+    assert_eq!(left, 0, "the scratch directories are gone");
     backend
         .run(&home, &["export", "nobody"])
         .fails(3, "there is no", "sessiond ls");
     backend
         .run(&home, &["export", "s1", "-o", "missing/x"])
-        .fails(2, "write missing/x", "a folder to write into");
+        .fails(2, "write missing/x", "a directory to write into");
 }
 
 /// What a store does in the middle of an import: the same again goes on behind it.
@@ -294,8 +294,8 @@ async fn an_import_that_was_cut_off_goes_on() {
     handle.flush(None).await.unwrap();
     let before = world.stored("s1").await.unwrap();
     let (scratch, out) = (
-        Disk::new(world.folder("scratch")),
-        world.folder("s1.tar.gz"),
+        Disk::new(world.directory("scratch")),
+        world.directory("s1.tar.gz"),
     );
     let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
     let files: Vec<_> = paths
@@ -307,7 +307,7 @@ async fn an_import_that_was_cut_off_goes_on() {
         "s1".parse().unwrap(),
         7,
         "2026-05-01T12:00:00Z".parse().unwrap(),
-        &sessiond::model::Wishes::default(),
+        &sessiond::model::SessionMetadata::default(),
     );
     sessiond::exchange::pack(
         &Disk::new(world.root()),
@@ -403,7 +403,7 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         );
         from_env(&there, "s1", &blob, &["--force"]).ok();
 
-        // One gzipped transcript goes where an agent looks that runs in this folder.
+        // One gzipped transcript goes where an agent looks that runs in this directory.
         let gzipped = std::process::Command::new("sh")
             .args([
                 "-c",
@@ -450,11 +450,16 @@ fn an_export_goes_to_what_is_named_and_leaves_it_what_it_is() {
     use std::os::unix::fs::FileTypeExt;
     let (backend, home) = (Backend::file(), TempHome::new());
     stream(&backend, &home);
-    let folder = home.home();
-    rustix::fs::mkfifoat(rustix::fs::CWD, folder.join("pipe"), rustix::fs::Mode::RWXU).unwrap();
-    std::os::unix::fs::symlink("real.tar.gz", folder.join("link")).unwrap();
+    let directory = home.home();
+    rustix::fs::mkfifoat(
+        rustix::fs::CWD,
+        directory.join("pipe"),
+        rustix::fs::Mode::RWXU,
+    )
+    .unwrap();
+    std::os::unix::fs::symlink("real.tar.gz", directory.join("link")).unwrap();
     let reader = std::thread::spawn({
-        let pipe = folder.join("pipe");
+        let pipe = directory.join("pipe");
         move || std::fs::read(pipe).unwrap()
     });
     backend.run(&home, &["export", "s1", "-o", "pipe"]).ok();
@@ -463,18 +468,18 @@ fn an_export_goes_to_what_is_named_and_leaves_it_what_it_is() {
         backend.run(&home, &["export", "s1", "-o", "link"]).ok();
     }
     assert!(
-        std::fs::symlink_metadata(folder.join("pipe"))
+        std::fs::symlink_metadata(directory.join("pipe"))
             .unwrap()
             .file_type()
             .is_fifo()
     );
     assert!(
-        std::fs::symlink_metadata(folder.join("link"))
+        std::fs::symlink_metadata(directory.join("link"))
             .unwrap()
             .is_symlink()
     );
     assert!(
         piped.starts_with(&[0x1f, 0x8b])
-            && folder.join("real.tar.gz").metadata().unwrap().len() > 1000
+            && directory.join("real.tar.gz").metadata().unwrap().len() > 1000
     );
 }

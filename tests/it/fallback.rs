@@ -397,8 +397,8 @@ fn other_failures_are_no_reason_to_tell() {
         .fails(2, "--all", "");
     // Each of the broken stores: restored, gone, or damaged with nothing in it that anybody said.
     for item in std::fs::read_dir(fixtures().join("broken")).unwrap() {
-        let (folder, backend, home) = (item.unwrap().path(), Backend::file(), TempHome::new());
-        for (key, bytes) in files_below(&folder)
+        let (directory, backend, home) = (item.unwrap().path(), Backend::file(), TempHome::new());
+        for (key, bytes) in files_below(&directory)
             .into_iter()
             .filter(|(key, _)| key != "verdict.txt")
         {
@@ -409,7 +409,7 @@ fn other_failures_are_no_reason_to_tell() {
         assert!(
             matches!(ran.code(), 0 | 3 | 6),
             "{}: {plain} {} {}",
-            folder.display(),
+            directory.display(),
             ran.code(),
             ran.err()
         );

@@ -1,14 +1,14 @@
 //! One writer: two that hold the same session never interleave, nothing of the loser is lost, and a lost answer or a crash
-//! is not mistaken for a second writer. Over a folder, a bucket, and a bucket that ignores conditions.
+//! is not mistaken for a second writer. Over a directory, a bucket, and a bucket that ignores conditions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use futures_util::StreamExt as _;
-use sessiond::error::Kind;
-use sessiond::log::fence::Wanted;
-use sessiond::model::{At, EntryKind, keys};
+use sessiond::error::ErrorKind;
+use sessiond::log::fence::FencingPolicy;
+use sessiond::model::{EntryKind, LogPoint, keys};
 use sessiond::restore::Options;
 use sessiond::store::s3::S3Store;
 
@@ -16,8 +16,8 @@ use crate::support::TempHome;
 use crate::support::proxy::CountingProxy;
 use crate::support::servers::s3;
 use crate::support::writers::{
-    Dice, Meddled, Place, SESSION, TRANSCRIPT, Verdict, Writer, assert_not_interleaved,
-    assert_same_rows, copy_folder, s3_settings,
+    Dice, Meddled, Place, SESSION, TRANSCRIPT, VerifyReport, Writer, assert_not_interleaved,
+    assert_same_rows, copy_dir, s3_settings,
 };
 
 const TASK: &str = "tasks/s1/1.json";
@@ -70,7 +70,7 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
         };
         for _start in 0..2 {
             let logs = place.logs();
-            let fence = logs.fence.choose(&*logs.store, &logs.chance).await.unwrap();
+            let fence = logs.fence.choose(&*logs.store, &logs.rng).await.unwrap();
             assert_eq!(fence.word(), if lax { "database" } else { "store" });
         }
         assert_eq!(races(), 9, "eight racers and a late one, once");
@@ -80,10 +80,10 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
             ..place
         };
         let logs = alone.logs();
-        let chosen = logs.fence.choose(&*logs.store, &logs.chance).await;
+        let chosen = logs.fence.choose(&*logs.store, &logs.rng).await;
         if lax {
             let error = chosen.err().unwrap();
-            assert_eq!(error.kind(), Kind::Usage);
+            assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(
                 error.to_string().contains("ignores conditional writes"),
                 "{error}"
@@ -92,11 +92,11 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
         } else {
             assert_eq!(chosen.unwrap().word(), "store");
         }
-        let mut writer = Writer::with(&alone, alone.logs_fenced(Wanted::Off));
+        let mut writer = Writer::with(&alone, alone.logs_fenced(FencingPolicy::Off));
         writer.append(TRANSCRIPT, &line("one"));
         writer.flush().await.unwrap();
         assert_eq!(
-            alone.logs_fenced(Wanted::Off).fence.word(),
+            alone.logs_fenced(FencingPolicy::Off).fence.word(),
             "not chosen yet"
         );
         assert_eq!(writer.logs().fence.word(), "off");
@@ -106,7 +106,7 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
     let logs = files.logs();
     assert_eq!(
         logs.fence
-            .choose(&*logs.store, &logs.chance)
+            .choose(&*logs.store, &logs.rng)
             .await
             .unwrap()
             .word(),
@@ -169,7 +169,7 @@ async fn any_order(place: &Place, seed: u64) {
             _ => match writer.take_over(&session).await {
                 Ok(_) => {}
                 // What is only here is never overwritten.
-                Err(error) => assert_eq!(error.kind(), Kind::Conflict, "{what}: {error}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Conflict, "{what}: {error}"),
             },
         }
     }
@@ -198,10 +198,12 @@ async fn any_order(place: &Place, seed: u64) {
             );
             continue;
         };
-        let ground = writer.ground(&session);
-        match ground.as_str() {
+        let target = writer.target(&session);
+        match target.as_str() {
             "branch" => {
-                let branch = place.files_of_branch(&session, &ledger.pen.writer).await;
+                let branch = place
+                    .files_of_branch(&session, &ledger.log_writer.writer)
+                    .await;
                 for (path, bytes) in writer.files() {
                     assert_eq!(
                         branch.get(&path),
@@ -216,11 +218,11 @@ async fn any_order(place: &Place, seed: u64) {
                     .unwrap()
                     .unwrap();
                 assert!(
-                    row.branches.contains(&ledger.pen.writer.to_string()),
+                    row.branches.contains(&ledger.log_writer.writer.to_string()),
                     "{what}: {row:?}"
                 );
             }
-            "main" if ledger.pen.seq == last => {
+            "main" if ledger.log_writer.seq == last => {
                 for (path, bytes) in writer.files() {
                     assert_eq!(
                         main.get(&path),
@@ -232,7 +234,7 @@ async fn any_order(place: &Place, seed: u64) {
             // It lost and has nothing new to write, so it does not know yet: all that it has is in the log.
             _ => {
                 let seen = place
-                    .files_at(&session, At::Seq(ledger.pen.seq.max(1)), None)
+                    .files_at(&session, LogPoint::Seq(ledger.log_writer.seq.max(1)), None)
                     .await
                     .unwrap();
                 for (path, bytes) in writer.files() {
@@ -244,12 +246,12 @@ async fn any_order(place: &Place, seed: u64) {
                 }
             }
         }
-        grounds.push((ground, ledger.pen.seq));
+        grounds.push((target, ledger.log_writer.seq));
     }
     assert!(
         grounds
             .iter()
-            .filter(|(ground, seq)| ground == "main" && *seq == last)
+            .filter(|(target, seq)| target == "main" && *seq == last)
             .count()
             <= 1,
         "{what}: {grounds:?}"
@@ -284,11 +286,11 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         assert_eq!(new.logs().fence.word(), place.fence);
 
         old.flush().await.unwrap();
-        assert_eq!(old.ground(SESSION), "branch", "{}", place.name);
+        assert_eq!(old.target(SESSION), "branch", "{}", place.name);
         old.append(TRANSCRIPT, &line("still going"));
         old.restart();
         old.flush().await.unwrap();
-        let writer = old.ledger(SESSION).unwrap().pen.writer;
+        let writer = old.ledger(SESSION).unwrap().log_writer.writer;
         assert_eq!(
             place.files_of_branch(SESSION, &writer).await,
             old.files(),
@@ -298,7 +300,7 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
         new.append(TRANSCRIPT, &line("undisturbed"));
         new.flush().await.unwrap();
-        assert_eq!(new.ground(SESSION), "main");
+        assert_eq!(new.target(SESSION), "main");
         assert_not_interleaved(&place.entries(SESSION).await, place.name);
 
         old.tell_index().await;
@@ -331,9 +333,9 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
         for round in 0..4 {
             store.meddle(|key| {
                 if key.contains("/log/") {
-                    Verdict::LoseReply
+                    VerifyReport::LoseReply
                 } else {
-                    Verdict::Pass
+                    VerifyReport::Pass
                 }
             });
             writer.append(TRANSCRIPT, &line(&format!("round {round}")));
@@ -345,7 +347,7 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
             writer.flush().await.unwrap();
             writer.flush().await.unwrap();
         }
-        assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
         assert_eq!(
             shipped(&place).await,
@@ -370,9 +372,9 @@ async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
         let (place, store) = place.through(Meddled::new);
         store.meddle(|key| {
             if key.contains("/log/") {
-                Verdict::LoseReply
+                VerifyReport::LoseReply
             } else {
-                Verdict::Pass
+                VerifyReport::Pass
             }
         });
         let mut writer = Writer::new(&place);
@@ -382,7 +384,7 @@ async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
         }
         store.leave_alone();
         writer.flush().await.unwrap();
-        assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
         assert_eq!(
             shipped(&place).await,
@@ -397,7 +399,7 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
         let mut writer = began(&place, &["one", "two"]).await;
         let keep = tempfile::tempdir().unwrap();
         let state = writer.root.join(".sessiond");
-        copy_folder(&state, &keep.path().join("before"));
+        copy_dir(&state, &keep.path().join("before"));
         // One entry of a transcript and a side file, one of a side file alone.
         writer.append(TRANSCRIPT, &line("three"));
         writer.replace(TASK, "{\"v\":1}");
@@ -407,11 +409,11 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
         let entries = place.entries(SESSION).await.len();
         let durable = shipped(&place).await;
         std::fs::remove_dir_all(&state).unwrap();
-        copy_folder(&keep.path().join("before"), &state);
+        copy_dir(&keep.path().join("before"), &state);
         writer.restart();
 
         writer.flush().await.unwrap();
-        assert_eq!(writer.ground(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
         assert_eq!(
             place.entries(SESSION).await.len(),
             entries,
@@ -421,7 +423,7 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
         assert_eq!(shipped(&place).await, durable);
         writer.append(TRANSCRIPT, &line("four"));
         writer.flush().await.unwrap();
-        assert_eq!(writer.ground(SESSION), "main");
+        assert_eq!(writer.target(SESSION), "main");
         assert_eq!(place.entries(SESSION).await.len(), entries + 1);
         assert_eq!(place.files_of(SESSION).await, writer.files());
     }
@@ -469,18 +471,22 @@ async fn copied_in_any_order(place: &Place, seed: u64) {
     let mut on_main = 0;
     for writer in &pair {
         let ledger = writer.ledger(&session).unwrap();
-        let stored = match writer.ground(&session).as_str() {
-            "branch" => place.files_of_branch(&session, &ledger.pen.writer).await,
+        let stored = match writer.target(&session).as_str() {
+            "branch" => {
+                place
+                    .files_of_branch(&session, &ledger.log_writer.writer)
+                    .await
+            }
             _ => {
                 on_main += 1;
                 main.clone()
             }
         };
-        let unchanged = ledger.pen.seq < place.entries(&session).await.len() as u64;
+        let unchanged = ledger.log_writer.seq < place.entries(&session).await.len() as u64;
         assert!(
             writer.files() == stored || unchanged,
             "{what}: {}",
-            writer.ground(&session)
+            writer.target(&session)
         );
     }
     assert!(on_main >= 1, "{what}: both lost");
@@ -499,10 +505,10 @@ async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either() {
             second.replace(TASK, &format!("{{\"second\":{round}}}"));
             second.flush().await.unwrap();
         }
-        let grounds = [first.ground(SESSION), second.ground(SESSION)];
+        let grounds = [first.target(SESSION), second.target(SESSION)];
         assert_eq!(grounds, ["main", "branch"], "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, first.files());
-        let writer = second.ledger(SESSION).unwrap().pen.writer;
+        let writer = second.ledger(SESSION).unwrap().log_writer.writer;
         assert_eq!(
             place.files_of_branch(SESSION, &writer).await,
             second.files()
@@ -527,12 +533,12 @@ async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(
         first.append("projects/-elsewhere/s1.jsonl", &line("of the original"));
         first.flush().await.unwrap();
         assert_eq!(
-            [first.ground(SESSION), second.ground(SESSION)],
+            [first.target(SESSION), second.target(SESSION)],
             ["main", "branch"],
             "{}",
             place.name
         );
-        let writer = second.ledger(SESSION).unwrap().pen.writer;
+        let writer = second.ledger(SESSION).unwrap().log_writer.writer;
         assert_eq!(
             place.files_of_branch(SESSION, &writer).await,
             second.files()
@@ -547,14 +553,14 @@ async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch() {
         Writer::new(&place).take_over(SESSION).await.unwrap();
         loser.append(TRANSCRIPT, &line("lost"));
         loser.flush().await.unwrap();
-        assert_eq!(loser.ground(SESSION), "branch");
+        assert_eq!(loser.target(SESSION), "branch");
         let mut copy = loser.copied(&place);
         loser.append(TRANSCRIPT, &line("of the loser"));
         loser.flush().await.unwrap();
         copy.append(TRANSCRIPT, &line("of its copy"));
         copy.flush().await.unwrap();
         for writer in [&loser, &copy] {
-            let name = writer.ledger(SESSION).unwrap().pen.writer;
+            let name = writer.ledger(SESSION).unwrap().log_writer.writer;
             assert_eq!(
                 place.files_of_branch(SESSION, &name).await,
                 writer.files(),
@@ -602,8 +608,8 @@ async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
             let mut other = Writer::new(&place);
             other.append(TRANSCRIPT, &text);
             other.flush().await.unwrap();
-            assert_eq!(other.ground(SESSION), "branch", "{}: {what}", place.name);
-            let name = other.ledger(SESSION).unwrap().pen.writer;
+            assert_eq!(other.target(SESSION), "branch", "{}: {what}", place.name);
+            let name = other.ledger(SESSION).unwrap().log_writer.writer;
             assert_eq!(
                 place.files_of_branch(SESSION, &name).await,
                 other.files(),
@@ -616,7 +622,7 @@ async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
         // And the writer that holds it goes on.
         writer.append(TRANSCRIPT, &line("four"));
         writer.flush().await.unwrap();
-        assert_eq!(writer.ground(SESSION), "main");
+        assert_eq!(writer.target(SESSION), "main");
     }
 }
 
@@ -678,12 +684,12 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
             );
             old.replace(TASK, &format!("{{\"v\":{round}}}"));
             old.flush().await.unwrap();
-            points.push((old.ledger(SESSION).unwrap().pen.seq, old.files()));
+            points.push((old.ledger(SESSION).unwrap().log_writer.seq, old.files()));
         }
         let (back_to, then) = points[1].clone();
         let mut new = Writer::new(&place);
         let options = Options {
-            at: At::Seq(back_to),
+            at: LogPoint::Seq(back_to),
             claim: true,
             ..Options::default()
         };
@@ -695,7 +701,10 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
         assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
         for (seq, files) in &points {
             assert_eq!(
-                &place.files_at(SESSION, At::Seq(*seq), None).await.unwrap(),
+                &place
+                    .files_at(SESSION, LogPoint::Seq(*seq), None)
+                    .await
+                    .unwrap(),
                 files,
                 "{}: entry {seq}",
                 place.name
@@ -704,7 +713,7 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
         // The writer that was left behind has nothing to lose, and cannot write.
         old.append(TRANSCRIPT, &line("too late"));
         old.flush().await.unwrap();
-        assert_eq!(old.ground(SESSION), "branch");
+        assert_eq!(old.target(SESSION), "branch");
     }
 }
 
@@ -733,7 +742,7 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
                     });
                 });
             }
-            Verdict::Pass
+            VerifyReport::Pass
         });
         new.take_over(SESSION)
             .await
@@ -744,11 +753,14 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
         old.flush().await.unwrap();
         new.append(TRANSCRIPT, &line("new"));
         new.flush().await.unwrap();
-        assert_eq!(new.ground(SESSION), "main", "{}", outer.name);
+        assert_eq!(new.target(SESSION), "main", "{}", outer.name);
         assert_eq!(outer.files_of(SESSION).await, new.files(), "{}", outer.name);
         // Either it got in before the claim, or all that it has is on its branch.
-        let (ground, writer) = (old.ground(SESSION), old.ledger(SESSION).unwrap().pen.writer);
-        if ground == "branch" {
+        let (target, writer) = (
+            old.target(SESSION),
+            old.ledger(SESSION).unwrap().log_writer.writer,
+        );
+        if target == "branch" {
             assert_eq!(outer.files_of_branch(SESSION, &writer).await, old.files());
         } else {
             assert!(
@@ -768,7 +780,7 @@ async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_l
     ] {
         for place in Place::all().await {
             let mut writer = began(&place, &["one"]).await;
-            let next = writer.ledger(SESSION).unwrap().pen.seq + 1;
+            let next = writer.ledger(SESSION).unwrap().log_writer.seq + 1;
             place
                 .store
                 .put(&keys::entry(&place.id(SESSION), next), bytes.clone().into())
@@ -779,8 +791,8 @@ async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_l
                 .flush()
                 .await
                 .unwrap_or_else(|error| panic!("{}, {what}: {error}", place.name));
-            assert_eq!(writer.ground(SESSION), "branch", "{}, {what}", place.name);
-            let name = writer.ledger(SESSION).unwrap().pen.writer;
+            assert_eq!(writer.target(SESSION), "branch", "{}, {what}", place.name);
+            let name = writer.ledger(SESSION).unwrap().log_writer.writer;
             assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
             let stored = place
                 .store

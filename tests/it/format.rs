@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use sessiond::capture::ship::Shipment;
-use sessiond::model::At;
+use sessiond::capture::flush::LogFlusher;
+use sessiond::model::LogPoint;
 use sessiond::restore::{self, verify::verify};
 use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
@@ -26,13 +26,13 @@ fn recipe() -> String {
     behind.split_once("```").unwrap().0.to_owned()
 }
 
-fn recover(folder: &Path, to: &Path) {
+fn recover(directory: &Path, to: &Path) {
     if let Err(why) = fetch::program("jq") {
         return crate::support::skip(&why);
     }
     let output = Command::new("sh")
         .args(["-euc", &recipe(), "recover"])
-        .args([folder, to])
+        .args([directory, to])
         .output()
         .unwrap();
     assert!(
@@ -91,7 +91,7 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     )
     .unwrap();
     backend.run(&home, &["flush", "--wait"]).ok();
-    // Rewritten by rename, as a compaction does it; then moved to another project folder.
+    // Rewritten by rename, as a compaction does it; then moved to another project directory.
     std::fs::write(root.join("projects/-work-app/new"), "{\"n\":4}\n").unwrap();
     std::fs::rename(root.join("projects/-work-app/new"), &path).unwrap();
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -101,9 +101,9 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     backend.run(&home, &["flush", "--wait"]).ok();
     drop(daemon);
 
-    let folder = backend.path().join("bucket/v1/default/claude-code/s1");
+    let directory = backend.path().join("bucket/v1/default/claude-code/s1");
     let to = home.path().join("recovered");
-    recover(&folder, &to);
+    recover(&directory, &to);
     let expected = all(&root);
     assert_eq!(
         expected["projects/-other/s1.jsonl"],
@@ -120,7 +120,7 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
 async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
     let world = World::new();
     let (logs, id) = (world.logs(), world.id("s1"));
-    let mut shipment = Shipment::new(id.clone());
+    let mut shipment = LogFlusher::new(id.clone());
     let mut path = "projects/-work-app/s1.jsonl";
     for number in 0..64 {
         match number {
@@ -154,7 +154,7 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
         0,
         "nothing is made twice"
     );
-    let folder = world.folder("bucket").join("v1/test/claude-code/s1");
+    let directory = world.directory("bucket").join("v1/test/claude-code/s1");
     for seq in 1..=61 {
         // The first half through what stands for it alone; the second also through the entries.
         let earlier = world.stored_at("s1", seq).await;
@@ -165,13 +165,13 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
         );
     }
     for collected in 1..=61 {
-        std::fs::remove_file(folder.join(format!("log/{collected:012}.gz"))).unwrap();
+        std::fs::remove_file(directory.join(format!("log/{collected:012}.gz"))).unwrap();
     }
-    let to = world.folder("recovered");
-    recover(&folder, &to);
+    let to = world.directory("recovered");
+    recover(&directory, &to);
     assert_eq!(all(&to), expected);
     assert_eq!(world.stored("s1").await.unwrap(), expected);
-    let verdict = verify(&logs, &id, &Disk::new(world.folder("scratch")), true)
+    let verdict = verify(&logs, &id, &Disk::new(world.directory("scratch")), true)
         .await
         .unwrap();
     assert_eq!(
@@ -179,18 +179,18 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
         (vec![], 65, 6)
     );
     // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
-    let target = Disk::new(world.folder("target"));
+    let target = Disk::new(world.directory("target"));
     let context = restore::Context {
-        folder: Arc::new(target),
+        directory: Arc::new(target),
         profile: world.profile.clone(),
         logs,
     };
     let options = restore::Options {
-        at: At::Seq(40),
+        at: LogPoint::Seq(40),
         ..restore::Options::default()
     };
     let error = restore::restore(&context, &id, &options).await.unwrap_err();
-    assert_eq!(error.kind(), sessiond::error::Kind::NotFound);
+    assert_eq!(error.kind(), sessiond::error::ErrorKind::NotFound);
     assert!(
         error.hint_text().unwrap().contains("seq:31 and seq:61"),
         "{error} {:?}",

@@ -101,7 +101,7 @@ fn a_restore_that_cannot_write_its_ledger_does_not_take_the_session_over() {
     let other = TempHome::new();
     append(
         &other.home().join(".claude/.sessiond/ledger"),
-        "a file where a folder must be",
+        "a file where a directory must be",
     );
     assert_eq!(backend.run(&other, &["restore", "s1"]).code(), 5);
     append(&transcript(&home, "s1"), LINE);
@@ -168,11 +168,11 @@ fn a_second_pull_never_passes_a_stale_copy_off_as_the_session() {
     backend.run(&home, &["run", "--", "true"]).ok();
     backend
         .run(&home, &["pull", "s1", "--to", "copy"])
-        .fails(7, "s1.jsonl", "empty folder");
+        .fails(7, "s1.jsonl", "empty directory");
 }
 
 #[test]
-fn what_root_leaves_behind_belongs_to_the_owner_of_the_folder() {
+fn what_root_leaves_behind_belongs_to_the_owner_of_the_dir() {
     let home = TempHome::new();
     if std::fs::metadata(home.path()).unwrap().uid() != 0 {
         return skip("only root can give files away");
@@ -215,7 +215,9 @@ fn a_mistyped_url_does_not_show_its_password() {
     }
     let mut backend = Backend::file();
     backend.set("SESSIOND_STORE", "file:///");
-    backend.run(&home, &["ls"]).fails(2, "whole disk", "folder");
+    backend
+        .run(&home, &["ls"])
+        .fails(2, "whole disk", "directory");
 }
 
 #[test]
@@ -232,7 +234,7 @@ fn what_a_killed_restore_left_is_removed_by_the_next() {
 }
 
 #[test]
-fn doctor_names_what_cannot_be_kept_and_a_folder_that_leads_nowhere() {
+fn doctor_names_what_cannot_be_kept_and_a_directory_that_leads_nowhere() {
     use std::os::unix::ffi::OsStrExt;
     let backend = Backend::file();
     let home = stored(&backend, 1);

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sessiond::daemon::vitals::{Running, Vitals};
+use sessiond::daemon::health::{HealthState, Running};
 use sessiond::sys::SystemClock;
 
 use crate::support::TempHome;
 use crate::support::backend::{self, Backend, append, eventually, transcript};
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
-use crate::support::world::{CountingFolder, World};
+use crate::support::world::{CountingDirectory, World};
 
 const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
 /// As it stands in addresses that must not be seen.
@@ -453,9 +453,9 @@ fn a_sidecar_that_cannot_restore_says_so_and_one_with_nothing_stored_starts_afre
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
     let world = World::new();
-    let folder = Arc::new(CountingFolder::new(world.root()));
-    let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
-    let vitals = Vitals::new(Arc::new(SystemClock));
+    let directory = Arc::new(CountingDirectory::new(world.root()));
+    let handle = world.stream_at(world.root(), world.context_of(directory.clone()));
+    let vitals = HealthState::new(Arc::new(SystemClock));
     let before = vitals.look().await.verdict;
     assert_eq!(
         (before.healthy, before.ready, before.phase),
@@ -469,7 +469,7 @@ async fn a_loop_that_is_stuck_or_has_ended_is_not_healthy() {
         mirror: None,
     });
     assert!(vitals.look().await.verdict.ready);
-    let (asking, hangs) = (handle.clone(), folder.clone());
+    let (asking, hangs) = (handle.clone(), directory.clone());
     let (stuck, mend) = (
         std::sync::mpsc::channel::<()>(),
         std::sync::mpsc::channel::<()>(),

@@ -4,17 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use sessiond::error::Kind;
+use sessiond::error::ErrorKind;
 use sessiond::index::sql::SqlIndex;
-use sessiond::index::{EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionRow};
+use sessiond::index::{
+    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionRow,
+};
 use sessiond::model::{
-    AtRest, Digest, EntryKind, Facts, FileKind, Header, LogId, Move, NamedFile, Part, Rest, Seq,
-    Told, Ttl, Wishes,
+    Closed, ClosedStatus, Digest, EntryHeader, EntryKind, FileKind, FileMove, LogId,
+    ParsedTranscripts, Part, PathState, Seq, SessionFacts, SessionMetadata, Ttl,
 };
 
 use crate::support::servers::postgres;
 
-/// A database for one test, and the folder it lives in if it is a file.
+/// A database for one test, and the directory it lives in if it is a file.
 pub struct Place {
     pub url: String,
     _folder: Option<tempfile::TempDir>,
@@ -27,11 +29,11 @@ impl Place {
 }
 
 pub fn sqlite_place() -> Place {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}/state/index.db", folder.path().display());
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}/state/index.db", directory.path().display());
     Place {
         url,
-        _folder: Some(folder),
+        _folder: Some(directory),
     }
 }
 
@@ -115,8 +117,8 @@ fn part(path: &str, start: u64, len: u64) -> Part {
     }
 }
 
-pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
-    let header = Header {
+pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
+    let header = EntryHeader {
         v: 1,
         kind: if parts.is_empty() {
             EntryKind::Claim
@@ -137,17 +139,17 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> Record {
         fork: None,
         back_to: None,
     };
-    Record {
+    EntryRecord {
         log: log.clone(),
         branch: None,
         header,
         stored: 50,
         digest: Digest::of(&seq.to_be_bytes()),
-        told: Told::default(),
+        told: ParsedTranscripts::default(),
     }
 }
 
-fn on_branch(mut record: Record, writer: &str) -> Record {
+fn on_branch(mut record: EntryRecord, writer: &str) -> EntryRecord {
     record.branch = Some(writer.parse().unwrap());
     record.header.writer = writer.parse().unwrap();
     record
@@ -178,7 +180,7 @@ async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
         .collect()
 }
 
-type Rows = (Option<SessionRow>, Vec<NamedFile>, Vec<EntryRow>);
+type Rows = (Option<SessionRow>, Vec<PathState>, Vec<EntryRow>);
 
 async fn rows(index: &SqlIndex, log: &LogId) -> Rows {
     (
@@ -194,19 +196,19 @@ async fn a_record_counts_once(place: Place) {
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     assert_eq!(
         index.record(&entry(&log, 1, vec![])).await.unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
     assert_eq!(
         index.session(&log).await.unwrap().unwrap().status,
         "created"
     );
     let second = entry(&log, 2, vec![part("a.jsonl", 0, 10)]);
-    assert_eq!(index.record(&second).await.unwrap(), Recorded::New);
+    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::New);
     let before = rows(&index, &log).await;
-    assert_eq!(index.record(&second).await.unwrap(), Recorded::Already);
+    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::Already);
     assert_eq!(
         index.record(&entry(&log, 1, vec![])).await.unwrap(),
-        Recorded::Already
+        RecordOutcome::Already
     );
     assert_eq!(rows(&index, &log).await, before);
     let session = before.0.unwrap();
@@ -252,7 +254,7 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     assert_eq!(
         index.record(&entry(&log, 2, vec![])).await.unwrap(),
-        Recorded::Gap { have: 0 }
+        RecordOutcome::Gap { have: 0 }
     );
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     index.record(&entry(&log, 1, vec![])).await.unwrap();
@@ -262,7 +264,7 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
             .record(&entry(&log, 3, vec![part("a", 0, 1)]))
             .await
             .unwrap(),
-        Recorded::Gap { have: 1 }
+        RecordOutcome::Gap { have: 1 }
     );
     assert_eq!(rows(&index, &log).await, before);
 }
@@ -279,7 +281,10 @@ async fn impossible_numbers_are_refused(place: Place) {
         long,
         entry(&log, 1, vec![part("a", 1 << 63, 0)]),
     ] {
-        assert_eq!(index.record(&bad).await.unwrap_err().kind(), Kind::Corrupt);
+        assert_eq!(
+            index.record(&bad).await.unwrap_err().kind(),
+            ErrorKind::Corrupt
+        );
     }
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     // Sums are watched too.
@@ -293,7 +298,7 @@ async fn impossible_numbers_are_refused(place: Place) {
             .await
             .unwrap_err()
             .kind(),
-        Kind::Corrupt
+        ErrorKind::Corrupt
     );
     assert_eq!(index.session(&log).await.unwrap().unwrap().head, 1);
 }
@@ -303,10 +308,10 @@ async fn a_number_passed_over_is_no_gap(place: Place) {
     index.record(&entry(&log, 1, vec![])).await.unwrap();
     let mut third = entry(&log, 3, vec![]);
     third.header.after = Some(1);
-    assert_eq!(index.record(&third).await.unwrap(), Recorded::New);
+    assert_eq!(index.record(&third).await.unwrap(), RecordOutcome::New);
     assert_eq!(
         index.record(&entry(&log, 2, vec![])).await.unwrap(),
-        Recorded::Gap { have: 3 }
+        RecordOutcome::Gap { have: 3 }
     );
 }
 
@@ -330,9 +335,9 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
         let mut new = 0;
         for task in tasks {
             match task.await.unwrap() {
-                Recorded::New => new += 1,
-                Recorded::Already => {}
-                Recorded::Gap { have } => panic!("gap at {have}"),
+                RecordOutcome::New => new += 1,
+                RecordOutcome::Already => {}
+                RecordOutcome::Gap { have } => panic!("gap at {have}"),
             }
         }
         assert_eq!(new, 1);
@@ -358,7 +363,7 @@ async fn racing_logs_all_arrive(place: Place) {
                         seq,
                         vec![part("a", seq - 1, 1)],
                     );
-                    assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
+                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
                 }
             })
         })
@@ -387,7 +392,7 @@ async fn racing_logs_all_arrive(place: Place) {
 
 async fn moves_rename_and_replace(place: Place) {
     let (index, log) = (place.open(), log("s1"));
-    let moved = |from: &str, to: &str| Move {
+    let moved = |from: &str, to: &str| FileMove {
         from: from.parse().unwrap(),
         to: to.parse().unwrap(),
     };
@@ -429,8 +434,8 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     for (seq, writer) in [(8, "w9"), (7, "w9"), (7, "w2")] {
         let record = on_branch(entry(&log, seq, vec![part("a", 0, 5)]), writer);
-        assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
-        assert_eq!(index.record(&record).await.unwrap(), Recorded::Already);
+        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
+        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Already);
     }
     let session = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
@@ -450,7 +455,7 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
             .record(&entry(&log, 1, vec![part("a", 0, 5)]))
             .await
             .unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
     let session = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
@@ -495,16 +500,16 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
 async fn facts_override_only_where_they_say_something(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     let mut first = entry(&log, 1, vec![]);
-    first.told.facts = Facts {
+    first.told.facts = SessionFacts {
         project: Some("-work-app".into()),
         title: Some("one".into()),
-        ..Facts::default()
+        ..SessionFacts::default()
     };
     let mut second = entry(&log, 2, vec![]);
-    second.told.facts = Facts {
+    second.told.facts = SessionFacts {
         title: Some("two".into()),
         model: Some("m".into()),
-        ..Facts::default()
+        ..SessionFacts::default()
     };
     for record in [first, second, entry(&log, 3, vec![])] {
         index.record(&record).await.unwrap();
@@ -536,13 +541,13 @@ async fn strange_text_is_kept(place: Place) {
         1,
         vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)],
     );
-    first.told.facts = Facts {
+    first.told.facts = SessionFacts {
         project: Some(long.clone()),
         title: Some("a\0b '; DROP TABLE sessions; -- 𝄞".into()),
         cwd: Some(long.clone()),
-        ..Facts::default()
+        ..SessionFacts::default()
     };
-    assert_eq!(index.record(&first).await.unwrap(), Recorded::New);
+    assert_eq!(index.record(&first).await.unwrap(), RecordOutcome::New);
     let row = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
         row.title.as_deref(),
@@ -614,7 +619,7 @@ async fn pages_show_each_session_once(place: Place) {
                     let mut record = entry(&log, 2, vec![part("a", 1, 1)]);
                     record.header.after = (id == "new").then_some(0);
                     record.header.at = at(5000);
-                    assert_eq!(index.record(&record).await.unwrap(), Recorded::New);
+                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
                 }
             }
             match page.next {
@@ -802,12 +807,12 @@ async fn filters_narrow(place: Place) {
     );
 }
 
-fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> Wishes {
+fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> SessionMetadata {
     let labels = labels
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
-    Wishes {
+    SessionMetadata {
         labels,
         request_id: request.map(str::to_owned),
         ttl: Some(Ttl::Seconds(60)),
@@ -836,7 +841,7 @@ async fn what_is_said_is_found_again(place: Place) {
         .say(
             &log("s3"),
             1,
-            &Wishes {
+            &SessionMetadata {
                 ttl: Some(Ttl::Never),
                 ..wishes(&[("team", "web")], None)
             },
@@ -910,9 +915,9 @@ async fn what_is_said_is_found_again(place: Place) {
 
 async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
     let index = place.open();
-    let at_rest = |is, raw| Wishes {
-        status: Some(AtRest { is, raw }),
-        ..Wishes::default()
+    let at_rest = |is, raw| SessionMetadata {
+        status: Some(Closed { is, raw }),
+        ..SessionMetadata::default()
     };
     let records = |id: &str| {
         [
@@ -927,7 +932,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
             index.record(&record).await.unwrap();
             if number == said_after {
                 index
-                    .say(&log(id), 1, &at_rest(Rest::Completed, 5))
+                    .say(&log(id), 1, &at_rest(ClosedStatus::Completed, 5))
                     .await
                     .unwrap();
             }
@@ -935,7 +940,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
         let status = || async { index.session(&log(id)).await.unwrap().unwrap().status };
         assert_eq!(status().await, "completed", "{id}");
         index
-            .say(&log(id), 2, &at_rest(Rest::Archived, 5))
+            .say(&log(id), 2, &at_rest(ClosedStatus::Archived, 5))
             .await
             .unwrap();
         assert_eq!(status().await, "archived");
@@ -948,7 +953,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
         gone.header.kind = EntryKind::Tombstone;
         index.record(&gone).await.unwrap();
         index
-            .say(&log(id), 3, &at_rest(Rest::Completed, 6))
+            .say(&log(id), 3, &at_rest(ClosedStatus::Completed, 6))
             .await
             .unwrap();
         assert_eq!(status().await, "removed");
@@ -1007,12 +1012,12 @@ async fn bad_cursors_are_usage(place: Place) {
             })
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), Kind::Usage, "{bad:?}");
+        assert_eq!(error.kind(), ErrorKind::Usage, "{bad:?}");
     }
 }
 
 /// A log with everything in it.
-fn a_story(log: &LogId) -> Vec<Record> {
+fn a_story(log: &LogId) -> Vec<EntryRecord> {
     let mut records = vec![
         entry(log, 1, vec![]),
         entry(
@@ -1021,15 +1026,15 @@ fn a_story(log: &LogId) -> Vec<Record> {
             vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)],
         ),
     ];
-    records[1].told.facts = Facts {
+    records[1].told.facts = SessionFacts {
         title: Some("story".into()),
         project: Some("p".into()),
         cwd: Some("/w".into()),
-        ..Facts::default()
+        ..SessionFacts::default()
     };
     records.push(on_branch(entry(log, 3, vec![part("a.jsonl", 10, 1)]), "w2"));
     let mut third = entry(log, 3, vec![part("a.jsonl", 10, 5)]);
-    third.header.moves = vec![Move {
+    third.header.moves = vec![FileMove {
         from: "Sub/ä.json".parse().unwrap(),
         to: "b".parse().unwrap(),
     }];
@@ -1170,7 +1175,7 @@ async fn first_opens_race(place: Place) {
         })
         .collect();
     for task in tasks {
-        assert_eq!(task.await.unwrap(), Recorded::New);
+        assert_eq!(task.await.unwrap(), RecordOutcome::New);
     }
     assert_eq!(ids(&place.open(), &filter()).await.len(), 4);
 }

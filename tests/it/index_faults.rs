@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sessiond::error::{Error, Kind};
+use sessiond::error::{Error, ErrorKind};
 use sessiond::index::sql::SqlIndex;
-use sessiond::index::{Index, Recorded};
+use sessiond::index::{Index, RecordOutcome};
 use sqlx::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -37,7 +37,7 @@ fn a_url_that_can_never_work_is_refused_and_not_repeated() {
         "sqlite:///%ff",
     ] {
         let error = SqlIndex::open(bad).expect_err(bad);
-        assert_eq!(error.kind(), Kind::Usage, "{bad}");
+        assert_eq!(error.kind(), ErrorKind::Usage, "{bad}");
         let hint = error.hint_text().unwrap_or_default();
         assert!(
             hint.contains("sqlite:///") && hint.contains("postgres://"),
@@ -75,7 +75,7 @@ fn an_address_holds_no_secret() {
 async fn a_wrong_password_is_usage() {
     let Some(server) = postgres() else { return };
     let error = ping(&server.url_with_password("wrong-password")).await;
-    assert_eq!(error.kind(), Kind::Usage, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.hint_text().is_some());
     assert!(
         !format!("{error} {error:?}").contains("wrong-password"),
@@ -89,9 +89,9 @@ async fn an_unknown_database_or_role_is_usage() {
         return;
     };
     let unknown = ping(&place.url.replace("/t", "/no-such-t")).await;
-    assert_eq!(unknown.kind(), Kind::Usage, "{unknown}");
+    assert_eq!(unknown.kind(), ErrorKind::Usage, "{unknown}");
     let role = ping(&place.url.replace("postgres@", "nobody:wrong-password@")).await;
-    assert_eq!(role.kind(), Kind::Usage, "{role}");
+    assert_eq!(role.kind(), ErrorKind::Usage, "{role}");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn missing_rights_are_usage() {
         .fresh_database()
         .replace("postgres@", &format!("locked:{}@", Postgres::PASSWORD));
     let error = ping(&url).await;
-    assert_eq!(error.kind(), Kind::Usage, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("permission denied"), "{error}");
 }
 
@@ -114,7 +114,7 @@ async fn a_refused_port_is_unavailable_at_once() {
         .port();
     let began = Instant::now();
     let error = ping(&format!("postgres://u:wrong-password@127.0.0.1:{port}/d")).await;
-    assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(
         error
             .to_string()
@@ -134,7 +134,7 @@ async fn a_server_that_never_answers_is_unavailable_in_time() {
         silent.local_addr().unwrap()
     ))
     .await;
-    assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(8));
 }
 
@@ -151,7 +151,7 @@ async fn a_database_that_comes_back_is_used_again() {
                 .record(&entry(&log, seq * 2 - 1, vec![]))
                 .await
                 .unwrap(),
-            Recorded::New
+            RecordOutcome::New
         );
         server.stop();
         for _ in 0..2 {
@@ -159,12 +159,12 @@ async fn a_database_that_comes_back_is_used_again() {
                 .record(&entry(&log, seq * 2, vec![]))
                 .await
                 .unwrap_err();
-            assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
         server.start();
         assert_eq!(
             index.record(&entry(&log, seq * 2, vec![])).await.unwrap(),
-            Recorded::New
+            RecordOutcome::New
         );
     }
     // Away and back between two calls: nobody notices.
@@ -172,7 +172,7 @@ async fn a_database_that_comes_back_is_used_again() {
     server.start();
     assert_eq!(
         index.record(&entry(&log, 7, vec![])).await.unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
 }
 
@@ -221,7 +221,7 @@ async fn connections_that_hang_are_given_up() {
     .unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
     held.store(true, Ordering::SeqCst);
     let began = Instant::now();
@@ -229,11 +229,11 @@ async fn connections_that_hang_are_given_up() {
     let (one, other) = tokio::join!(index.record(&two), index.record(&three));
     assert_eq!(
         (one.unwrap_err().kind(), other.unwrap_err().kind()),
-        (Kind::Unavailable, Kind::Unavailable)
+        (ErrorKind::Unavailable, ErrorKind::Unavailable)
     );
     assert!(began.elapsed() < Duration::from_secs(17));
     held.store(false, Ordering::SeqCst);
-    assert_eq!(index.record(&two).await.unwrap(), Recorded::New);
+    assert_eq!(index.record(&two).await.unwrap(), RecordOutcome::New);
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn a_role_that_may_only_use_the_tables_is_enough() {
     let index = SqlIndex::open(&format!("{}/{name}", url.rsplit_once('/').unwrap().0)).unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
 }
 
@@ -272,47 +272,47 @@ async fn the_index_file_is_for_its_owner_alone() {
 
 #[tokio::test]
 async fn a_file_name_may_hold_anything() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let index = SqlIndex::open(&format!(
         "sqlite://{}/a%20b%25%3F%23ä.db",
-        folder.path().display()
+        directory.path().display()
     ))
     .unwrap();
     index.ping().await.unwrap();
-    assert!(folder.path().join("a b%?#ä.db").is_file());
+    assert!(directory.path().join("a b%?#ä.db").is_file());
 }
 
 #[tokio::test]
 async fn a_file_that_cannot_be_made_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let here = folder.path().display();
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path().display();
     std::fs::write(
-        folder.path().join("file"),
+        directory.path().join("file"),
         "this is no database, and long enough to be seen as none".repeat(20),
     )
     .unwrap();
-    std::fs::create_dir(folder.path().join("folder.db")).unwrap();
+    std::fs::create_dir(directory.path().join("directory.db")).unwrap();
     for bad in [
-        format!("sqlite://{here}/folder.db"),
+        format!("sqlite://{here}/directory.db"),
         format!("sqlite://{here}/file/index.db"),
         format!("sqlite://{here}/file"),
     ] {
         let error = ping(&bad).await;
-        assert_eq!(error.kind(), Kind::Usage, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(error.hint_text().is_some(), "{error}");
     }
     // Not even root may write there.
     let error = ping("sqlite:///proc/sessiond/index.db").await;
     assert!(
-        matches!(error.kind(), Kind::Usage | Kind::Unavailable),
+        matches!(error.kind(), ErrorKind::Usage | ErrorKind::Unavailable),
         "{error}"
     );
 }
 
 #[tokio::test]
-async fn a_folder_that_becomes_writable_is_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let blocked = folder.path().join("state");
+async fn a_directory_that_becomes_writable_is_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let blocked = directory.path().join("state");
     std::fs::write(&blocked, "").unwrap();
     let index = SqlIndex::open(&format!("sqlite://{}/index.db", blocked.display())).unwrap();
     index.ping().await.unwrap_err();
@@ -334,11 +334,11 @@ async fn a_file_that_another_process_holds_is_unavailable() {
         .record(&entry(&log("s1"), 1, vec![]))
         .await
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        Recorded::New
+        RecordOutcome::New
     );
 }
 
@@ -354,7 +354,7 @@ async fn a_schema_of_a_newer_build_asks_for_an_upgrade() {
         let sql = "INSERT INTO sessiond_migrations (version, description, success, checksum, execution_time) SELECT 999, 'newer', success, checksum, 0 FROM sessiond_migrations WHERE version = 1";
         sqlx::raw_sql(sql).execute(&mut other).await.unwrap();
         let error = place.open().ping().await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Usage, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(
             error.hint_text().unwrap().contains("upgrade sessiond"),
             "{error}"

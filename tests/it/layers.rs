@@ -21,8 +21,8 @@ fn row_of(module: &str) -> Option<usize> {
     ROWS.iter().position(|row| row.contains(&module))
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for item in std::fs::read_dir(folder).unwrap() {
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for item in std::fs::read_dir(directory).unwrap() {
         let path = item.unwrap().path();
         if path.is_dir() {
             sources(&path, found);

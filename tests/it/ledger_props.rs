@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use sessiond::log::ledger::{FileCursor, Ledger};
-use sessiond::log::pen::Pen;
-use sessiond::model::{Digest, FileKind, LogId, RunningHash, Stat};
+use sessiond::log::writer::LogWriter;
+use sessiond::model::{Digest, FileKind, FileStat, LogId, RunningHash};
 use sessiond::sys::Disk;
 
 #[path = "../../fuzz/src/mutate.rs"]
@@ -18,17 +18,17 @@ fn ledger() -> Ledger {
         agent: "a".parse().unwrap(),
         name: "s".parse().unwrap(),
     };
-    let pen = Pen::unclaimed(
+    let log_writer = LogWriter::unclaimed(
         "w".parse().unwrap(),
         3,
         Some(Digest::of(b"entry 3")),
         "2026-05-01T12:00:00Z".parse().unwrap(),
     );
-    let mut ledger = Ledger::new(STORE.to_owned(), id, pen);
+    let mut ledger = Ledger::new(STORE.to_owned(), id, log_writer);
     for (path, len) in [("projects/-w/s.jsonl", 100), ("tasks/s/1", 0)] {
         let mut cursor = FileCursor::new(
             FileKind::Append,
-            Stat {
+            FileStat {
                 dev: 1,
                 ino: 2,
                 size: len,
@@ -42,7 +42,7 @@ fn ledger() -> Ledger {
     ledger
 }
 
-/// A folder with a ledger in it, and the bytes of the file.
+/// A directory with a ledger in it, and the bytes of the file.
 struct Kept {
     root: tempfile::TempDir,
     disk: Disk,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sessiond::daemon::sayer;
-use sessiond::model::{Ttl, Wishes};
+use sessiond::daemon::metadata_writer;
+use sessiond::model::{SessionMetadata, Ttl};
 
 use crate::support::TempHome;
 use crate::support::backend::{Backend, append, transcript};
@@ -161,7 +161,7 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
         let (logs, id) = (logs.clone(), id.clone());
         tokio::spawn(async move {
             for turn in 0..3 {
-                let add = |before: &Wishes| {
+                let add = |before: &SessionMetadata| {
                     let mut after = before.clone();
                     after
                         .labels
@@ -319,16 +319,20 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     world.store.refuse("wishes/");
     world.feed.say_of_each();
     let handle = world.stream();
-    let wishes = Wishes {
+    let wishes = SessionMetadata {
         ttl: Some(Ttl::Never),
-        ..Wishes::default()
+        ..SessionMetadata::default()
     };
-    let task = tokio::spawn(sayer::run(world.feed.clone(), logs.clone(), wishes.clone()));
+    let task = tokio::spawn(metadata_writer::run(
+        world.feed.clone(),
+        logs.clone(),
+        wishes.clone(),
+    ));
     world.append("projects/-w/s1.jsonl", "{\"n\":1}\n");
     world.write("projects/-w/memory/m.md", "a project is no session");
     handle.flush(None).await.unwrap();
     assert!(
-        !sayer::finished(
+        !metadata_writer::finished(
             &world.feed,
             tokio::time::Instant::now() + Duration::from_millis(300)
         )
@@ -337,7 +341,7 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     assert!(world.stored("s1").await.is_some());
     world.store.recover();
     assert!(
-        sayer::finished(
+        metadata_writer::finished(
             &world.feed,
             tokio::time::Instant::now() + Duration::from_secs(30)
         )
@@ -346,16 +350,21 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     assert_eq!(logs.said(&id).await.unwrap().wishes, wishes);
     assert!(logs.wishes(&world.id("@-w")).await.unwrap().is_empty());
     // Once for each session and process.
-    logs.say(&id, |_| Ok(Wishes::default())).await.unwrap();
+    logs.say(&id, |_| Ok(SessionMetadata::default()))
+        .await
+        .unwrap();
     world.append("projects/-w/s1.jsonl", "{\"n\":2}\n");
     handle.flush(None).await.unwrap();
     assert!(
-        sayer::finished(
+        metadata_writer::finished(
             &world.feed,
             tokio::time::Instant::now() + Duration::from_secs(30)
         )
         .await
     );
-    assert_eq!(logs.said(&id).await.unwrap().wishes, Wishes::default());
+    assert_eq!(
+        logs.said(&id).await.unwrap().wishes,
+        SessionMetadata::default()
+    );
     task.abort();
 }

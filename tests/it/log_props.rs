@@ -5,27 +5,29 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use sessiond::codec::entry::{Entry, decode, encode};
-use sessiond::error::{Error, Kind};
-use sessiond::log::chain::Chain;
-use sessiond::log::state::State;
-use sessiond::model::{Covers, Digest, EntryKind, FileKind, Header, Move, Part, RelPath, Seq};
+use sessiond::error::{Error, ErrorKind};
+use sessiond::log::chain::EntryChain;
+use sessiond::log::state::LogState;
+use sessiond::model::{
+    CoveredRange, Digest, EntryHeader, EntryKind, FileKind, FileMove, Part, RelPath, Seq,
+};
 
-fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> Header {
+fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> EntryHeader {
     let text = serde_json::json!({
         "v": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
         "prev": prev,
     });
-    Header {
+    EntryHeader {
         after,
         ..serde_json::from_value(text).unwrap()
     }
 }
 
-fn read_back(header: Header) -> Result<Entry, Error> {
+fn read_back(header: EntryHeader) -> Result<Entry, Error> {
     decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes)
 }
 
-fn entry(header: Header) -> Entry {
+fn entry(header: EntryHeader) -> Entry {
     read_back(header).unwrap()
 }
 
@@ -79,7 +81,7 @@ enum Fate {
 fn read(
     numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>,
 ) -> (Vec<Entry>, Option<Error>) {
-    let mut chain = Chain::new("session s", 0, None);
+    let mut chain = EntryChain::new("session s", 0, None);
     let mut out = Vec::new();
     for (seq, read) in numbers {
         match chain.push(seq, read) {
@@ -171,7 +173,7 @@ proptest! {
         let unread = (first..all.len()).any(|at| fate(at) == Fate::Corrupt);
         let follows = |at: usize, before: usize| all[at].entry.header.prev == Some(all[before].entry.digest);
         let torn = (first + 1..at).any(|at| fate(at) == Fate::Sound && fate(at - 1) == Fate::Missing && follows(at, at - 1));
-        prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(Kind::Corrupt));
+        prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(ErrorKind::Corrupt));
     }
 
     #[test]
@@ -200,7 +202,7 @@ proptest! {
         }
         let (out, error) = read(given);
         prop_assert!(is_linked(&out), "{:?}", self::numbers(&out));
-        prop_assert!(error.as_ref().is_none_or(|error| error.kind() == Kind::Corrupt));
+        prop_assert!(error.as_ref().is_none_or(|error| error.kind() == ErrorKind::Corrupt));
         // A log that is one chain comes out as it is.
         prop_assert!(!is_linked(&entries) || error.is_some() || out.len() == entries.len());
     }
@@ -264,14 +266,14 @@ proptest! {
     fn a_state_is_what_the_bytes_amount_to(changes in changes(), beyond in any::<bool>()) {
         let path = |file: usize| PATHS[file].parse::<RelPath>().unwrap();
         let mut model: BTreeMap<RelPath, Vec<u8>> = BTreeMap::new();
-        let mut state = State::default();
+        let mut state = LogState::default();
         for (at, (moves, parts)) in changes.into_iter().enumerate() {
             let mut header = header(at as Seq + 1, None, None, "w");
             for (from, to) in moves {
                 if let Some(bytes) = model.remove(&path(from)) {
                     model.insert(path(to), bytes);
                 }
-                header.moves.push(Move { from: path(from), to: path(to) });
+                header.moves.push(FileMove { from: path(from), to: path(to) });
             }
             for (file, cut, more) in parts {
                 let bytes = model.entry(path(file)).or_default();
@@ -301,18 +303,18 @@ proptest! {
         });
         let first = header(state.seq, None, Some(0), "w");
         let (digest, began) = (state.digest.unwrap(), first.at);
-        let covers = Covers { from: 1, digest, began, entries: state.seq, raw: state.raw, stored: 0, writers: BTreeMap::new() };
-        let snapshot = Header { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
-        let mut again = State::default();
+        let covers = CoveredRange { from: 1, digest, began, entries: state.seq, raw: state.raw, stored: 0, writers: BTreeMap::new() };
+        let snapshot = EntryHeader { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
+        let mut again = LogState::default();
         let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };
-        again.apply(&Header { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();
+        again.apply(&EntryHeader { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();
         again.apply(&snapshot, state.digest.unwrap()).unwrap();
         prop_assert_eq!(&again, &state);
         // Bytes behind the end of a file leave a hole that nobody wrote.
         let last = path(0);
         let start = model.get(&last).map_or(0, Vec::len) as u64 + u64::from(beyond);
         let part = Part { path: last, kind: FileKind::Whole, start, len: 1, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None };
-        let gap = Header { parts: vec![part], ..header(state.seq + 1, None, None, "w") };
-        prop_assert_eq!(state.apply(&gap, Digest::of(b"")).err().map(|error| error.kind()), beyond.then_some(Kind::Corrupt));
+        let gap = EntryHeader { parts: vec![part], ..header(state.seq + 1, None, None, "w") };
+        prop_assert_eq!(state.apply(&gap, Digest::of(b"")).err().map(|error| error.kind()), beyond.then_some(ErrorKind::Corrupt));
     }
 }

@@ -3,10 +3,10 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use sessiond::capture::ship::Shipment;
-use sessiond::history::{Bit, Conversation, Follow, News};
+use sessiond::capture::flush::LogFlusher;
+use sessiond::history::{Conversation, DisplayBlock, Follow, News};
 use sessiond::log::schedule;
-use sessiond::model::At;
+use sessiond::model::LogPoint;
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::Rules;
 use sessiond::upkeep::compact::compact;
@@ -172,8 +172,8 @@ fn an_earlier_point_shows_what_had_been_said_by_then() {
 
 fn texts(news: &[News]) -> Vec<String> {
     let text = |news: &News| match news {
-        News::Said(spoken) => match &spoken.bits[..] {
-            [Bit::Text(text)] => text.clone(),
+        News::LocatedMessage(spoken) => match &spoken.bits[..] {
+            [DisplayBlock::Text(text)] => text.clone(),
             bits => format!("{bits:?}"),
         },
         other => format!("{other:?}"),
@@ -185,10 +185,10 @@ fn texts(news: &[News]) -> Vec<String> {
 async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     let world = World::new();
     let (logs, id) = (world.logs(), world.id("s1"));
-    let mut shipment = Shipment::new(id.clone());
+    let mut shipment = LogFlusher::new(id.clone());
     shipment.hints.insert(PATH.parse().unwrap());
     let mut number = 0;
-    let mut write = async |shipment: &mut Shipment| {
+    let mut write = async |shipment: &mut LogFlusher| {
         number += 1;
         world.append(PATH, line(number, "user", &format!("n{number}")));
         shipment.flush(&world.context(), false).await.unwrap();
@@ -234,7 +234,7 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     );
     // Merged and collected while nobody looked: every entry is gone.
     number = 100;
-    let mut write = async |shipment: &mut Shipment| {
+    let mut write = async |shipment: &mut LogFlusher| {
         number += 1;
         world.append(PATH, line(number, "user", &format!("n{number}")));
         shipment.flush(&world.context(), false).await.unwrap();
@@ -254,7 +254,8 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
             .await
             .unwrap()
     };
-    for seq in (1..=shipment.ledger.as_ref().unwrap().pen.seq).filter(|seq| schedule::is_due(*seq))
+    for seq in
+        (1..=shipment.ledger.as_ref().unwrap().log_writer.seq).filter(|seq| schedule::is_due(*seq))
     {
         compact(&logs, &id, seq).await.unwrap();
     }
@@ -287,11 +288,11 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
     }
     assert!(logs.pieces(&id).await.unwrap().is_empty());
     assert_eq!(follow.look(true).await.unwrap(), []);
-    let mut shipment = Shipment::new(id.clone());
+    let mut shipment = LogFlusher::new(id.clone());
     shipment.hints.insert(PATH.parse().unwrap());
     write(&mut shipment).await;
     assert!(
-        shipment.ledger.as_ref().unwrap().pen.seq < 10,
+        shipment.ledger.as_ref().unwrap().log_writer.seq < 10,
         "it begins anew"
     );
     assert_eq!(texts(&follow.look(true).await.unwrap()), ["n143"]);
@@ -310,9 +311,9 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
         world.store.requests() - before
     );
     for (at, text) in [
-        (At::Latest, "n163"),
+        (LogPoint::Latest, "n163"),
         (
-            At::Seq(shipment.ledger.as_ref().unwrap().pen.seq - 1),
+            LogPoint::Seq(shipment.ledger.as_ref().unwrap().log_writer.seq - 1),
             "n162",
         ),
     ] {
@@ -325,7 +326,7 @@ async fn following_costs_one_request_and_survives_what_happens_to_a_session() {
             read.objects
         );
         let shown = read.sink.ear.shown(Some(1));
-        assert_eq!(shown[0].spoken.bits, [Bit::Text(text.to_owned())]);
+        assert_eq!(shown[0].spoken.bits, [DisplayBlock::Text(text.to_owned())]);
     }
 }
 

@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use sessiond::capture::feed::News;
-use sessiond::capture::ship::Shipment;
+use sessiond::capture::flush::LogFlusher;
 use sessiond::config::Prices;
-use sessiond::error::Kind;
-use sessiond::index::sql::{SqlIndex, Terms};
+use sessiond::error::ErrorKind;
+use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
-    By, Catalog, Index, MessageFilter, MessageRow, Recorded, SearchFilter, SessionRow, StatsFilter,
-    StatsRow, Words,
+    By, Catalog, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SessionRow,
+    StatsFilter, StatsRow, Words,
 };
-use sessiond::model::{LogId, NamedFile, Role};
+use sessiond::model::{LogId, PathState, Role};
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::Rules;
 use sessiond::upkeep::compact::compact;
@@ -34,11 +34,11 @@ contract!(
     a_line_that_was_cut_is_read_although_its_file_moved,
 );
 
-fn prices(text: &str) -> Terms {
-    Terms {
+fn prices(text: &str) -> IndexOptions {
+    IndexOptions {
         prices: toml::from_str::<Prices>(text).unwrap(),
         text: true,
-        ..Terms::default()
+        ..IndexOptions::default()
     }
 }
 
@@ -68,7 +68,7 @@ pub fn fixture(name: &str) -> (String, Files) {
 pub async fn tell(world: &World, index: &SqlIndex) {
     while let Some(news) = world.feed.try_next() {
         let News::Entry(record) = news else { continue };
-        if let Recorded::Gap { .. } = index.record(&record).await.unwrap() {
+        if let RecordOutcome::Gap { .. } = index.record(&record).await.unwrap() {
             catch_up(&world.logs(), index, &*world.profile, &record.log)
                 .await
                 .unwrap();
@@ -80,7 +80,7 @@ pub async fn tell(world: &World, index: &SqlIndex) {
 pub async fn stream(
     world: &World,
     index: &SqlIndex,
-    shipment: &mut Shipment,
+    shipment: &mut LogFlusher,
     files: &Files,
     flushes: usize,
 ) {
@@ -118,11 +118,11 @@ async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
 }
 
 /// A session that the real program wrote, streamed in a few flushes.
-async fn streamed(place: &Place, terms: Terms, name: &str) -> (SessionRow, Vec<MessageRow>) {
+async fn streamed(place: &Place, terms: IndexOptions, name: &str) -> (SessionRow, Vec<MessageRow>) {
     let (world, (session, files), index) = (World::new(), fixture(name), place.open().on(terms));
     let id = world.id(&session);
     index.forget(&id).await.unwrap();
-    stream(&world, &index, &mut Shipment::new(id.clone()), &files, 4).await;
+    stream(&world, &index, &mut LogFlusher::new(id.clone()), &files, 4).await;
     (
         index.session(&id).await.unwrap().unwrap(),
         said(&index, &id).await,
@@ -140,7 +140,7 @@ async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
         ]
     };
     // No prices: what the transcript says of the whole is known, and of an answer nothing.
-    let (row, said) = streamed(&place, Terms::default(), "subagent").await;
+    let (row, said) = streamed(&place, IndexOptions::default(), "subagent").await;
     assert_eq!(
         (
             tokens(&row),
@@ -171,7 +171,7 @@ async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
     );
     assert!(said.is_sorted_by_key(|row| row.position));
     // Killed before it could say what it cost.
-    let (row, _) = streamed(&place, Terms::default(), "killed-mid-tool").await;
+    let (row, _) = streamed(&place, IndexOptions::default(), "killed-mid-tool").await;
     assert_eq!((tokens(&row), row.totals.cost), ([120, 42, 1000, 30], None));
     // Prices, of the model that answered.
     let dear = || {
@@ -337,7 +337,7 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
         };
         assert_eq!(
             index.messages(&log, &filter).await.unwrap_err().kind(),
-            Kind::Usage,
+            ErrorKind::Usage,
             "{bad:?}"
         );
     }
@@ -472,7 +472,14 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
             format!("projects/{project}/{id}.jsonl"),
             text.clone().into_bytes(),
         )]);
-        stream(&world, &index, &mut Shipment::new(world.id(id)), &files, 2).await;
+        stream(
+            &world,
+            &index,
+            &mut LogFlusher::new(world.id(id)),
+            &files,
+            2,
+        )
+        .await;
     }
     label(&place, &world.id("s2"), "team", "infra").await;
     let find = async |filter: SearchFilter| {
@@ -587,7 +594,7 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     // A message without end is kept in part, and what goes from the index is not found any more.
     let long = line(3, "user", &format!("{} needle", "straw ".repeat(40_000)));
     world.append("projects/-other/s3.jsonl", long);
-    let mut shipment = Shipment::new(world.id("s3"));
+    let mut shipment = LogFlusher::new(world.id("s3"));
     shipment
         .hints
         .insert("projects/-other/s3.jsonl".parse().unwrap());
@@ -654,7 +661,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         stream(
             &world,
             &index,
-            &mut Shipment::new(world.id(&session)),
+            &mut LogFlusher::new(world.id(&session)),
             &files,
             3,
         )
@@ -786,7 +793,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
 #[derive(Debug, PartialEq)]
 struct All {
     session: Option<SessionRow>,
-    files: Vec<NamedFile>,
+    files: Vec<PathState>,
     messages: Vec<MessageRow>,
     texts: Vec<String>,
     checkpoints: Vec<String>,
@@ -836,7 +843,7 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
         ("parallel-tools-slow", 70),
     ] {
         let (session, files) = fixture(name);
-        let (id, mut shipment) = (world.id(&session), Shipment::new(world.id(&session)));
+        let (id, mut shipment) = (world.id(&session), LogFlusher::new(world.id(&session)));
         stream(&world, &index, &mut shipment, &files, flushes).await;
         let path = files
             .keys()
@@ -880,7 +887,7 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
             _ => {}
         }
         tell(&world, &index).await;
-        ids.push((id, shipment.ledger.unwrap().pen.seq));
+        ids.push((id, shipment.ledger.unwrap().log_writer.seq));
     }
     let gathered = async || {
         let mut rows = Vec::new();
@@ -948,7 +955,7 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
 
 async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
     let (world, index) = (World::new(), place.open().on(prices("")));
-    let (id, mut shipment) = (world.id("s1"), Shipment::new(world.id("s1")));
+    let (id, mut shipment) = (world.id("s1"), LogFlusher::new(world.id("s1")));
     let (one, two) = (line(1, "user", "first"), line(2, "assistant", "second"));
     let (head, tail) = two.split_at(100);
     for (from, to, text) in [

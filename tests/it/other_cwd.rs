@@ -1,4 +1,4 @@
-//! A session that comes to another folder than it was in: `restore --cwd`, and what stands here already.
+//! A session that comes to another directory than it was in: `restore --cwd`, and what stands here already.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::support::writers::{Files, files_in};
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 const MORE: &str = "{\"type\":\"user\",\"cwd\":\"/else\",\"message\":{\"content\":\"more\"}}\n";
 
-/// A home, and in it where the session's transcript is in the project of a folder.
+/// A home, and in it where the session's transcript is in the project of a directory.
 struct Here(TempHome);
 
 impl Here {
@@ -23,7 +23,7 @@ impl Here {
             .join(format!(".claude/projects/{project}/s1.jsonl"))
     }
 
-    /// The files of the session, and those that were moved aside without the folder that they were moved to.
+    /// The files of the session, and those that were moved aside without the directory that they were moved to.
     fn files(&self) -> (Files, Vec<String>) {
         let aside = files_in(&self.0.home().join(".claude/.sessiond/aside"));
         (
@@ -252,7 +252,7 @@ fn other_agents_find_it_there_too_or_it_is_refused() {
     ));
     assert_eq!(std::fs::read_to_string(output).unwrap(), "large");
 
-    // Codex looks in all its folders.
+    // Codex looks in all its directories.
     let rollout = format!("sessions/2026/11/16/rollout-2026-11-16T13-47-53-{ID}.jsonl");
     append(&begun.0.home().join(".codex").join(&rollout), "{}\n");
     backend

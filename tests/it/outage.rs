@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sessiond::index::Index;
 use sessiond::index::sql::SqlIndex;
-use sessiond::log::fence::Wanted;
+use sessiond::log::fence::FencingPolicy;
 use sessiond::upkeep::reindex::rebuild;
 
 use crate::support::proxy::{Mode, TcpProxy};
@@ -30,7 +30,7 @@ struct Host {
 }
 
 impl Host {
-    /// A folder and an SQLite file.
+    /// A directory and an SQLite file.
     fn new() -> Host {
         let home = TempHome::new();
         let store = format!("file://{}/store", home.path().display());
@@ -180,8 +180,8 @@ impl Host {
     fn assert_all_stored_once(&self) {
         let files = files_in(&self.root());
         assert_eq!(self.restored(), files);
-        let folder = tempfile::tempdir_in(self.home.path()).unwrap();
-        let raw = folder.path().join("raw");
+        let directory = tempfile::tempdir_in(self.home.path()).unwrap();
+        let raw = directory.path().join("raw");
         self.ok(&["pull", SESSION, "--raw", "--to", raw.to_str().unwrap()]);
         let stored: usize = files_in(&raw)
             .iter()
@@ -264,7 +264,7 @@ fn rows_of(host: &Host) -> Vec<Rows> {
         };
         let logs = sessiond::log::Logs {
             namespace: "default".parse().unwrap(),
-            ..place.logs_fenced(Wanted::Off)
+            ..place.logs_fenced(FencingPolicy::Off)
         };
         rows(&logs, &*index).await
     })

@@ -1,4 +1,4 @@
-//! What others must not see: files and folders of ours are for their user alone, and neither a word of a conversation nor a secret
+//! What others must not see: files and directories of ours are for their user alone, and neither a word of a conversation nor a secret
 //! is in a log line, an error, the status or the list of processes, at any level of detail.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -23,10 +23,10 @@ fn lines(turn: u32) -> String {
     )
 }
 
-/// Everything below a folder, the folder too, that others could read or write.
-fn open_to_others(folder: &Path) -> Vec<String> {
+/// Everything below a directory, the directory too, that others could read or write.
+fn open_to_others(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    let mut left = vec![folder.to_owned()];
+    let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         let meta = std::fs::symlink_metadata(&path).unwrap();
         if meta.is_dir() {

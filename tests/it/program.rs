@@ -385,7 +385,7 @@ fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
         .run(&home, &["flush", "--wait", "--session", "s"])
         .ok();
     assert_eq!(status()["sessions"][0]["lag_bytes"], 0);
-    // A second sessiond on the same folder is refused.
+    // A second sessiond on the same directory is refused.
     backend
         .run(&home, &["daemon"])
         .fails(7, "another sessiond", "status");
@@ -574,7 +574,7 @@ fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
 }
 
 #[test]
-fn a_restored_file_belongs_to_the_owner_of_the_folder() {
+fn a_restored_file_belongs_to_the_owner_of_the_dir() {
     use std::os::unix::fs::MetadataExt;
     let backend = Backend::file();
     let home = TempHome::new();
@@ -618,13 +618,13 @@ fn pull_is_only_a_copy() {
         let root = home.home().join(".claude").to_string_lossy().into_owned();
         backend
             .run(&home, &["pull", "s1", "--to", &root])
-            .fails(2, "agent's folder", "--to");
+            .fails(2, "agent's directory", "--to");
         backend
             .run(
                 &home,
                 &["pull", "s1", "--to", &format!("{root}/projects/x")],
             )
-            .fails(2, "agent's folder", "--to");
+            .fails(2, "agent's directory", "--to");
         backend.run(&home, &["pull", "s1"]).ok();
         assert_eq!(
             text(&home.home().join("s1/projects/-work-app/s1.jsonl")),
@@ -765,7 +765,7 @@ fn the_demo_shows_the_point() {
     assert_eq!(
         std::fs::read_dir(home.home()).unwrap().count(),
         0,
-        "the demo touched the home folder"
+        "the demo touched the home directory"
     );
 }
 

@@ -1,5 +1,5 @@
 //! What real transcripts say: `tests/fixtures/claude`, `codex` and `gemini` were written by the programs themselves, against a
-//! model server that made its answers up. Only the names of folders in them were changed.
+//! model server that made its answers up. Only the names of directories in them were changed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,17 +10,18 @@ use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::agent::codex::Codex;
 use sessiond::agent::gemini::Gemini;
 use sessiond::agent::transcript::Reader;
-use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, Turns};
+use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker};
 
 use crate::support::world::files_below;
 
-/// What the session in a folder says, in a few words a line.
+/// What the session in a directory says, in a few words a line.
 fn told(profile: &dyn Profile, root: &Path) -> String {
     let files: BTreeMap<RelPath, Vec<u8>> = files_below(root)
         .into_iter()
         .map(|(path, bytes)| (path.parse().unwrap(), bytes))
         .collect();
-    let (mut reader, mut turns, mut out) = (Reader::default(), Turns::default(), String::new());
+    let (mut reader, mut turns, mut out) =
+        (Reader::default(), TurnTracker::default(), String::new());
     let mut took: BTreeMap<String, Tokens> = BTreeMap::new();
     let mut unread = 0;
     for (path, bytes) in files
@@ -102,11 +103,11 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
 }
 
 /// What all sessions of a program say.
-fn all_told(profile: &dyn Profile, folder: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+fn all_told(profile: &dyn Profile, directory: &str) -> String {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
-        .join(folder);
-    let mut roots: Vec<_> = std::fs::read_dir(folder)
+        .join(directory);
+    let mut roots: Vec<_> = std::fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();

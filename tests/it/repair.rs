@@ -36,7 +36,7 @@ fn text(path: PathBuf) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What was kept aside in a folder of the agent's.
+/// What was kept aside in a directory of the agent's.
 fn aside(root: PathBuf) -> Vec<String> {
     let kept = root.join(".sessiond/aside");
     if !kept.exists() {

@@ -11,8 +11,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Everything in the bucket was written that much earlier.
 pub fn let_pass(backend: &Backend, time: Duration) {
     let mut open = vec![backend.path().join("bucket/v1")];
-    while let Some(folder) = open.pop() {
-        for item in std::fs::read_dir(&folder)
+    while let Some(directory) = open.pop() {
+        for item in std::fs::read_dir(&directory)
             .unwrap()
             .map(|item| item.unwrap().path())
         {
@@ -31,8 +31,8 @@ fn session(backend: &Backend) -> std::path::PathBuf {
     backend.path().join("bucket/v1/default/claude-code/s1")
 }
 
-fn count(folder: &Path) -> usize {
-    std::fs::read_dir(folder).map_or(0, Iterator::count)
+fn count(directory: &Path) -> usize {
+    std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
 /// Streams so many changes, each an entry of its own; answers what the transcript is then.
@@ -64,10 +64,13 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
     let backend = Backend::file();
     let home = TempHome::new();
     let whole = stream(&backend, &home, 40);
-    let folder = session(&backend);
+    let directory = session(&backend);
     // A claim and 40 deltas: the daemon has made a snapshot of the first 31.
     assert_eq!(
-        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (
+            count(&directory.join("log")),
+            count(&directory.join("snap"))
+        ),
         (41, 1)
     );
     let third = restored(&backend, &["--at", "seq:4"]);
@@ -78,7 +81,7 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
         .run(&home, &["gc", "--ttl", "never", "--json"])
         .json();
     assert_eq!(plan["objects"], 0, "{plan}");
-    assert_eq!(count(&folder.join("log")), 41);
+    assert_eq!(count(&directory.join("log")), 41);
 
     let_pass(&backend, 2 * DAY);
     let plan = backend
@@ -89,10 +92,17 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
         (&31.into(), &serde_json::json!(["collect", "squeeze"])),
         "{plan}"
     );
-    assert_eq!(count(&folder.join("log")), 41, "a dry run deletes nothing");
+    assert_eq!(
+        count(&directory.join("log")),
+        41,
+        "a dry run deletes nothing"
+    );
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     assert_eq!(
-        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (
+            count(&directory.join("log")),
+            count(&directory.join("snap"))
+        ),
         (10, 2)
     );
     assert_eq!(restored(&backend, &[]), whole);
@@ -106,7 +116,10 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     assert_eq!(
-        (count(&folder.join("log")), count(&folder.join("snap"))),
+        (
+            count(&directory.join("log")),
+            count(&directory.join("snap"))
+        ),
         (0, 1)
     );
     assert_eq!(restored(&backend, &[]), whole);

@@ -17,7 +17,7 @@ use crate::torture::seed;
 const PROJECT: &str = "-work-app";
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
 
-/// A server with a folder of its own.
+/// A server with a directory of its own.
 pub struct Server {
     pub process: Running,
     pub address: String,
@@ -321,7 +321,7 @@ fn what_makes_no_sense_is_refused_and_said() {
     refused(&["--agent", "codex"]).fails(2, "claude-code alone", "--agent");
     refused(&["--root", home.home().join(".claude").to_str().unwrap()]).fails(
         2,
-        "the agent's own folder",
+        "the agent's own directory",
         "--root",
     );
     let server = Server::start(&backend, &home);
@@ -353,7 +353,7 @@ fn what_makes_no_sense_is_refused_and_said() {
         400,
         "load",
         json!({ "key": { "project_key": "p", "session_id": "s", "subpath": "../../x" } }),
-        "leaves its folder",
+        "leaves its directory",
     );
     bad(404, "load", json!({ "key": main_key() }), "absent");
     let head = |more: &str| {
@@ -393,6 +393,6 @@ fn what_makes_no_sense_is_refused_and_said() {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("413"), "{answer}");
-    // A second one on the same folder.
+    // A second one on the same directory.
     refused(&[]).fails(7, "already keeps", "--root");
 }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use sessiond::codec::entry::Entry;
 use sessiond::codec::snapshot::{decode, encode};
-use sessiond::error::{Error, Kind, Result};
-use sessiond::model::{Digest, EntryKind, FileKind, Header, Part};
+use sessiond::error::{Error, ErrorKind, Result};
+use sessiond::model::{Digest, EntryHeader, EntryKind, FileKind, Part};
 
 type Files = Vec<(Part, Vec<u8>)>;
 
@@ -75,7 +75,7 @@ fn files() -> impl Strategy<Value = Files> {
     })
 }
 
-fn header(files: &Files) -> Header {
+fn header(files: &Files) -> EntryHeader {
     let text = serde_json::json!({
         "v": 1, "kind": EntryKind::Snapshot, "agent": "a", "session": "s", "seq": 7, "writer": "w", "at": "2026-05-01T12:00:00Z",
         "prev": null, "after": 0,
@@ -83,7 +83,7 @@ fn header(files: &Files) -> Header {
             "from": 1, "digest": Digest::of(b"entry 7"), "began": "2026-05-01T11:00:00Z", "entries": 7, "raw": 9, "stored": 9, "writers": {},
         },
     });
-    Header {
+    EntryHeader {
         parts: files.iter().map(|(part, _)| part.clone()).collect(),
         ..serde_json::from_value(text).unwrap()
     }
@@ -133,7 +133,7 @@ proptest! {
     fn a_snapshot_that_ends_too_soon_is_refused(files in files(), at in any::<Index>()) {
         let stored = stored(&files);
         let cut = read(&stored[..at.index(stored.len())]);
-        prop_assert_eq!(cut.err().map(|error| error.kind()), Some(Kind::Corrupt));
+        prop_assert_eq!(cut.err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
     }
 }
 
@@ -152,7 +152,7 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] ^= flip;
         match read(&bytes) {
-            Err(error) => prop_assert_eq!(error.kind(), Kind::Corrupt),
+            Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Corrupt),
             // A gzip stream has bits that carry no data: the time in its header, and what fills up its last byte.
             Ok(entry) => {
                 prop_assert!(inflate(&bytes) == inflate(&whole), "byte {at} of {} was flipped, and nobody noticed", whole.len());

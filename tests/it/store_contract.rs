@@ -9,17 +9,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use sessiond::config::Settings;
-use sessiond::error::{Error, Kind, Result};
+use sessiond::error::{Error, ErrorKind, Result};
+use sessiond::store::encrypted::EncryptedStore;
+use sessiond::store::encrypted::keyring::{self, Keyring};
 use sessiond::store::file::FileStore;
-use sessiond::store::limited::Limited;
+use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::sealed::Sealed;
-use sessiond::store::sealed::keyring::{self, Keyring};
-use sessiond::store::{Created, Object, Page, Store, list_folders, list_objects};
+use sessiond::store::{Created, Object, Page, Store, list_dirs, list_objects};
 
 use crate::support::servers::{S3, s3};
 
-/// Objects in the folder that needs more than one page.
+/// Objects in the directory that needs more than one page.
 const MANY: usize = 1005;
 
 fn text(text: &'static str) -> Bytes {
@@ -66,7 +66,7 @@ async fn creates_once(store: &dyn Store) {
             .expect("create"),
         Created::Exists
     );
-    // Neither a folder nor what would be below an object is an object.
+    // Neither a directory nor what would be below an object is an object.
     assert_eq!(store.get("c").await.expect("get"), None);
     assert_eq!(store.get("c/once/below").await.expect("get"), None);
 }
@@ -213,7 +213,7 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
         .map(|object| object.key.as_str())
         .collect();
     assert_eq!((keys, page.next), (vec!["l/a", "l/b.x", "l/bc"], None));
-    assert_eq!(page.folders, ["l/b-1/", "l/b/", "l/c/"]);
+    assert_eq!(page.directories, ["l/b-1/", "l/b/", "l/c/"]);
 
     let page = store.list("l/b", None).await.expect("list");
     let keys: Vec<&str> = page
@@ -221,8 +221,8 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
         .iter()
         .map(|object| object.key.as_str())
         .collect();
-    assert_eq!(keys, ["l/b.x", "l/bc"], "a prefix that is not a folder");
-    assert_eq!(page.folders, ["l/b-1/", "l/b/"]);
+    assert_eq!(keys, ["l/b.x", "l/bc"], "a prefix that is not a directory");
+    assert_eq!(page.directories, ["l/b-1/", "l/b/"]);
 
     let behind: Vec<String> = list_objects(store, "l/b/", Some("l/b/1".into()))
         .await
@@ -247,17 +247,20 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
     );
     let page = store.list("l/", Some("l/b/")).await.expect("list");
     assert_eq!(
-        page.folders,
+        page.directories,
         ["l/c/"],
-        "from behind a folder on, without the folder"
+        "from behind a directory on, without the directory"
     );
 
-    let top = list_folders(store, "").await.expect("list");
+    let top = list_dirs(store, "").await.expect("list");
     assert!(
         top.contains(&"l/".to_owned()) && top.contains(&"l2/".to_owned()),
         "{top:?}"
     );
-    assert!(!top.iter().any(|folder| folder.starts_with('.')), "{top:?}");
+    assert!(
+        !top.iter().any(|directory| directory.starts_with('.')),
+        "{top:?}"
+    );
     for nothing in ["nothing/", "nothing", "l/a/", "l/x/y/z/"] {
         assert_eq!(
             store.list(nothing, None).await.expect("list"),
@@ -269,16 +272,16 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
 
 async fn lists_in_pages(store: &dyn Store) {
     let objects: Vec<String> = (0..MANY).map(|n| format!("many/o/{n:012}.gz")).collect();
-    let folders: Vec<String> = (0..MANY).map(|n| format!("many/f/{n:04}-x/")).collect();
-    // Names that only differ behind a letter lower than a slash sort differently as folders: none may be lost at a page's end.
+    let directories: Vec<String> = (0..MANY).map(|n| format!("many/f/{n:04}-x/")).collect();
+    // Names that only differ behind a letter lower than a slash sort differently as directories: none may be lost at a page's end.
     let stems: Vec<String> = (0..MANY / 2)
         .flat_map(|n| [format!("many/s/{n:04}/"), format!("many/s/{n:04}-y/")])
         .collect();
     let keys = objects.iter().cloned().chain(
-        folders
+        directories
             .iter()
             .chain(&stems)
-            .map(|folder| format!("{folder}k")),
+            .map(|directory| format!("{directory}k")),
     );
     let keys: Vec<String> = keys.collect();
     for some in keys.chunks(32) {
@@ -315,8 +318,8 @@ async fn lists_in_pages(store: &dyn Store) {
         assert_eq!(rest.len(), MANY - first.objects.len());
     }
 
-    assert!(list_folders(store, "many/f/").await.expect("list") == folders);
-    let all = list_folders(store, "many/s/").await.expect("list");
+    assert!(list_dirs(store, "many/f/").await.expect("list") == directories);
+    let all = list_dirs(store, "many/s/").await.expect("list");
     assert_eq!(all.len(), stems.len(), "each once");
     assert_eq!(
         all.into_iter().collect::<BTreeSet<_>>(),
@@ -378,16 +381,16 @@ fn server(test: &str) -> Option<&'static S3> {
     server
 }
 
-fn open(folder: &Path) -> FileStore {
-    FileStore::open(folder.join("store")).expect("open")
+fn open(directory: &Path) -> FileStore {
+    FileStore::open(directory.join("store")).expect("open")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn file_store_keeps_the_contract() {
-    let folder = tempfile::tempdir().expect("folder");
-    contract(Arc::new(open(folder.path()))).await;
+    let directory = tempfile::tempdir().expect("directory");
+    contract(Arc::new(open(directory.path()))).await;
     assert_eq!(
-        std::fs::read_dir(folder.path().join("store/.tmp"))
+        std::fs::read_dir(directory.path().join("store/.tmp"))
             .expect("temp")
             .count(),
         0,
@@ -397,14 +400,14 @@ async fn file_store_keeps_the_contract() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limited_file_store_keeps_the_contract() {
-    let folder = tempfile::tempdir().expect("folder");
-    let limited = Limited::new(Arc::new(open(folder.path())), 3);
+    let directory = tempfile::tempdir().expect("directory");
+    let limited = ConcurrencyLimited::new(Arc::new(open(directory.path())), 3);
     assert_eq!(limited.fences_by_itself(), Some(true));
     contract(Arc::new(limited)).await;
 }
 
-/// A store below one folder of a log, where everything is sealed.
-struct Below(Sealed);
+/// A store below one directory of a log, where everything is sealed.
+struct Below(EncryptedStore);
 
 const LOG: &str = "v1/team/claude-code/s1/log/";
 const PAGE_MARK: &str = "page:";
@@ -444,7 +447,7 @@ impl Store for Below {
                     ..object
                 })
                 .collect(),
-            folders: page.folders.into_iter().map(short).collect(),
+            directories: page.directories.into_iter().map(short).collect(),
             next: page.next.map(|next| format!("{PAGE_MARK}{next}")),
         })
     }
@@ -462,26 +465,26 @@ impl Store for Below {
     }
 }
 
-/// Seals to a key that is made in the folder.
-fn sealed(inner: impl Store, folder: &Path) -> Sealed {
-    let path = folder.join("key.txt");
+/// Seals to a key that is made in the directory.
+fn sealed(inner: impl Store, directory: &Path) -> EncryptedStore {
+    let path = directory.join("key.txt");
     std::fs::write(&path, keyring::generate().0).expect("write");
     let keyring = Keyring::read(&Settings {
         identity: vec![path],
         ..Settings::default()
     })
     .expect("a key");
-    Sealed::new(Arc::new(inner), keyring)
+    EncryptedStore::new(Arc::new(inner), keyring)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_file_store_keeps_the_contract() {
-    let folder = tempfile::tempdir().expect("folder");
-    let bare = open(folder.path());
+    let directory = tempfile::tempdir().expect("directory");
+    let bare = open(directory.path());
     // What is no content is left alone, so sizes are what they were.
-    contract(Arc::new(sealed(open(folder.path()), folder.path()))).await;
+    contract(Arc::new(sealed(open(directory.path()), directory.path()))).await;
     assert_eq!(bare.get("c/once").await.expect("get"), Some(text("third")));
-    let below: Arc<dyn Store> = Arc::new(Below(sealed(open(folder.path()), folder.path())));
+    let below: Arc<dyn Store> = Arc::new(Below(sealed(open(directory.path()), directory.path())));
     behaviour(&below).await;
     let stored = bare
         .get(&format!("{LOG}c/once"))
@@ -500,11 +503,11 @@ async fn sealed_s3_store_keeps_the_contract() {
     let Some(server) = server("sealed_s3_store_keeps_the_contract") else {
         return;
     };
-    let folder = tempfile::tempdir().expect("folder");
+    let directory = tempfile::tempdir().expect("directory");
     let store = S3Store::connect(settings(server, &server.fresh_bucket(), "p"))
         .await
         .expect("connect");
-    let below: Arc<dyn Store> = Arc::new(Below(sealed(store, folder.path())));
+    let below: Arc<dyn Store> = Arc::new(Below(sealed(store, directory.path())));
     behaviour(&below).await;
 }
 
@@ -530,7 +533,7 @@ async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
         ..settings(server, &server.fresh_bucket(), "some/where")
     };
     let store = S3Store::connect(settings).await.expect("connect");
-    contract(Arc::new(Limited::new(Arc::new(store), 4))).await;
+    contract(Arc::new(ConcurrencyLimited::new(Arc::new(store), 4))).await;
 }
 
 #[tokio::test]
@@ -557,7 +560,7 @@ async fn s3_prefixes_are_apart() {
     assert_eq!(one.get("k").await.expect("get"), Some(text("one")));
     assert_eq!(list_objects(&one, "", None).await.expect("list").len(), 1);
     assert_eq!(
-        list_folders(&whole, "").await.expect("list"),
+        list_dirs(&whole, "").await.expect("list"),
         ["team-2/", "team/"]
     );
     two.delete("k").await.expect("delete");
@@ -646,7 +649,7 @@ async fn all_errors(store: &dyn Store) -> Vec<Error> {
     ]
 }
 
-fn assert_all(errors: &[Error], kind: Kind, hint: &str) {
+fn assert_all(errors: &[Error], kind: ErrorKind, hint: &str) {
     for error in errors {
         assert_eq!(error.kind(), kind, "{error}");
         assert!(
@@ -670,7 +673,7 @@ async fn a_missing_bucket_is_a_usage_error() {
         store.get("v1/k").await.expect_err("get"),
         store.list("v1/", None).await.expect_err("list"),
     ];
-    assert_all(&errors, Kind::Usage, "no-such-bucket-here");
+    assert_all(&errors, ErrorKind::Usage, "no-such-bucket-here");
 }
 
 #[tokio::test]
@@ -692,7 +695,7 @@ async fn wrong_credentials_are_refused() {
         .expect("connect");
         assert_all(
             &all_errors(&store).await,
-            Kind::Usage,
+            ErrorKind::Usage,
             "AWS_SECRET_ACCESS_KEY",
         );
     }
@@ -707,7 +710,7 @@ async fn a_refused_connection_is_unavailable() {
         .await
         .expect("connect");
     let errors = all_errors(&store).await;
-    assert_all(&errors, Kind::Unavailable, "server runs");
+    assert_all(&errors, ErrorKind::Unavailable, "server runs");
     let said = errors[1].to_string();
     assert!(
         said.starts_with("put v1/k in s3://bucket: ")
@@ -727,7 +730,11 @@ async fn a_silent_server_is_unavailable_in_time() {
     .await
     .expect("connect");
     let began = Instant::now();
-    assert_all(&all_errors(&store).await, Kind::Unavailable, "server runs");
+    assert_all(
+        &all_errors(&store).await,
+        ErrorKind::Unavailable,
+        "server runs",
+    );
     assert!(
         began.elapsed() < Duration::from_secs(4),
         "{:?}",
@@ -766,14 +773,14 @@ async fn a_body_that_stops_half_way_is_unavailable_in_time() {
             .await
             .expect("in time")
             .expect_err("half");
-        assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     serve.abort();
 }
 
 #[tokio::test]
 async fn a_bad_ca_file_is_a_usage_error() {
-    let folder = tempfile::tempdir().expect("folder");
+    let directory = tempfile::tempdir().expect("directory");
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     for (name, content) in [
         ("missing", None),
@@ -782,7 +789,7 @@ async fn a_bad_ca_file_is_a_usage_error() {
         ("broken", Some(broken)),
         ("cut", Some(&broken[..35])),
     ] {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         if let Some(content) = content {
             std::fs::write(&path, content).expect("write");
         }
@@ -791,7 +798,7 @@ async fn a_bad_ca_file_is_a_usage_error() {
             ..nowhere("https://127.0.0.1:1".into())
         };
         let error = S3Store::connect(settings).await.expect_err(name);
-        assert_eq!(error.kind(), Kind::Usage, "{name}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Usage, "{name}: {error}");
         assert!(
             error.to_string().contains(path.to_str().expect("plain")),
             "{error}"
@@ -801,15 +808,18 @@ async fn a_bad_ca_file_is_a_usage_error() {
 
 #[tokio::test]
 async fn bad_keys_are_refused_by_the_file_store() {
-    let folder = tempfile::tempdir().expect("folder");
-    let store = open(folder.path());
+    let directory = tempfile::tempdir().expect("directory");
+    let store = open(directory.path());
     for key in ["", "/abs", "../up", "a/../../b", "a//b", "a/", ".tmp/x"] {
         let error = store.create(key, text("x")).await.expect_err(key);
-        assert_eq!(error.kind(), Kind::Usage, "{key:?}");
-        assert_eq!(store.get(key).await.expect_err(key).kind(), Kind::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage, "{key:?}");
+        assert_eq!(
+            store.get(key).await.expect_err(key).kind(),
+            ErrorKind::Usage
+        );
     }
-    assert!(!folder.path().join("up").exists());
-    // A folder cannot hold both `a` and `a/b`; it says so instead of trying for ever, and never calls a folder an object.
+    assert!(!directory.path().join("up").exists());
+    // A directory cannot hold both `a` and `a/b`; it says so instead of trying for ever, and never calls a directory an object.
     store.put("a", text("x")).await.expect("put");
     store.put("f/g", text("x")).await.expect("put");
     assert_eq!(
@@ -818,34 +828,34 @@ async fn bad_keys_are_refused_by_the_file_store() {
             .await
             .expect_err("below a file")
             .kind(),
-        Kind::Usage
+        ErrorKind::Usage
     );
     assert_eq!(
         store
             .create("f", text("x"))
             .await
-            .expect_err("on a folder")
+            .expect_err("on a directory")
             .kind(),
-        Kind::Usage
+        ErrorKind::Usage
     );
     assert_eq!(
         store
             .put("f", text("x"))
             .await
-            .expect_err("on a folder")
+            .expect_err("on a directory")
             .kind(),
-        Kind::Usage
+        ErrorKind::Usage
     );
 }
 
 #[tokio::test]
-async fn a_file_store_is_private_and_leaves_no_empty_folders() {
+async fn a_file_store_is_private_and_leaves_no_empty_dirs() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().expect("folder");
-    let store = open(folder.path());
+    let directory = tempfile::tempdir().expect("directory");
+    let store = open(directory.path());
     store.create("a/b/c", text("x")).await.expect("create");
     let mode = |path: &str| {
-        std::fs::metadata(folder.path().join(path))
+        std::fs::metadata(directory.path().join(path))
             .expect("there")
             .permissions()
             .mode()
@@ -862,18 +872,18 @@ async fn a_file_store_is_private_and_leaves_no_empty_folders() {
         [0o700, 0o700, 0o700, 0o700, 0o600]
     );
     store.delete("a/b/c").await.expect("delete");
-    assert!(!folder.path().join("store/a").exists() && folder.path().join("store").exists());
+    assert!(!directory.path().join("store/a").exists() && directory.path().join("store").exists());
     assert_eq!(
         store.address(),
-        format!("file://{}/store", folder.path().display())
+        format!("file://{}/store", directory.path().display())
     );
 }
 
-/// Deletes remove empty folders below the feet of racing creates.
+/// Deletes remove empty directories below the feet of racing creates.
 #[tokio::test(flavor = "multi_thread")]
-async fn creates_and_deletes_in_one_folder_race_well() {
-    let folder = tempfile::tempdir().expect("folder");
-    let store = open(folder.path());
+async fn creates_and_deletes_in_one_directory_race_well() {
+    let directory = tempfile::tempdir().expect("directory");
+    let store = open(directory.path());
     let workers = (0..4).map(|worker| {
         let store = store.clone();
         tokio::spawn(async move {
@@ -894,23 +904,27 @@ async fn creates_and_deletes_in_one_folder_race_well() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_no_folder_or_goes_away_is_an_error() {
-    let folder = tempfile::tempdir().expect("folder");
-    let file = folder.path().join("file");
+async fn a_store_that_is_no_directory_or_goes_away_is_an_error() {
+    let directory = tempfile::tempdir().expect("directory");
+    let file = directory.path().join("file");
     std::fs::write(&file, "x").expect("write");
     for path in [file.clone(), file.join("below")] {
         let error = FileStore::open(path).expect_err("a file");
         assert!(
-            error.kind() == Kind::Usage
+            error.kind() == ErrorKind::Usage
                 && error.to_string().contains(file.to_str().expect("plain")),
             "{error}"
         );
     }
     // An unmounted disk must not look like an empty store.
-    let store = open(folder.path());
-    std::fs::rename(folder.path().join("store"), folder.path().join("elsewhere")).expect("rename");
+    let store = open(directory.path());
+    std::fs::rename(
+        directory.path().join("store"),
+        directory.path().join("elsewhere"),
+    )
+    .expect("rename");
     for error in all_errors(&store).await {
-        assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
-    assert!(!folder.path().join("store").exists());
+    assert!(!directory.path().join("store").exists());
 }

@@ -1,4 +1,4 @@
-//! The running streamer on a real folder: what events miss, what agents do to files, and stores that fail.
+//! The running streamer on a real directory: what events miss, what agents do to files, and stores that fail.
 //!
 //! Each test ends in the bytes that a restore brings back.
 
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sessiond::capture::feed::News;
-use sessiond::capture::ship::Shipment;
-use sessiond::capture::watch::Hints;
-use sessiond::capture::{Handle, slot::LogStatus};
+use sessiond::capture::flush::LogFlusher;
+use sessiond::capture::watch::EventBuffer;
+use sessiond::capture::{StreamerHandle, tracked_log::LogStatus};
 use sessiond::codec::entry::MOST_RAW;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::world::{self, CountingFolder, World};
+use crate::support::world::{self, CountingDirectory, World};
 
 /// Longer than anything here takes on a busy machine; a hang becomes a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,14 +31,14 @@ fn lines(name: &str, from: usize, to: usize) -> String {
         .collect()
 }
 
-async fn flush(handle: &Handle) {
+async fn flush(handle: &StreamerHandle) {
     timeout(PATIENCE, handle.flush(None))
         .await
         .expect("the flush ends")
         .expect("the flush succeeds");
 }
 
-async fn status(handle: &Handle, session: &str) -> LogStatus {
+async fn status(handle: &StreamerHandle, session: &str) -> LogStatus {
     let all = handle.status().await.unwrap();
     all.into_iter()
         .find(|status| status.session == session)
@@ -103,7 +103,7 @@ async fn an_append_is_stored_without_anyone_asking() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn folder_trees_that_grow_faster_than_their_watch_are_stored_whole() {
+async fn directory_trees_that_grow_faster_than_their_watch_are_stored_whole() {
     let world = World::new();
     let handle = world.stream();
     world.write(&transcript("s"), lines("s", 0, 1));
@@ -120,14 +120,14 @@ async fn folder_trees_that_grow_faster_than_their_watch_are_stored_whole() {
 }
 
 #[tokio::test]
-async fn what_is_made_in_a_new_folder_before_its_watch_is_found_soon() {
+async fn what_is_made_in_a_new_directory_before_its_watch_is_found_soon() {
     let world = World::new();
-    let hints = Arc::new(Hints::default());
+    let hints = Arc::new(EventBuffer::default());
     std::fs::create_dir_all(world.root()).unwrap();
     let _handle = world.stream_told(hints.clone());
     std::fs::create_dir_all(world.root().join("projects/-w")).unwrap();
     hints.path(world.root().join("projects"));
-    // The folder was looked into, and no event tells of the file.
+    // The directory was looked into, and no event tells of the file.
     sleep(Duration::from_millis(300)).await;
     let text = lines("s1", 0, 3);
     world.write(&transcript("s1"), &text);
@@ -307,7 +307,7 @@ async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_that_is_deleted_and_made_again_is_watched_again() {
+async fn a_directory_that_is_deleted_and_made_again_is_watched_again() {
     let world = World::new();
     world.write(&transcript("old"), lines("old", 0, 10));
     let handle = world.stream();
@@ -335,10 +335,10 @@ async fn a_folder_that_is_deleted_and_made_again_is_watched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_pipes_and_folders_in_place_of_files_are_passed_over() {
+async fn links_pipes_and_directories_in_place_of_files_are_passed_over() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
-    let secret = world.folder("secret.jsonl");
+    let secret = world.directory("secret.jsonl");
     std::fs::write(&secret, "secret\n").unwrap();
     std::os::unix::fs::symlink(&secret, world.root().join(transcript("link"))).unwrap();
     world.write("projects/-w/s/tool-results/t.txt", "t");
@@ -363,7 +363,7 @@ async fn links_pipes_and_folders_in_place_of_files_are_passed_over() {
             .unwrap()
             .success()
     );
-    std::fs::create_dir_all(world.root().join(transcript("folder"))).unwrap();
+    std::fs::create_dir_all(world.root().join(transcript("directory"))).unwrap();
     let handle = world.stream();
     flush(&handle).await;
     let stored = world.stored("s").await.unwrap();
@@ -379,12 +379,12 @@ async fn links_pipes_and_folders_in_place_of_files_are_passed_over() {
 async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_goes_out_when_it_can()
  {
     let world = World::new();
-    let folder = Arc::new(CountingFolder::new(world.root()));
-    folder.close(Some("closed"));
+    let directory = Arc::new(CountingDirectory::new(world.root()));
+    directory.close(Some("closed"));
     world.write(&transcript("s"), lines("s", 0, 2));
     world.write("projects/-w/s/tool-results/closed.txt", "closed");
     world.write(&transcript("other"), lines("other", 0, 2));
-    let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
+    let handle = world.stream_at(world.root(), world.context_of(directory.clone()));
     world
         .wait_for(
             "other",
@@ -403,7 +403,7 @@ async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_
     let told = status(&handle, "s").await;
     assert!(told.last_error.unwrap().contains("closed.txt"));
     assert!(told.lag_bytes > 0, "what is not durable is lag");
-    folder.close(None);
+    directory.close(None);
     flush(&handle).await;
     assert_eq!(world.stored("s").await.unwrap().len(), 2);
     assert_eq!(status(&handle, "s").await.last_error, None);
@@ -458,7 +458,7 @@ async fn an_old_style_sub_agent_goes_with_its_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_file() {
     let world = World::new();
-    let (a, b) = (world.folder("a"), world.folder("b"));
+    let (a, b) = (world.directory("a"), world.directory("b"));
     let disk = |root: &std::path::Path| Arc::new(sessiond::sys::Disk::new(root));
     let first = world.stream_at(a.clone(), world.context_of(disk(&a)));
     let second = world.stream_at(b.clone(), world.context_of(disk(&b)));
@@ -509,17 +509,17 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_appended_bytes_are_read_and_uploaded() {
     let world = World::new();
-    let folder = Arc::new(CountingFolder::new(world.root()));
+    let directory = Arc::new(CountingDirectory::new(world.root()));
     world.write(&transcript("s"), lines("s", 0, 250_000));
     world.append(&transcript("s"), "\n");
     world.write("projects/-w/s/tool-results/t.txt", vec![b'x'; 1 << 20]);
-    let handle = world.stream_at(world.root(), world.context_of(folder.clone()));
+    let handle = world.stream_at(world.root(), world.context_of(directory.clone()));
     flush(&handle).await;
-    let (read, uploaded) = (folder.bytes_read(), world.uploaded("s").await);
+    let (read, uploaded) = (directory.bytes_read(), world.uploaded("s").await);
     world.append(&transcript("s"), [b'y'; 99]);
     world.append(&transcript("s"), "\n");
     flush(&handle).await;
-    let read = folder.bytes_read() - read;
+    let read = directory.bytes_read() - read;
     assert!(read < 100 << 10, "{read} bytes read for 100");
     assert_eq!(world.uploaded("s").await - uploaded, 100);
 }
@@ -766,7 +766,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     world.write(&transcript("s"), lines("s", 0, 50));
     let context = world.context();
     let path: RelPath = transcript("s").parse().unwrap();
-    let mut shipment = Shipment::new(world.id("s"));
+    let mut shipment = LogFlusher::new(world.id("s"));
     shipment.hints.insert(path.clone());
     shipment.flush(&context, false).await.unwrap();
     let ledger = world
@@ -777,7 +777,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     shipment.flush(&context, false).await.unwrap();
     std::fs::write(&ledger, older).unwrap();
     world.append(&transcript("s"), lines("s", 60, 61));
-    let mut shipment = Shipment::new(world.id("s"));
+    let mut shipment = LogFlusher::new(world.id("s"));
     shipment.hints.insert(path);
     shipment.flush(&context, false).await.unwrap();
     let whole = lines("s", 0, 61);
@@ -801,7 +801,7 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
         .unwrap()
         .set_len(MOST_RAW)
         .unwrap();
-    let mut shipment = Shipment::new(world.id("s"));
+    let mut shipment = LogFlusher::new(world.id("s"));
     shipment.hints.insert(transcript("s").parse().unwrap());
     shipment.flush(&world.context(), false).await.unwrap();
     let stored = world.stored("s").await.unwrap();
@@ -820,7 +820,7 @@ async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
     for at in 0..6000 {
         world.write(&format!("file-history/s/{at}@v1"), "");
     }
-    let mut shipment = Shipment::new(world.id("s"));
+    let mut shipment = LogFlusher::new(world.id("s"));
     shipment.hints.insert(transcript("s").parse().unwrap());
     shipment.flush(&world.context(), false).await.unwrap();
     let (logs, id) = (world.logs(), world.id("s"));

@@ -289,7 +289,7 @@ fn holds_servers_until_killed() {
 }
 
 #[test]
-fn servers_and_their_folders_go_when_the_tests_are_killed() {
+fn servers_and_their_directories_go_when_the_tests_are_killed() {
     let mut victim = Command::new(std::env::current_exe().unwrap());
     victim
         .args([

@@ -219,7 +219,7 @@ fn torture(backend: &Backend) {
 }
 
 #[test]
-fn a_hundred_kills_lose_nothing_on_a_folder_and_sqlite() {
+fn a_hundred_kills_lose_nothing_on_a_directory_and_sqlite() {
     torture(&Backend::file());
 }
 
@@ -277,10 +277,10 @@ fn hundreds(backend: &Backend, test: &'static str) {
 }
 
 #[test]
-fn hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite() {
+fn hundreds_of_sessions_at_once_lose_nothing_on_a_directory_and_sqlite() {
     hundreds(
         &Backend::file(),
-        "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_folder_and_sqlite",
+        "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_directory_and_sqlite",
     );
 }
 

@@ -7,7 +7,7 @@ use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::load::{Load, Replay};
 use crate::support::small_disk::{SmallDisk, alone_with_its_mounts};
-use crate::support::writers::{Dice, Files, copy_folder, files_in};
+use crate::support::writers::{Dice, Files, copy_dir, files_in};
 use crate::torture::seed;
 
 const SESSIONS: u64 = 3;
@@ -92,7 +92,7 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
         number += 1;
         append(&load.home, &mut dice, number).unwrap();
     }
-    // What fitted in no more was never written; the agent's own ballast is not of its folder.
+    // What fitted in no more was never written; the agent's own ballast is not of its directory.
     load.check_all(&backend);
     load.check_reindex(&backend);
     load.sum_up(&format!(
@@ -179,7 +179,7 @@ fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
     let disk = SmallDisk::on(&other.home(), 8192);
     // An older copy is there already, with something beside it that is not ours.
     std::fs::create_dir_all(root(&other)).unwrap();
-    copy_folder(&root(&home).join("projects"), &root(&other));
+    copy_dir(&root(&home).join("projects"), &root(&other));
     std::fs::write(root(&other).join("settings.json"), "{}").unwrap();
     (100..400).for_each(|number| append(&home, &mut dice, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();

@@ -27,11 +27,11 @@ fn the_walk_through_runs_as_it_is_written() {
     for backend in Backend::all() {
         let home = TempHome::new();
         let mut command = backend.command(&home, &[]);
-        let folder = std::path::Path::new(command.get_program())
+        let directory = std::path::Path::new(command.get_program())
             .parent()
             .unwrap()
             .to_owned();
-        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
         let environment: Vec<_> = command
             .get_envs()
             .map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned)))

@@ -315,7 +315,7 @@ async fn a_missing_key_that_is_denied_is_looked_for_in_the_listing() {
     for denied in ["there", "another"] {
         let error = store.get(denied).await.unwrap_err();
         assert!(
-            error.kind() == sessiond::error::Kind::Usage
+            error.kind() == sessiond::error::ErrorKind::Usage
                 && error.to_string().contains("AccessDenied"),
             "{error}"
         );

@@ -24,14 +24,14 @@ pub enum Which {
 }
 
 impl Agent {
-    fn folder(&self) -> String {
+    fn directory(&self) -> String {
         format!("projects/-p{}", self.project)
     }
 
     fn path(&self, which: Which) -> String {
         match which {
-            Which::Transcript => format!("{}/{SESSION}.jsonl", self.folder()),
-            Which::SubAgent => format!("{}/{SESSION}/subagents/agent-1.jsonl", self.folder()),
+            Which::Transcript => format!("{}/{SESSION}.jsonl", self.directory()),
+            Which::SubAgent => format!("{}/{SESSION}/subagents/agent-1.jsonl", self.directory()),
         }
     }
 
@@ -104,12 +104,12 @@ impl Agent {
         disk.agent_writes(&path, Some(at), &[], dice);
     }
 
-    /// The agent changes its working directory: transcript and side files get another project folder.
+    /// The agent changes its working directory: transcript and side files get another project directory.
     pub fn move_on(&mut self, disk: &Disk, dice: &mut Dice) {
-        let from = self.folder();
+        let from = self.directory();
         self.project = (self.project + 1) % 3;
         self.begun = None;
-        let to = self.folder();
+        let to = self.directory();
         for path in disk
             .agents_files()
             .into_keys()
@@ -122,7 +122,7 @@ impl Agent {
     /// A tool's result, then the line that names it.
     pub fn tool(&mut self, disk: &Disk, dice: &mut Dice) -> String {
         let name = format!("t{:x}.txt", dice.next() >> 40);
-        let path = format!("{}/{SESSION}/tool-results/{name}", self.folder());
+        let path = format!("{}/{SESSION}/tool-results/{name}", self.directory());
         let size = 1 + dice.below(80);
         let bytes: Vec<u8> = (0..size).map(|_| b'a' + dice.below(26) as u8).collect();
         disk.agent_writes(&path, None, &bytes, dice);

@@ -152,7 +152,7 @@ impl Bucket {
 
     fn list(&self, prefix: &str, after: Option<&str>) -> Page {
         let inner = self.inner();
-        let (mut objects, mut folders) = (Vec::new(), BTreeSet::new());
+        let (mut objects, mut directories) = (Vec::new(), BTreeSet::new());
         let from = after
             .filter(|after| *after > prefix)
             .map_or(Bound::Included(prefix), Bound::Excluded);
@@ -164,7 +164,7 @@ impl Bucket {
             let name = &key[prefix.len()..];
             match name.find('/') {
                 Some(end) => {
-                    folders.insert(key[..prefix.len() + end + 1].to_owned());
+                    directories.insert(key[..prefix.len() + end + 1].to_owned());
                 }
                 None => objects.push(Object {
                     key: key.clone(),
@@ -175,7 +175,7 @@ impl Bucket {
         }
         Page {
             objects,
-            folders: folders.into_iter().collect(),
+            directories: directories.into_iter().collect(),
             next: None,
         }
     }
@@ -188,7 +188,7 @@ fn is_entry(key: &str) -> bool {
 fn is_piece(key: &str) -> bool {
     ["/log/", "/merge/", "/snap/"]
         .iter()
-        .any(|folder| key.contains(folder))
+        .any(|directory| key.contains(directory))
 }
 
 /// One process's way to the bucket.

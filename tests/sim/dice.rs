@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use sessiond::sys::Chance;
+use sessiond::sys::Rng;
 
 /// A sequence of numbers.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ impl Coins {
     }
 }
 
-impl Chance for Coins {
+impl Rng for Coins {
     fn next(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
     }

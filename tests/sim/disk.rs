@@ -5,9 +5,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sessiond::capture::watch::{Hints, Watch};
-use sessiond::model::{RelPath, Stat};
-use sessiond::sys::{Folder, Item, ItemKind, Meta, OpenFile, Owner, STATE_FOLDER};
+use sessiond::capture::watch::{EventBuffer, Watcher};
+use sessiond::model::{FileStat, RelPath};
+use sessiond::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner, STATE_DIR};
 
 use super::dice::Dice;
 use super::history::Files;
@@ -48,7 +48,7 @@ struct Inner {
     free: Vec<u64>,
     full: bool,
     events: Events,
-    hints: Option<Arc<Hints>>,
+    hints: Option<Arc<EventBuffer>>,
     /// What a power cut leaves of a file of ours that was not made durable.
     durable: BTreeMap<String, Vec<u8>>,
     at_risk: BTreeSet<String>,
@@ -112,7 +112,7 @@ impl Disk {
         self.inner().events = events;
     }
 
-    pub fn watched_by(&self, hints: Option<Arc<Hints>>) {
+    pub fn watched_by(&self, hints: Option<Arc<EventBuffer>>) {
         self.inner().hints = hints;
     }
 
@@ -122,7 +122,7 @@ impl Disk {
         let agents = inner
             .nodes
             .iter()
-            .filter(|(path, _)| !path.starts_with(STATE_FOLDER));
+            .filter(|(path, _)| !path.starts_with(STATE_DIR));
         agents
             .map(|(path, node)| {
                 let node = lock(node);
@@ -149,7 +149,7 @@ impl Disk {
     pub fn lose_state(&self) {
         self.inner()
             .nodes
-            .retain(|path, _| !path.starts_with(STATE_FOLDER));
+            .retain(|path, _| !path.starts_with(STATE_DIR));
     }
 
     /// The machine loses its power: what was not made durable is as it was, torn, or there after all.
@@ -248,7 +248,7 @@ impl Disk {
 /// Hears of the volume's changes.
 pub struct SimWatch(pub Arc<Disk>);
 
-impl Watch for SimWatch {
+impl Watcher for SimWatch {
     fn refresh(&mut self) -> Option<String> {
         (self.0.inner().events == Events::Off).then(|| "there are no events".to_owned())
     }
@@ -305,8 +305,8 @@ impl Mount {
 
 struct Open(Shared);
 
-fn stat_of(node: &Node) -> Stat {
-    Stat {
+fn stat_of(node: &Node) -> FileStat {
+    FileStat {
         dev: 1,
         ino: node.ino,
         size: node.bytes.len() as u64,
@@ -316,7 +316,7 @@ fn stat_of(node: &Node) -> Stat {
 }
 
 impl OpenFile for Open {
-    fn stat(&self) -> io::Result<Stat> {
+    fn stat(&self) -> io::Result<FileStat> {
         Ok(stat_of(&lock(&self.0)))
     }
 
@@ -329,10 +329,10 @@ impl OpenFile for Open {
     }
 }
 
-impl Folder for Mount {
-    fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
+impl Directory for Mount {
+    fn list(&self, directory: Option<&RelPath>) -> io::Result<Vec<Item>> {
         self.alive()?;
-        let prefix = folder.map_or_else(String::new, |folder| format!("{folder}/"));
+        let prefix = directory.map_or_else(String::new, |directory| format!("{directory}/"));
         let inner = self.disk.inner();
         let mut items: BTreeMap<String, ItemKind> = BTreeMap::new();
         for path in inner
@@ -342,7 +342,7 @@ impl Folder for Mount {
             .take_while(|path| path.starts_with(&prefix))
         {
             match path[prefix.len()..].split_once('/') {
-                Some((name, _)) => items.insert(name.to_owned(), ItemKind::Folder),
+                Some((name, _)) => items.insert(name.to_owned(), ItemKind::Directory),
                 None => items.insert(path[prefix.len()..].to_owned(), ItemKind::File),
             };
         }
@@ -352,7 +352,7 @@ impl Folder for Mount {
             .collect())
     }
 
-    fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
+    fn stat(&self, path: &RelPath) -> io::Result<Option<FileStat>> {
         self.alive()?;
         Ok(self
             .disk

@@ -17,7 +17,7 @@ pub struct Crash {
 }
 
 #[derive(Default)]
-struct State {
+struct LogState {
     dead: bool,
     paused: bool,
     steps: u64,
@@ -30,7 +30,7 @@ pub struct Life {
     pub number: u64,
     /// The volume it works on.
     pub volume: u64,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     woken: Notify,
 }
 
@@ -44,7 +44,7 @@ impl Life {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

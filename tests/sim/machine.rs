@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
-use sessiond::capture::watch::Hints;
-use sessiond::capture::{self, Feed, Handle, Streamer};
+use sessiond::capture::watch::EventBuffer;
+use sessiond::capture::{self, Feed, Streamer, StreamerHandle};
 use sessiond::daemon::compactor;
 use sessiond::daemon::indexer::{Indexer, mark_stale};
 use sessiond::error::Result;
 use sessiond::index::Index;
-use sessiond::log::fence::Wanted;
+use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
 use sessiond::model::LogId;
-use sessiond::restore::{self, Options, Report};
+use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::Store;
-use sessiond::store::patient::Patient;
-use sessiond::sys::{Chance, Folder};
+use sessiond::store::retrying::RetryingReads;
+use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
 
 use super::agent::{Agent, SESSION};
@@ -65,11 +65,10 @@ impl Cloud {
             world: self.world.clone(),
             life: life.clone(),
         });
-        let chance: Arc<dyn Chance> =
-            Arc::new(Coins::new(Dice::new(self.seed, 1000 + life.number)));
-        let store = Arc::new(Patient::new(Arc::new(way), chance.clone()));
-        let fence = Arc::new(Fencing::new(Wanted::Auto, index.clone(), true));
-        (self.logs_of(store, fence, clock, chance), index)
+        let rng: Arc<dyn Rng> = Arc::new(Coins::new(Dice::new(self.seed, 1000 + life.number)));
+        let store = Arc::new(RetryingReads::new(Arc::new(way), rng.clone()));
+        let fence = Arc::new(Fencing::new(FencingPolicy::Auto, index.clone(), true));
+        (self.logs_of(store, fence, clock, rng), index)
     }
 
     pub fn logs_of(
@@ -77,7 +76,7 @@ impl Cloud {
         store: Arc<dyn Store>,
         fence: Arc<Fencing>,
         clock: Arc<HostClock>,
-        chance: Arc<dyn Chance>,
+        rng: Arc<dyn Rng>,
     ) -> Logs {
         Logs {
             store,
@@ -85,7 +84,7 @@ impl Cloud {
             namespace: "sim".parse().expect("plain"),
             agent: self.profile.name().clone(),
             clock,
-            chance,
+            rng,
             recent: Arc::default(),
             progress: Arc::default(),
         }
@@ -104,12 +103,12 @@ impl Cloud {
 pub enum Process {
     Daemon {
         life: Arc<Life>,
-        handle: Handle,
+        handle: StreamerHandle,
         tasks: Vec<JoinHandle<()>>,
     },
     Restore {
         life: Arc<Life>,
-        task: JoinHandle<Result<Report>>,
+        task: JoinHandle<Result<RestoreReport>>,
         before: Files,
     },
     /// The final flush. The handle stays until it has ended: a streamer that nobody can ask any more spins.
@@ -131,9 +130,14 @@ impl Process {
 }
 
 /// Finds out whether an earlier life wrote what the index has not heard of.
-async fn find_stale(feed: Arc<Feed>, index: Arc<dyn Index>, logs: Logs, folder: Arc<dyn Folder>) {
+async fn find_stale(
+    feed: Arc<Feed>,
+    index: Arc<dyn Index>,
+    logs: Logs,
+    directory: Arc<dyn Directory>,
+) {
     let names = vec![SESSION.parse().expect("plain")];
-    while mark_stale(&feed, &*index, &logs, &*folder, &names)
+    while mark_stale(&feed, &*index, &logs, &*directory, &names)
         .await
         .is_err()
     {
@@ -191,7 +195,7 @@ impl Machine {
         life
     }
 
-    fn mount(&self, cloud: &Cloud, life: &Arc<Life>) -> Arc<dyn Folder> {
+    fn mount(&self, cloud: &Cloud, life: &Arc<Life>) -> Arc<dyn Directory> {
         Arc::new(Mount {
             disk: self.disk.clone(),
             world: cloud.world.clone(),
@@ -203,13 +207,13 @@ impl Machine {
     pub fn start(&mut self, cloud: &Cloud, number: u64) {
         let life = self.new_life(number);
         let (logs, index) = cloud.logs(&life, self.disk.clock.clone());
-        let (folder, feed, hints) = (
+        let (directory, feed, hints) = (
             self.mount(cloud, &life),
             Arc::new(Feed::default()),
-            Arc::new(Hints::default()),
+            Arc::new(EventBuffer::default()),
         );
         let context = capture::Context {
-            folder: folder.clone(),
+            directory: directory.clone(),
             profile: cloud.profile.clone(),
             logs: logs.clone(),
             feed: feed.clone(),
@@ -234,7 +238,7 @@ impl Machine {
         let tasks = vec![
             tokio::spawn(follower.run()),
             merges,
-            tokio::spawn(find_stale(feed, index, logs, folder)),
+            tokio::spawn(find_stale(feed, index, logs, directory)),
         ];
         self.process = Some(Process::Daemon {
             life,
@@ -249,7 +253,7 @@ impl Machine {
         let life = self.new_life(number);
         let (logs, _) = cloud.logs(&life, self.disk.clock.clone());
         let context = restore::Context {
-            folder: self.mount(cloud, &life),
+            directory: self.mount(cloud, &life),
             profile: cloud.profile.clone(),
             logs,
         };

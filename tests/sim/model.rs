@@ -42,14 +42,14 @@ impl Reader {
         })
     }
 
-    fn folder(
+    fn directory(
         &mut self,
         objects: &Objects,
-        folder: &str,
+        directory: &str,
     ) -> Result<BTreeMap<Seq, Written>, String> {
         let below = objects
-            .range(folder.to_owned()..)
-            .take_while(|(key, _)| key.starts_with(folder));
+            .range(directory.to_owned()..)
+            .take_while(|(key, _)| key.starts_with(directory));
         let mut found = BTreeMap::new();
         for (key, stored) in below {
             let seq = keys::entry_number(key).ok_or_else(|| format!("{key} is no entry"))?;
@@ -64,7 +64,7 @@ impl Reader {
         objects: &Objects,
         id: &LogId,
     ) -> Result<BTreeMap<Seq, Written>, String> {
-        self.folder(objects, &keys::entries_folder(id))
+        self.directory(objects, &keys::entries_dir(id))
     }
 
     /// Every branch, by writer.
@@ -73,21 +73,21 @@ impl Reader {
         objects: &Objects,
         id: &LogId,
     ) -> Result<BTreeMap<WriterId, BTreeMap<Seq, Written>>, String> {
-        let folder = keys::branches_folder(id);
+        let directory = keys::branches_dir(id);
         let keys: Vec<&String> = objects
-            .range(folder.clone()..)
+            .range(directory.clone()..)
             .map(|(key, _)| key)
-            .take_while(|key| key.starts_with(&folder))
+            .take_while(|key| key.starts_with(&directory))
             .collect();
         let mut writers: Vec<WriterId> = keys
             .iter()
-            .filter_map(|key| key[folder.len()..].split('/').next()?.parse().ok())
+            .filter_map(|key| key[directory.len()..].split('/').next()?.parse().ok())
             .collect();
         writers.dedup();
         let read = |writer: WriterId| {
             Ok((
                 writer.clone(),
-                self.folder(objects, &keys::branch_folder(id, &writer))?,
+                self.directory(objects, &keys::branch_dir(id, &writer))?,
             ))
         };
         writers.into_iter().map(read).collect()

@@ -161,7 +161,7 @@ fn source() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The target folder that this test was built in: its dependencies serve the copy too.
+/// The target directory that this test was built in: its dependencies serve the copy too.
 fn target() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     exe.ancestors().nth(3).unwrap().to_owned()
@@ -175,12 +175,12 @@ fn write(path: &Path, bytes: &[u8]) {
     }
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+fn copy_dir(from: &Path, to: &Path) {
     for item in fs::read_dir(from).unwrap() {
         let item = item.unwrap();
         let target = to.join(item.file_name());
         match item.file_type().unwrap().is_dir() {
-            true => copy_folder(&item.path(), &target),
+            true => copy_dir(&item.path(), &target),
             false => write(&target, &fs::read(item.path()).unwrap()),
         }
     }
@@ -264,8 +264,8 @@ fn caught(copy: &Path, mutation: &Mutation) -> Result<String, String> {
 fn every_deliberate_mistake_is_found() {
     let only = std::env::var("SESSIOND_SIM_MUTATION").unwrap_or_default();
     let copy = target().join("sim-mutations");
-    for folder in ["src", "migrations", "tests/sim"] {
-        copy_folder(&source().join(folder), &copy.join(folder));
+    for directory in ["src", "migrations", "tests/sim"] {
+        copy_dir(&source().join(directory), &copy.join(directory));
     }
     let manifest = fs::read_to_string(source().join("Cargo.toml")).unwrap();
     // The copy has no program and no other tests; it is built often and run shortly, so it is not optimised.

@@ -2,7 +2,7 @@
 
 use sessiond::codec::entry::{decode, encode};
 use sessiond::model::{LogId, keys};
-use sessiond::restore::Report;
+use sessiond::restore::RestoreReport;
 use sessiond::restore::place::{Action, FilePlan};
 
 use super::bucket::{Objects, Stored};
@@ -18,7 +18,7 @@ fn cut(path: &str, bytes: &[u8]) -> usize {
 
 /// The files in place are what the log holds at the restored entry, up to the last whole line.
 pub fn is_the_log(
-    report: &Report,
+    report: &RestoreReport,
     held: &Files,
     before: &Files,
     placed: &Files,
@@ -89,8 +89,10 @@ pub fn only_what_is_new(placed: &Files, now: &Files, shipped: u64) -> Result<(),
 
 /// The bucket with one byte of the last entry changed, and everything but the file's digest in order.
 pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
-    let folder = keys::entries_folder(id);
-    let (key, stored) = objects.iter().rfind(|(key, _)| key.starts_with(&folder))?;
+    let directory = keys::entries_dir(id);
+    let (key, stored) = objects
+        .iter()
+        .rfind(|(key, _)| key.starts_with(&directory))?;
     let entry = decode(key, &stored.bytes).ok()?;
     // What another object stands for is not read.
     let ends = |key: &String| {

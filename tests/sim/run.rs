@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sessiond::capture::handle::FlushReport;
-use sessiond::error::Kind;
-use sessiond::model::{At, Digest, LogId, Seq, WriterId, keys};
-use sessiond::restore::{self, Options, Report};
-use sessiond::sys::Chance;
+use sessiond::error::ErrorKind;
+use sessiond::model::{Digest, LogId, LogPoint, Seq, WriterId, keys};
+use sessiond::restore::{self, Options, RestoreReport};
+use sessiond::sys::Rng;
 use sessiond::upkeep::reindex::rebuild;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -161,7 +161,7 @@ impl Run {
             | Action::BeginLine { on, .. }
             | Action::Rewrite { on, .. }
             | Action::CutBack { on, .. }
-            | Action::Move { on }
+            | Action::FileMove { on }
             | Action::Tool { on }
             | Action::Side { on, .. } => self.agent_acts(*on, action),
             Action::Start { on } => {
@@ -269,7 +269,7 @@ impl Run {
             Action::CutBack {
                 which, anywhere, ..
             } => agent.cut_back(disk, *which, *anywhere, dice),
-            Action::Move { .. } => agent.move_on(disk, dice),
+            Action::FileMove { .. } => agent.move_on(disk, dice),
             Action::Tool { .. } => {
                 let name = agent.tool(disk, dice);
                 self.saw(on);
@@ -335,7 +335,7 @@ impl Run {
     fn keep(&mut self, kept: Kept) -> Result<(), String> {
         let archive = self.cloud.bucket.archive();
         match kept {
-            Kept::Fork(id, seq) => {
+            Kept::ForkOrigin(id, seq) => {
                 self.cloud
                     .world
                     .note(|| format!("{} begins with entry {seq}", id.name));
@@ -366,7 +366,7 @@ impl Run {
         let report = match answer {
             Ok(report) => report,
             Err(error)
-                if error.kind() == Kind::Internal
+                if error.kind() == ErrorKind::Internal
                     && !error.to_string().contains("it has stopped") =>
             {
                 return Err(format!("a flush failed for a fault of ours: {error}"));
@@ -379,10 +379,10 @@ impl Run {
         self.cloud.world.note(|| {
             format!(
                 "version {version} is acknowledged on {} {} as entry {}",
-                log.ground, log.writer, log.head
+                log.target, log.writer, log.head
             )
         });
-        let branch = match log.ground.as_str() {
+        let branch = match log.target.as_str() {
             "main" => {
                 self.acknowledged = self.acknowledged.max(log.head);
                 None
@@ -442,7 +442,7 @@ impl Run {
     fn restored(
         &mut self,
         on: usize,
-        done: sessiond::error::Result<Report>,
+        done: sessiond::error::Result<RestoreReport>,
         before: &Files,
     ) -> Result<(), String> {
         self.saw(on);
@@ -450,7 +450,7 @@ impl Run {
             Err(error)
                 if matches!(
                     error.kind(),
-                    Kind::Unavailable | Kind::NotFound | Kind::Conflict
+                    ErrorKind::Unavailable | ErrorKind::NotFound | ErrorKind::Conflict
                 ) =>
             {
                 self.cloud
@@ -482,7 +482,7 @@ impl Run {
         self.are_few(&objects, &archive)?;
         if expected.removed
             && self
-                .pull(objects.clone(), &self.cloud.id(), At::Latest, None)
+                .pull(objects.clone(), &self.cloud.id(), LogPoint::Latest, None)
                 .await
                 .is_ok()
         {
@@ -494,23 +494,30 @@ impl Run {
         }
         for (seq, held) in &self.named {
             let pulled = self
-                .pull(objects.clone(), &self.cloud.id(), At::Seq(*seq), None)
+                .pull(objects.clone(), &self.cloud.id(), LogPoint::Seq(*seq), None)
                 .await?;
             same(&format!("entry {seq}, which has a name,"), &pulled, held)?;
         }
         for (id, held) in &self.forks {
-            let pulled = self.pull(objects.clone(), id, At::Latest, None).await?;
+            let pulled = self
+                .pull(objects.clone(), id, LogPoint::Latest, None)
+                .await?;
             same(&format!("a restore of {}", id.name), &pulled, held)?;
         }
         if let Some(held) = &expected.main {
             let pulled = self
-                .pull(objects.clone(), &self.cloud.id(), At::Latest, None)
+                .pull(objects.clone(), &self.cloud.id(), LogPoint::Latest, None)
                 .await?;
             same("a restore", &pulled, held)?;
         }
         for (writer, held) in &expected.branches {
             let pulled = self
-                .pull(objects.clone(), &self.cloud.id(), At::Latest, Some(writer))
+                .pull(
+                    objects.clone(),
+                    &self.cloud.id(),
+                    LogPoint::Latest,
+                    Some(writer),
+                )
                 .await?;
             same(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
@@ -537,10 +544,10 @@ impl Run {
 
     /// Whatever was merged, one can go back to an entry that is still there.
     async fn goes_back(&mut self, objects: &Objects, archive: &Objects) -> Result<(), String> {
-        let folder = keys::entries_folder(&self.cloud.id());
+        let directory = keys::entries_dir(&self.cloud.id());
         let there: Vec<Seq> = objects
             .keys()
-            .filter(|key| key.starts_with(&folder))
+            .filter(|key| key.starts_with(&directory))
             .filter_map(|key| keys::entry_number(key))
             .collect();
         let composites = objects
@@ -554,7 +561,7 @@ impl Run {
             return Ok(());
         };
         match self
-            .pull(objects.clone(), &self.cloud.id(), At::Seq(seq), None)
+            .pull(objects.clone(), &self.cloud.id(), LogPoint::Seq(seq), None)
             .await
         {
             Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
@@ -568,23 +575,23 @@ impl Run {
         &self,
         objects: Objects,
         id: &LogId,
-        at: At,
+        at: LogPoint,
         branch: Option<&WriterId>,
     ) -> Result<Files, String> {
         let clock = HostClock::new(self.cloud.world.clone());
         let disk = Disk::new(0, clock.clone());
         let quiet = World::new(0, false);
         let life = Arc::new(Life::new(0, 0));
-        let chance: Arc<dyn Chance> = Arc::new(Coins::new(Dice::new(0, 0)));
+        let rng: Arc<dyn Rng> = Arc::new(Coins::new(Dice::new(0, 0)));
         let (mut logs, _) = self.cloud.logs(&life, clock);
-        (logs.store, logs.chance) = (Arc::new(Plain(Bucket::of(objects))), chance);
-        let folder = Arc::new(Mount {
+        (logs.store, logs.rng) = (Arc::new(Plain(Bucket::of(objects))), rng);
+        let directory = Arc::new(Mount {
             disk: disk.clone(),
             world: quiet,
             life,
         });
         let context = restore::Context {
-            folder,
+            directory,
             profile: self.cloud.profile.clone(),
             logs,
         };
@@ -675,7 +682,7 @@ impl Run {
         let unclaimed = report
             .logs
             .first()
-            .is_some_and(|log| log.ground == "unclaimed");
+            .is_some_and(|log| log.target == "unclaimed");
         if written && !unclaimed && self.outcome.acks == acks {
             return Err(format!(
                 "volume {volume} was flushed and nothing was acknowledged"
@@ -802,7 +809,7 @@ impl Run {
         super::placed::goes_on(&held, &now)?;
         if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
             && self
-                .pull(rotten, &self.cloud.id(), At::Latest, None)
+                .pull(rotten, &self.cloud.id(), LogPoint::Latest, None)
                 .await
                 .is_ok()
         {

@@ -29,7 +29,7 @@ pub enum Action {
         which: Which,
         anywhere: bool,
     },
-    Move {
+    FileMove {
         on: usize,
     },
     Tool {
@@ -115,7 +115,7 @@ pub enum Chore {
     Remove,
     Undelete,
     /// Begins another session with what is there.
-    Fork,
+    ForkOrigin,
     /// Gives the end a name.
     Name,
 }
@@ -352,7 +352,7 @@ fn plain(mix: &Mix, dice: &mut Dice) -> Action {
         68..84 => Action::Advance {
             millis: [5, 40, 300, 1_000, 20_000, 90_000][dice.below(6) as usize],
         },
-        84..87 => Action::Move { on },
+        84..87 => Action::FileMove { on },
         87..90 => Action::Finish { on },
         90..93 => Action::Restore {
             on,
@@ -613,7 +613,7 @@ fn upkeep(mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
         }
         9 if dice.percent(40) => {
             let chore = if dice.percent(60) {
-                Chore::Fork
+                Chore::ForkOrigin
             } else {
                 Chore::Name
             };

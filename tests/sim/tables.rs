@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{
-    EntryRow, Failure, FenceRow, Filter, Index, Record, Recorded, SessionPage, SessionRow, Totals,
+    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionPage,
+    SessionRow, Totals,
 };
-use sessiond::model::{AgentName, Checkpoint, LogId, NamedFile, Namespace, Seq, Wishes};
+use sessiond::model::{AgentName, Checkpoint, LogId, Namespace, PathState, Seq, SessionMetadata};
 
 use super::life::Life;
 use super::world::{Fate, World};
@@ -17,32 +18,32 @@ use super::world::{Fate, World};
 /// The rows of all logs: main entries by number, branch entries by writer and number.
 #[derive(Clone, Default)]
 struct Rows {
-    main: BTreeMap<LogId, BTreeMap<Seq, Record>>,
-    branches: BTreeMap<LogId, BTreeMap<(String, Seq), Record>>,
+    main: BTreeMap<LogId, BTreeMap<Seq, EntryRecord>>,
+    branches: BTreeMap<LogId, BTreeMap<(String, Seq), EntryRecord>>,
     named: BTreeMap<LogId, Vec<(String, Checkpoint)>>,
-    said: BTreeMap<LogId, (u64, Wishes)>,
+    said: BTreeMap<LogId, (u64, SessionMetadata)>,
 }
 
 impl Rows {
-    fn record(&mut self, record: &Record) -> Recorded {
+    fn record(&mut self, record: &EntryRecord) -> RecordOutcome {
         let seq = record.header.seq;
         if let Some(writer) = &record.branch {
             let rows = self.branches.entry(record.log.clone()).or_default();
             return match rows.insert((writer.to_string(), seq), record.clone()) {
-                None => Recorded::New,
-                Some(_) => Recorded::Already,
+                None => RecordOutcome::New,
+                Some(_) => RecordOutcome::Already,
             };
         }
         let rows = self.main.entry(record.log.clone()).or_default();
         let have = rows.last_key_value().map_or(0, |(seq, _)| *seq);
         if rows.contains_key(&seq) {
-            return Recorded::Already;
+            return RecordOutcome::Already;
         }
         if record.header.follows() != have && !(record.header.begins_anew() && have < seq) {
-            return Recorded::Gap { have };
+            return RecordOutcome::Gap { have };
         }
         rows.insert(seq, record.clone());
-        Recorded::New
+        RecordOutcome::New
     }
 
     fn session(&self, log: &LogId) -> Option<SessionRow> {
@@ -94,7 +95,7 @@ impl Rows {
             .get(log)
             .into_iter()
             .flat_map(BTreeMap::values);
-        let row = |record: &Record| EntryRow {
+        let row = |record: &EntryRecord| EntryRow {
             seq: record.header.seq,
             branch: record.branch.as_ref().map(ToString::to_string),
             kind: record.header.kind.word().to_owned(),
@@ -180,12 +181,12 @@ impl Session {
 
 #[async_trait]
 impl Index for Session {
-    async fn record(&self, record: &Record) -> Result<Recorded> {
+    async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
         self.statement("record", |inner| inner.rows.record(record))
             .await
     }
 
-    async fn say(&self, log: &LogId, number: u64, wishes: &Wishes) -> Result<()> {
+    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()> {
         self.statement("say", |inner| {
             if inner.rows.main.contains_key(log)
                 && inner
@@ -221,7 +222,7 @@ impl Index for Session {
         })
     }
 
-    async fn files(&self, _log: &LogId) -> Result<Vec<NamedFile>> {
+    async fn files(&self, _log: &LogId) -> Result<Vec<PathState>> {
         Err(Error::unavailable(
             "select files: nobody asks for them here",
         ))

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessiond::error::{Kind, Result};
-use sessiond::log::pen::GRACE;
-use sessiond::model::{At, LogId, Seq};
+use sessiond::error::{ErrorKind, Result};
+use sessiond::log::writer::GRACE;
+use sessiond::model::{LogId, LogPoint, Seq};
 use sessiond::restore::fork;
-use sessiond::restore::point::{self, Goal};
+use sessiond::restore::point::{self, ResolvedPoint};
 use sessiond::upkeep::collect::Rules;
 use sessiond::upkeep::{compact, gc, remove};
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ const NOWHERE: u64 = 1_000_000;
 /// A point that must stay as it was.
 pub enum Kept {
     /// Another session begins with this entry.
-    Fork(LogId, Seq),
+    ForkOrigin(LogId, Seq),
     /// This entry has a name.
     Named(String, Seq),
 }
@@ -80,22 +80,22 @@ impl Upkeep {
             Chore::Undelete => {
                 tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| None) })
             }
-            Chore::Fork => {
+            Chore::ForkOrigin => {
                 let new = logs.id(format!("fork-{number}").parse().expect("plain"));
                 tokio::task::spawn_local(async move {
-                    let goal = Goal {
-                        at: At::Latest,
+                    let goal = ResolvedPoint {
+                        at: LogPoint::Latest,
                         cut: None,
                     };
                     let forked = fork::fork(&logs, &id, &goal, &new, &scratch).await?;
-                    Ok(Some(Kept::Fork(new, forked.seq)))
+                    Ok(Some(Kept::ForkOrigin(new, forked.seq)))
                 })
             }
             Chore::Name => {
                 let (profile, name) = (cloud.profile.clone(), format!("name-{number}"));
                 tokio::task::spawn_local(async move {
-                    let goal = Goal {
-                        at: At::Latest,
+                    let goal = ResolvedPoint {
+                        at: LogPoint::Latest,
                         cut: None,
                     };
                     let named = point::name(&logs, &*profile, &id, &name, &goal).await?;
@@ -121,7 +121,7 @@ impl Upkeep {
             Ok(Err(error))
                 if !matches!(
                     error.kind(),
-                    Kind::Unavailable | Kind::NotFound | Kind::Conflict
+                    ErrorKind::Unavailable | ErrorKind::NotFound | ErrorKind::Conflict
                 ) =>
             {
                 Err(format!("{:?} failed: {error}", self.chore))

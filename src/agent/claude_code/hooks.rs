@@ -108,7 +108,7 @@ pub fn holds(tail: &[u8], message: &str) -> bool {
         let goes_on = message
             .blocks
             .iter()
-            .any(|block| matches!(block, Block::Call(_)));
+            .any(|block| matches!(block, Block::ToolCall(_)));
         match message.role {
             Role::Assistant => {
                 // An answer comes in lines, a block each.

@@ -4,7 +4,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::model::{Block, Call, Facts, Line, Mark, Message, Role, Tokens};
+use crate::model::{
+    Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
+};
 
 /// What the client calls answers that it makes up itself.
 const SYNTHETIC: &str = "<synthetic>";
@@ -89,12 +91,16 @@ pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::Deserializ
 }
 
 /// Reads a line; none if it is no JSON object.
-pub fn read(line: &[u8]) -> Option<Line> {
+pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     let raw: Raw = serde_json::from_slice(line)
         .ok()
         .filter(|_| line.trim_ascii_start().starts_with(b"{"))?;
     let side = raw.is_sidechain == Some(true);
-    let facts = if side { Facts::default() } else { facts(&raw) };
+    let facts = if side {
+        SessionFacts::default()
+    } else {
+        facts(&raw)
+    };
     let (message, mark) = match raw.kind.as_deref() {
         Some("user") => user(&raw),
         Some("assistant") => assistant(&raw),
@@ -102,20 +108,20 @@ pub fn read(line: &[u8]) -> Option<Line> {
         Some("attachment") => (Some(attachment(&raw)), None),
         _ => (None, None),
     };
-    Some(Line {
+    Some(TranscriptLine {
         message,
         mark: mark.filter(|_| !side),
         facts,
     })
 }
 
-fn facts(raw: &Raw) -> Facts {
+fn facts(raw: &Raw) -> SessionFacts {
     let model = raw
         .message
         .as_ref()
         .and_then(|message| message.model.clone())
         .filter(|model| model != SYNTHETIC);
-    Facts {
+    SessionFacts {
         project: None,
         cwd: raw.cwd.clone(),
         title: raw
@@ -160,7 +166,7 @@ const NO_PROMPTS: [&str; 4] = [
     "<task-notification",
 ];
 
-fn user(raw: &Raw) -> (Option<Message>, Option<Mark>) {
+fn user(raw: &Raw) -> (Option<Message>, Option<TurnBoundary>) {
     let content = raw
         .message
         .as_ref()
@@ -179,13 +185,13 @@ fn user(raw: &Raw) -> (Option<Message>, Option<Mark>) {
         _ if begins("[Request interrupted") => (
             Role::User,
             "interruption",
-            Some(Mark::End("interrupted".to_owned())),
+            Some(TurnBoundary::End("interrupted".to_owned())),
         ),
         // A sub-agent in the background has finished, and the agent answers to that.
-        _ if notified => (Role::System, "task_notification", Some(Mark::Prompt)),
-        raw if raw.prompt_source.is_some() => (Role::User, "text", Some(Mark::Prompt)),
+        _ if notified => (Role::System, "task_notification", Some(TurnBoundary::Start)),
+        raw if raw.prompt_source.is_some() => (Role::User, "text", Some(TurnBoundary::Start)),
         _ if NO_PROMPTS.iter().any(|text| begins(text)) => (Role::User, "command", None),
-        _ => (Role::User, "text", Some(Mark::Prompt)),
+        _ => (Role::User, "text", Some(TurnBoundary::Start)),
     };
     (Some(base(raw, role, kind, blocks)), mark)
 }
@@ -207,7 +213,7 @@ fn attachment(raw: &Raw) -> Message {
     }
 }
 
-fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
+fn assistant(raw: &Raw) -> (Option<Message>, Option<TurnBoundary>) {
     let Some(said) = &raw.message else {
         return (None, None);
     };
@@ -217,7 +223,7 @@ fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
         .map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
     let kind = match blocks.first() {
         Some(Block::Thinking(_)) => "thinking".to_owned(),
-        Some(Block::Call(_)) => "tool_use".to_owned(),
+        Some(Block::ToolCall(_)) => "tool_use".to_owned(),
         Some(Block::Other(kind)) => kind.clone(),
         _ => "text".to_owned(),
     };
@@ -230,7 +236,7 @@ fn assistant(raw: &Raw) -> (Option<Message>, Option<Mark>) {
         .filter(|reason| !matches!(*reason, "tool_use" | "pause_turn" | "max_tokens"));
     let mark = ends
         .filter(|_| kind == "text" && !made_up)
-        .map(|reason| Mark::End(reason.to_owned()));
+        .map(|reason| TurnBoundary::End(reason.to_owned()));
     let tokens = said.usage.as_ref().map(|usage| Tokens {
         input: usage.input_tokens.unwrap_or(0),
         output: usage.output_tokens.unwrap_or(0),
@@ -281,7 +287,7 @@ fn block(item: &Value, at: Option<Timestamp>) -> Block {
         "thinking" => Block::Thinking(text("thinking")),
         "tool_use" | "server_tool_use" => {
             let input = item.get("input").map(Value::to_string).unwrap_or_default();
-            Block::Call(Call {
+            Block::ToolCall(ToolCall {
                 id: text("id"),
                 name: text("name"),
                 input,

@@ -13,7 +13,7 @@ use serde_json::ser::PrettyFormatter;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// What begins, and what ends and is made durable before the agent goes on.
 const ALWAYS: [&str; 5] = [
@@ -211,7 +211,7 @@ enum Node {
 
 impl Node {
     fn of(value: &Value) -> Result<Node> {
-        let failed = |cause| Error::new(Kind::Internal, "write JSON").because(cause);
+        let failed = |cause| Error::new(ErrorKind::Internal, "write JSON").caused_by(cause);
         Ok(match value {
             Value::Object(members) => {
                 let members = members
@@ -351,7 +351,7 @@ fn member<'a>(members: &'a mut Vec<(String, Node)>, key: &str, new: Node) -> &'a
 
 /// The new text, indented like the old one; none if it says the same.
 fn changed(old: &str, new: &Node) -> Result<Option<String>> {
-    let failed = |cause| Error::new(Kind::Internal, "write JSON").because(cause);
+    let failed = |cause| Error::new(ErrorKind::Internal, "write JSON").caused_by(cause);
     let value: Option<Value> = serde_json::from_str(old.trim_start_matches('\u{feff}')).ok();
     if value.or_else(|| Some(json!({}))) == new.value() {
         return Ok(None);

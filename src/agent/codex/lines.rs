@@ -3,10 +3,12 @@
 use serde_json::Value;
 
 use crate::agent::json::{self, text};
-use crate::model::{Block, Call, Facts, Line, Mark, Message, Role, Tokens};
+use crate::model::{
+    Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
+};
 
 /// Reads a line; none if it is no JSON object.
-pub fn read(line: &[u8]) -> Option<Line> {
+pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     let line = json::object(line)?;
     let none = Value::Null;
     let payload = line.get("payload").unwrap_or(&none);
@@ -30,16 +32,16 @@ pub fn read(line: &[u8]) -> Option<Line> {
         _ => (None, None),
     };
     let facts = match text(&line, "type") {
-        Some("session_meta" | "turn_context") if !is_sub_agents(payload) => Facts {
+        Some("session_meta" | "turn_context") if !is_sub_agents(payload) => SessionFacts {
             project: json::owned(payload, "cwd"),
             cwd: json::owned(payload, "cwd"),
             model: json::owned(payload, "model"),
             agent_version: json::owned(payload, "cli_version"),
-            ..Facts::default()
+            ..SessionFacts::default()
         },
-        _ => Facts::default(),
+        _ => SessionFacts::default(),
     };
-    Some(Line {
+    Some(TranscriptLine {
         message,
         mark,
         facts,
@@ -94,7 +96,7 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
             let input = ["arguments", "input", "action"]
                 .iter()
                 .find_map(|key| payload.get(*key));
-            let call = Call {
+            let call = ToolCall {
                 id: json::owned(payload, "call_id")
                     .or_else(|| json::owned(payload, "id"))
                     .unwrap_or_default(),
@@ -104,7 +106,7 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
             };
             // What the server does itself is never answered in a line of its own.
             let block = if payload.get("call_id").is_some() {
-                Block::Call(call)
+                Block::ToolCall(call)
             } else {
                 Block::Other(kind.to_owned())
             };
@@ -152,12 +154,14 @@ fn is_prompt(payload: &Value, blocks: &[Block]) -> bool {
 }
 
 /// What happened: where turns begin and end. Those of sub-agents are not the session's.
-fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<Mark>) {
+fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<TurnBoundary>) {
     let kind = text(payload, "type").unwrap_or_default();
     let mark = match kind {
-        "task_started" | "turn_started" => Mark::Prompt,
-        "task_complete" | "turn_complete" => Mark::End("end_turn".to_owned()),
-        "turn_aborted" => Mark::End(text(payload, "reason").unwrap_or("aborted").to_owned()),
+        "task_started" | "turn_started" => TurnBoundary::Start,
+        "task_complete" | "turn_complete" => TurnBoundary::End("end_turn".to_owned()),
+        "turn_aborted" => {
+            TurnBoundary::End(text(payload, "reason").unwrap_or("aborted").to_owned())
+        }
         _ => return (None, None),
     };
     (

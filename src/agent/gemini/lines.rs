@@ -3,10 +3,12 @@
 use serde_json::Value;
 
 use crate::agent::json::{self, text};
-use crate::model::{Block, Call, Facts, Line, Mark, Message, Role, Tokens};
+use crate::model::{
+    Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
+};
 
 /// Reads a line; none if it is no JSON object.
-pub fn read(line: &[u8]) -> Option<Line> {
+pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     let line = json::object(line)?;
     let (message, mark) = match text(&line, "type") {
         Some("user") => user(&line),
@@ -15,11 +17,11 @@ pub fn read(line: &[u8]) -> Option<Line> {
         // What the session is, and changes to that.
         None => (None, None),
     };
-    let facts = Facts {
+    let facts = SessionFacts {
         model: json::owned(&line, "model"),
-        ..Facts::default()
+        ..SessionFacts::default()
     };
-    Some(Line {
+    Some(TranscriptLine {
         message,
         mark,
         facts,
@@ -34,7 +36,7 @@ fn message(line: &Value, role: Role, kind: &str, blocks: Vec<Block>) -> Message 
     }
 }
 
-fn user(line: &Value) -> (Option<Message>, Option<Mark>) {
+fn user(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
     let blocks = said(line);
     let begins =
         |tag: &str| matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with(tag));
@@ -48,12 +50,12 @@ fn user(line: &Value) -> (Option<Message>, Option<Mark>) {
         }
         // What the client tells the model about where it is.
         _ if begins("<session_context>") => (Role::System, "context", None),
-        _ => (Role::User, "text", Some(Mark::Prompt)),
+        _ => (Role::User, "text", Some(TurnBoundary::Start)),
     };
     (Some(message(line, role, kind, blocks)), mark)
 }
 
-fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
+fn answer(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
     let at = json::time(line, "timestamp");
     let thoughts = line
         .get("thoughts")
@@ -74,7 +76,7 @@ fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
         .chain(calls.iter().cloned())
         .collect();
     let kind = match blocks.last() {
-        Some(Block::Call(_)) => "tool_use",
+        Some(Block::ToolCall(_)) => "tool_use",
         Some(Block::Thinking(_)) => "thinking",
         _ => "text",
     };
@@ -103,12 +105,15 @@ fn answer(line: &Value) -> (Option<Message>, Option<Mark>) {
         complete: true,
         ..message(line, Role::Assistant, kind, blocks)
     };
-    (Some(told), ends.then(|| Mark::End("end_turn".to_owned())))
+    (
+        Some(told),
+        ends.then(|| TurnBoundary::End("end_turn".to_owned())),
+    )
 }
 
 fn tool(call: &Value, started: Option<jiff::Timestamp>) -> Block {
     let word = |key: &str| json::owned(call, key).unwrap_or_default();
-    Block::Call(Call {
+    Block::ToolCall(ToolCall {
         id: word("id"),
         name: word("name"),
         input: call.get("args").map(Value::to_string).unwrap_or_default(),

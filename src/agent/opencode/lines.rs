@@ -3,10 +3,12 @@
 use serde_json::Value;
 
 use crate::agent::json::{self, text};
-use crate::model::{Block, Call, Facts, Line, Mark, Message, Role, Tokens};
+use crate::model::{
+    Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
+};
 
 /// Reads a line: the session that its row belongs to, and what it says; none if it is no JSON object.
-pub fn read(line: &[u8]) -> Option<(Option<String>, Line)> {
+pub fn read(line: &[u8]) -> Option<(Option<String>, TranscriptLine)> {
     let line = json::object(line)?;
     let none = Value::Null;
     let row = line.get("row").unwrap_or(&none);
@@ -16,34 +18,34 @@ pub fn read(line: &[u8]) -> Option<(Option<String>, Line)> {
         .unwrap_or_default();
     let of = json::owned(row, "session_id").or_else(|| json::owned(row, "id"));
     let read = match text(&line, "table") {
-        Some("session") => Line {
+        Some("session") => TranscriptLine {
             facts: about(row),
-            ..Line::default()
+            ..TranscriptLine::default()
         },
-        Some("message") => Line {
-            facts: Facts {
+        Some("message") => TranscriptLine {
+            facts: SessionFacts {
                 model: json::owned(&data, "modelID"),
-                ..Facts::default()
+                ..SessionFacts::default()
             },
-            ..Line::default()
+            ..TranscriptLine::default()
         },
         Some("part") => part(text(&line, "role"), row, &data),
-        _ => Line::default(),
+        _ => TranscriptLine::default(),
     };
     Some((of, read))
 }
 
-fn about(row: &Value) -> Facts {
-    Facts {
+fn about(row: &Value) -> SessionFacts {
+    SessionFacts {
         project: json::owned(row, "directory"),
         cwd: json::owned(row, "directory"),
         title: json::owned(row, "title"),
         agent_version: json::owned(row, "version"),
-        ..Facts::default()
+        ..SessionFacts::default()
     }
 }
 
-fn part(role: Option<&str>, row: &Value, data: &Value) -> Line {
+fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
     let kind = text(data, "type").unwrap_or_default();
     let said = || text(data, "text").unwrap_or_default().to_owned();
     let finished = data
@@ -61,7 +63,7 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> Line {
     let (message, mark) = match (kind, role) {
         ("text", Some("user")) if data.get("synthetic").and_then(Value::as_bool) != Some(true) => (
             message(Role::User, "text", vec![Block::Text(said())]),
-            Some(Mark::Prompt),
+            Some(TurnBoundary::Start),
         ),
         ("text", Some("user")) => (
             message(Role::System, "context", vec![Block::Text(said())]),
@@ -91,14 +93,17 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> Line {
             // Any other reason, and the model is asked again.
             let ends =
                 text(data, "reason").filter(|reason| !matches!(*reason, "tool-calls" | "unknown"));
-            (took, ends.map(|reason| Mark::End(reason.to_owned())))
+            (
+                took,
+                ends.map(|reason| TurnBoundary::End(reason.to_owned())),
+            )
         }
-        _ => return Line::default(),
+        _ => return TranscriptLine::default(),
     };
-    Line {
+    TranscriptLine {
         message: Some(message),
         mark,
-        facts: Facts::default(),
+        facts: SessionFacts::default(),
     }
 }
 
@@ -112,7 +117,7 @@ fn tool(row: &Value, data: &Value) -> Vec<Block> {
         .and_then(Value::as_i64)
         .and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
     let input = state.get("input").map(Value::to_string).unwrap_or_default();
-    let call = Block::Call(Call {
+    let call = Block::ToolCall(ToolCall {
         id: id.clone(),
         name: json::owned(data, "tool").unwrap_or_default(),
         input,

@@ -14,7 +14,7 @@ pub async fn look(parts: Option<&Parts>, findings: &mut Findings) {
     let agents = wire::agents_here();
     // A home that can be thrown away, for those that are not at home here.
     let scratch = parts.map(|parts| {
-        std::env::temp_dir().join(format!("sessiond-ask-{:016x}", parts.logs.chance.next()))
+        std::env::temp_dir().join(format!("sessiond-ask-{:016x}", parts.logs.rng.next()))
     });
     let scratch = scratch.filter(|scratch| std::fs::create_dir(scratch).is_ok());
     let asked = agents

@@ -16,9 +16,9 @@ fn member(path: &str, bytes: &[u8]) -> Member {
 }
 
 fn manifest(files: &[(&str, &[u8])]) -> Manifest {
-    let said = Wishes {
+    let said = SessionMetadata {
         labels: [("team".to_owned(), "infra".to_owned())].into(),
-        ..Wishes::default()
+        ..SessionMetadata::default()
     };
     let made = "2026-05-01T12:00:00Z".parse().unwrap();
     let files = files
@@ -70,7 +70,7 @@ fn tar_of(text: &[u8], members: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<
 fn refused(archive: &[u8], why: &str) {
     let error = unpacked(archive).unwrap_err();
     assert!(
-        error.kind() == Kind::Corrupt && error.to_string().contains(why),
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains(why),
         "{error}"
     );
 }
@@ -131,7 +131,7 @@ fn what_is_no_honest_archive_is_refused() {
     unpacked(&tar_of(&text, good)).unwrap();
     refused(
         &tar_of(&say("\"a\"", "\"../a\""), good),
-        "leaves its folder",
+        "leaves its directory",
     );
     refused(&tar_of(&say("\"a\"", "\"/a\""), good), "absolute");
     refused(&tar_of(&say("\"v\":1", "\"v\":2"), good), "version 2");
@@ -242,21 +242,21 @@ fn bombs_are_refused_before_they_go_off() {
 #[test]
 fn plain_tar_opens_it() {
     let one: &[(&str, &[u8])] = &[("projects/-w/s1.jsonl", b"{}\n")];
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     std::fs::write(
-        folder.path().join("x.tar.gz"),
+        directory.path().join("x.tar.gz"),
         packed(&manifest(one), one, false),
     )
     .unwrap();
     let done = std::process::Command::new("tar")
         .args(["-xzf", "x.tar.gz"])
-        .current_dir(folder.path())
+        .current_dir(directory.path())
         .status()
         .unwrap();
     assert!(done.success());
     assert_eq!(
-        std::fs::read(folder.path().join("projects/-w/s1.jsonl")).unwrap(),
+        std::fs::read(directory.path().join("projects/-w/s1.jsonl")).unwrap(),
         b"{}\n"
     );
-    assert!(folder.path().join(MANIFEST).exists());
+    assert!(directory.path().join(MANIFEST).exists());
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::key::Key;
-use crate::error::{Doing, Error, Result};
-use crate::model::{Digest, RelPath, Stat};
-use crate::sys::{Folder, Meta, OpenFile};
+use crate::error::{Error, ErrorContext, Result};
+use crate::model::{Digest, FileStat, RelPath};
+use crate::sys::{Directory, Meta, OpenFile};
 
 /// So many appends are remembered: an SDK repeats one at once, or never.
 const REMEMBERED: usize = 4;
@@ -50,8 +50,8 @@ pub struct Summary {
 
 impl Record {
     /// Reads it; one that is missing or damaged knows nothing.
-    pub fn load(folder: &dyn Folder, path: &RelPath) -> Result<Record> {
-        let bytes = folder
+    pub fn load(directory: &dyn Directory, path: &RelPath) -> Result<Record> {
+        let bytes = directory
             .read(path)
             .map_err(|cause| Error::io(format!("read {path}"), cause))?;
         Ok(bytes
@@ -59,16 +59,16 @@ impl Record {
             .unwrap_or_default())
     }
 
-    fn save(&self, folder: &dyn Folder, path: &RelPath, meta: &Meta) -> Result<()> {
+    fn save(&self, directory: &dyn Directory, path: &RelPath, meta: &Meta) -> Result<()> {
         let bytes = serde_json::to_vec(self).map_err(|cause| {
-            Error::new(crate::error::Kind::Internal, "write a record").because(cause)
+            Error::new(crate::error::ErrorKind::Internal, "write a record").caused_by(cause)
         })?;
         // A name that the profile passes over until it is whole.
         let passing: RelPath = format!("{path}.tmp").parse()?;
         let write = || -> std::io::Result<()> {
-            folder.write_at(&passing, 0, &bytes)?;
-            folder.finish(&passing, meta)?;
-            folder.rename(&passing, path, meta.owner)
+            directory.write_at(&passing, 0, &bytes)?;
+            directory.finish(&passing, meta)?;
+            directory.rename(&passing, path, meta.owner)
         };
         write().map_err(|cause| Error::io(format!("write {path}"), cause))
     }
@@ -113,7 +113,7 @@ pub enum Written {
 
 /// What is known of one file, so that it need not be read again.
 struct Known {
-    stat: Stat,
+    stat: FileStat,
     /// Up to the end of the last whole line.
     len: u64,
     ids: HashSet<u128>,
@@ -125,14 +125,14 @@ pub struct Ids(HashMap<RelPath, Known>);
 
 impl Ids {
     /// Writes what is new of an append. What a crash left of an unfinished line is cut off: nobody was told that it is there.
-    pub fn append(&mut self, folder: &dyn Folder, append: &Append<'_>) -> Result<Written> {
+    pub fn append(&mut self, directory: &dyn Directory, append: &Append<'_>) -> Result<Written> {
         let Append { key, entries, .. } = append;
         let path = key.file();
         let mut known = self
-            .known(folder, path)
-            .doing_with(|| format!("read {path}"))?;
+            .known(directory, path)
+            .with_context(|| format!("read {path}"))?;
         let record_path = key.record()?;
-        let mut record = Record::load(folder, &record_path)?;
+        let mut record = Record::load(directory, &record_path)?;
         let version = record.summary.as_ref().map_or(0, |summary| summary.version);
         let before = append.batch.and_then(|id| {
             record
@@ -153,10 +153,10 @@ impl Ids {
             last.is_some_and(|last| last.id == before.id) && before.start < known.len
         }) {
             // A crash cut it short: it is written anew, so that no entry without an id stands there twice.
-            folder
+            directory
                 .write_at(path, torn.start, b"")
                 .map_err(|cause| Error::io(format!("cut {path}"), cause))?;
-            known = self.known(folder, path)?;
+            known = self.known(directory, path)?;
         }
         if before.is_none() && append.summary.is_some_and(|(from, _)| from != version) {
             return Ok(Written::Outdated);
@@ -206,15 +206,15 @@ impl Ids {
                 });
             }
             if new > 0 && (append.batch.is_some() || append.summary.is_some()) {
-                record.save(folder, &record_path, &meta)?;
+                record.save(directory, &record_path, &meta)?;
             }
         }
         if new > 0 {
             let write = || {
-                folder
+                directory
                     .write_at(path, start, &bytes)
-                    .and_then(|()| folder.finish(path, &meta))
-                    .and_then(|()| folder.stat(path))
+                    .and_then(|()| directory.finish(path, &meta))
+                    .and_then(|()| directory.stat(path))
             };
             let stat = write().map_err(|cause| Error::io(format!("write {path}"), cause));
             match stat {
@@ -236,13 +236,13 @@ impl Ids {
         })
     }
 
-    fn known(&mut self, folder: &dyn Folder, path: &RelPath) -> Result<&mut Known> {
-        let stat = folder
+    fn known(&mut self, directory: &dyn Directory, path: &RelPath) -> Result<&mut Known> {
+        let stat = directory
             .stat(path)
             .map_err(|cause| Error::io("look at it", cause))?;
         let same = |known: &Known| Some(known.stat) == stat || stat.is_none() && known.len == 0;
         if !self.0.get(path).is_some_and(same) {
-            let known = scan(folder, path).map_err(|cause| Error::io("read it", cause))?;
+            let known = scan(directory, path).map_err(|cause| Error::io("read it", cause))?;
             self.0.insert(path.clone(), known);
         }
         Ok(self.0.entry(path.clone()).or_insert_with(nothing))
@@ -251,7 +251,7 @@ impl Ids {
 
 fn nothing() -> Known {
     Known {
-        stat: Stat {
+        stat: FileStat {
             dev: 0,
             ino: 0,
             size: 0,
@@ -263,9 +263,9 @@ fn nothing() -> Known {
     }
 }
 
-fn scan(folder: &dyn Folder, path: &RelPath) -> std::io::Result<Known> {
+fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<Known> {
     let mut known = nothing();
-    let Some(file) = folder.open(path)? else {
+    let Some(file) = directory.open(path)? else {
         return Ok(known);
     };
     known.stat = file.stat()?;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::{Batch, Lines, Sent, SessionStore, project};
 use crate::daemon::http::{self, Answer, Answers, Limits};
 use crate::daemon::listen::Listener;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The largest append. The SDK sends a mebibyte or 500 entries, and an entry can hold a tool's whole output.
 const LARGEST: u64 = 64 << 20;
@@ -140,11 +140,10 @@ impl Server {
             return Ok(too_large());
         }
         let kibibytes = u32::try_from(expected / 1024 + 1).unwrap_or(ALL_TOGETHER);
-        let _room = self
-            .room
-            .acquire_many(kibibytes)
-            .await
-            .map_err(|cause| Error::new(Kind::Internal, "wait for room").because(cause))?;
+        let _room =
+            self.room.acquire_many(kibibytes).await.map_err(|cause| {
+                Error::new(ErrorKind::Internal, "wait for room").caused_by(cause)
+            })?;
         let body = Limited::new(request.into_body(), LARGEST as usize).collect();
         let body = match tokio::time::timeout(PATIENCE, body).await {
             Err(_) => {
@@ -154,14 +153,14 @@ impl Server {
             }
             Ok(Err(cause)) if cause.is::<LengthLimitError>() => return Ok(too_large()),
             Ok(Err(cause)) => {
-                return Err(Error::usage(format!("{path}: read the body")).because(cause));
+                return Err(Error::usage(format!("{path}: read the body")).caused_by(cause));
             }
             Ok(Ok(body)) => body.to_bytes(),
         };
         let (store, path) = (self.store.clone(), path.to_owned());
         // A caller that hangs up does not leave half a call behind.
         let done = tokio::spawn(async move { dispatch(&store, &path, &body).await }).await;
-        done.map_err(|cause| Error::new(Kind::Internal, "answer a call").because(cause))?
+        done.map_err(|cause| Error::new(ErrorKind::Internal, "answer a call").caused_by(cause))?
     }
 }
 
@@ -206,8 +205,10 @@ async fn dispatch(store: &SessionStore, path: &str, body: &[u8]) -> Result<Answe
 /// Once a call is understood, what fails is not the caller's fault: a bucket that does not exist, say.
 fn served<T>(done: Result<T>) -> Result<T> {
     done.map_err(|error| match (error.kind(), error.hint_text()) {
-        (Kind::Usage | Kind::NotFound, hint) => Error::new(Kind::Internal, error.to_string())
-            .hint(hint.unwrap_or("see the server's log")),
+        (ErrorKind::Usage | ErrorKind::NotFound, hint) => {
+            Error::new(ErrorKind::Internal, error.to_string())
+                .hint(hint.unwrap_or("see the server's log"))
+        }
         _ => error,
     })
 }
@@ -258,7 +259,7 @@ async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
 }
 
 fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(|cause| Error::usage("read the body").because(cause))
+    serde_json::from_slice(body).map_err(|cause| Error::usage("read the body").caused_by(cause))
 }
 
 /// A page in a browser can reach a port of its own machine: it sends where it comes from, or a name that somebody made point here.
@@ -291,11 +292,13 @@ fn too_large() -> Answer {
 
 fn refused(error: &Error) -> Answer {
     let status = match error.kind() {
-        Kind::Usage => StatusCode::BAD_REQUEST,
-        Kind::NotFound => StatusCode::NOT_FOUND,
-        Kind::Fenced | Kind::Conflict => StatusCode::CONFLICT,
-        Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Kind::Corrupt | Kind::Sealed | Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorKind::Usage => StatusCode::BAD_REQUEST,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Fenced | ErrorKind::Conflict => StatusCode::CONFLICT,
+        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Corrupt | ErrorKind::Encrypted | ErrorKind::Internal => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     };
     if status.is_server_error() {
         tracing::warn!(%error, "a call failed");

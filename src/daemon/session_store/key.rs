@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::agent::{Place, Profile};
+use crate::agent::{FileClass, Profile};
 use crate::error::{Error, Result};
 use crate::model::{FileKind, LogName, RelPath, SessionId};
 
@@ -39,14 +39,14 @@ impl Key {
         };
         let file: RelPath = file
             .parse()
-            .map_err(|cause: Error| Error::usage("read the key").because(cause))?;
+            .map_err(|cause: Error| Error::usage("read the key").caused_by(cause))?;
         let own = LogName::Session(session.clone());
         let unnamed = sent
             .subpath
             .as_ref()
             .is_some_and(|subpath| subpath.split('/').any(str::is_empty));
         if unnamed
-            || profile.place(&file) != Place::Keep(own, FileKind::Append)
+            || profile.place(&file) != FileClass::Keep(own, FileKind::Append)
             || sent.subpath.is_none() != profile.is_transcript(&file)
         {
             return Err(Error::usage(format!("read the key: {file} is no place of a transcript of session {session}")).hint(
@@ -86,9 +86,9 @@ impl Key {
         transcript(&self.project, self.session.as_str())
     }
 
-    /// What lies beside it: the folder of everything else in the session.
-    pub fn folder(&self) -> Result<RelPath> {
-        folder(&self.project, self.session.as_str())
+    /// What lies beside it: the directory of everything else in the session.
+    pub fn directory(&self) -> Result<RelPath> {
+        directory(&self.project, self.session.as_str())
     }
 
     /// What we keep of the session ourselves.
@@ -97,7 +97,7 @@ impl Key {
     }
 }
 
-/// The folder name of a project: its own where that is plain.
+/// The directory name of a project: its own where that is plain.
 pub fn project(key: &str) -> Result<SessionId> {
     if key.is_empty() {
         return Err(Error::usage("read the key: the project is empty"));
@@ -105,7 +105,7 @@ pub fn project(key: &str) -> Result<SessionId> {
     Ok(SessionId::escape(key))
 }
 
-/// The folder of a project's sessions.
+/// The directory of a project's sessions.
 pub fn sessions(project: &SessionId) -> Result<RelPath> {
     format!("projects/{project}").parse()
 }
@@ -116,7 +116,7 @@ pub fn transcript(project: &SessionId, session: &str) -> Result<RelPath> {
 }
 
 /// Where everything else of a session is.
-pub fn folder(project: &SessionId, session: &str) -> Result<RelPath> {
+pub fn directory(project: &SessionId, session: &str) -> Result<RelPath> {
     format!("projects/{project}/{session}").parse()
 }
 
@@ -181,7 +181,7 @@ mod tests {
             let refused = read(project, session, subpath).map(|key| key.file().to_string());
             assert_eq!(
                 refused.map_err(|error| error.kind()),
-                Err(crate::error::Kind::Usage),
+                Err(crate::error::ErrorKind::Usage),
                 "{project:?} {session:?} {subpath:?}"
             );
         }

@@ -1,4 +1,4 @@
-//! The Agent SDK's `SessionStore` on a folder of our own: an append is a file that grew, and is answered when it is durable.
+//! The Agent SDK's `SessionStore` on a directory of our own: an append is a file that grew, and is answered when it is durable.
 //!
 //! Owns what each call of that contract means here. Does not own the way to the bucket and back, which is that of every other
 //! session (`capture`, `restore`), nor how a call arrives (`http`).
@@ -20,18 +20,18 @@ use tokio::time::Instant;
 
 use self::batch::{Append, Ids, Record, Summary, Written};
 pub use self::key::{Key, Sent, project};
-use crate::agent::Place;
-use crate::capture::{Feed, Handle};
-use crate::daemon::lock::state_folder;
+use crate::agent::FileClass;
+use crate::capture::{Feed, StreamerHandle};
+use crate::daemon::lock::state_dir;
 use crate::daemon::service::Service;
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::{Filter, SessionRow};
 use crate::log::ledger::Ledger;
-use crate::log::pen::{Ground, fenced};
-use crate::log::pieces;
+use crate::log::segments;
+use crate::log::writer::{WriteTarget, fenced};
 use crate::model::{FileKind, LogId, RelPath, Seq, SessionId};
 use crate::restore;
-use crate::sys::{Disk, During, Folder, ItemKind, OpenFile};
+use crate::sys::{Directory, Disk, ItemKind, OpenFile, Operation};
 use crate::upkeep::{reindex, remove};
 use crate::wire::Parts;
 
@@ -49,7 +49,7 @@ const PAGE: u32 = 500;
 pub struct SessionStore {
     parts: Parts,
     disk: Arc<Disk>,
-    handle: Handle,
+    handle: StreamerHandle,
     feed: Arc<Feed>,
     sessions: Mutex<HashMap<SessionId, Arc<AsyncMutex<Session>>>>,
     /// A restore clears what an earlier one left: one at a time.
@@ -86,7 +86,7 @@ enum View {
 }
 
 impl View {
-    fn folder(&self) -> &Disk {
+    fn directory(&self) -> &Disk {
         match self {
             View::Here(disk) => disk,
             View::Copy(copy) => &copy.disk,
@@ -140,10 +140,10 @@ pub struct Summarised {
 }
 
 impl SessionStore {
-    /// The store on the folder that a service streams.
+    /// The store on the directory that a service streams.
     pub fn new(parts: &Parts, service: &Service) -> Result<SessionStore> {
-        let disk = parts.folder()?;
-        // What an earlier one left that was killed; we hold the folder's lock.
+        let disk = parts.directory()?;
+        // What an earlier one left that was killed; we hold the directory's lock.
         let _ = std::fs::remove_dir_all(copies(disk.root()));
         let (handle, feed) = (service.handle(), service.feed());
         Ok(SessionStore {
@@ -219,7 +219,7 @@ impl SessionStore {
             return Ok(None);
         };
         let failed = |cause| Error::io(format!("read {}", key.file()), cause);
-        let Some(file) = view.folder().open(key.file()).map_err(failed)? else {
+        let Some(file) = view.directory().open(key.file()).map_err(failed)? else {
             return Ok(None);
         };
         let len = batch::whole(&*file).map_err(failed)?;
@@ -238,21 +238,22 @@ impl SessionStore {
         let Some(view) = self.view(&mut session, key).await? else {
             return Ok(Vec::new());
         };
-        let folder = key.folder()?;
+        let directory = key.directory()?;
         let mut found = Vec::new();
-        for path in files_below(view.folder(), &folder)
-            .map_err(|cause| Error::io(format!("list {folder}"), cause))?
+        for path in files_below(view.directory(), &directory)
+            .map_err(|cause| Error::io(format!("list {directory}"), cause))?
         {
-            let kept = self.parts.profile.place(&path) == Place::Keep(key.name(), FileKind::Append);
+            let kept =
+                self.parts.profile.place(&path) == FileClass::Keep(key.name(), FileKind::Append);
             let filled = view
-                .folder()
+                .directory()
                 .stat(&path)
                 .ok()
                 .flatten()
                 .is_some_and(|stat| stat.size > 0);
             let subpath = path
                 .as_str()
-                .strip_prefix(folder.as_str())
+                .strip_prefix(directory.as_str())
                 .and_then(|rest| rest.strip_prefix('/')?.strip_suffix(".jsonl"));
             found.extend(subpath.filter(|_| kept && filled).map(str::to_owned));
         }
@@ -327,11 +328,11 @@ impl SessionStore {
         let id = self.id(key);
         let state = self.parts.logs.read_state(&id).await?;
         let stored = state.seq > 0 && state.removed.is_none();
-        let folder = format!("{}/", key.folder()?);
+        let directory = format!("{}/", key.directory()?);
         let own = |path: &RelPath| {
-            *path == *key.file() || key.subpath().is_none() && path.as_str().starts_with(&folder)
+            *path == *key.file() || key.subpath().is_none() && path.as_str().starts_with(&directory)
         };
-        let in_use = |(path, file): &(&RelPath, &crate::model::FileAt)| {
+        let in_use = |(path, file): &(&RelPath, &crate::model::FileState)| {
             file.len > 0 && path.name().ends_with(".jsonl")
         };
         let others = state
@@ -367,11 +368,11 @@ impl SessionStore {
         Ok(())
     }
 
-    /// Empties the files of a key that are here: what is gone from the folder would stay in the log.
+    /// Empties the files of a key that are here: what is gone from the directory would stay in the log.
     fn empty(&self, key: &Key) -> std::io::Result<Vec<RelPath>> {
         let mut paths = vec![key.file().clone()];
-        if let (None, Ok(folder)) = (key.subpath(), key.folder()) {
-            paths.extend(files_below(&*self.disk, &folder)?);
+        if let (None, Ok(directory)) = (key.subpath(), key.directory()) {
+            paths.extend(files_below(&*self.disk, &directory)?);
         }
         let mut emptied = Vec::new();
         for path in paths {
@@ -388,7 +389,7 @@ impl SessionStore {
             remove::remove(&self.parts.logs, id).await?;
         }
         let paths = match key.subpath() {
-            None => vec![key.transcript()?, key.folder()?, Ledger::path(id)?],
+            None => vec![key.transcript()?, key.directory()?, Ledger::path(id)?],
             Some(_) => vec![key.file().clone()],
         };
         paths
@@ -423,7 +424,7 @@ impl SessionStore {
         Ledger::load(&*self.disk, &self.parts.logs.store.address(), id)
     }
 
-    /// Whether what was shipped is still here: a folder that somebody emptied in part must not be gone on from.
+    /// Whether what was shipped is still here: a directory that somebody emptied in part must not be gone on from.
     fn is_whole(&self, ledger: &Ledger) -> bool {
         let mut appended = ledger
             .files
@@ -452,7 +453,7 @@ impl SessionStore {
             let _one = self.restoring.lock().await;
             self.handle.hold(key.name()).await?;
             let context = restore::Context {
-                folder: self.disk.clone(),
+                directory: self.disk.clone(),
                 profile: self.parts.profile.clone(),
                 logs: self.parts.logs.clone(),
             };
@@ -479,9 +480,9 @@ impl SessionStore {
                     );
                     self.feed.stale(key.name());
                 }
-                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
-                    self.feed.counts().failed(During::Restore, error.kind());
+                    self.feed.counts().failed(Operation::Restore, error.kind());
                     return Err(error);
                 }
             }
@@ -499,9 +500,11 @@ impl SessionStore {
     async fn view(&self, session: &mut Session, key: &Key) -> Result<Option<View>> {
         let id = self.id(key);
         let logs = &self.parts.logs;
-        let head = pieces::head(&logs.newest_pieces(&id).await?);
+        let head = segments::head(&logs.newest_pieces(&id).await?);
         let newest = |ledger: Ledger| {
-            ledger.pen.ground != Ground::Branch && ledger.pen.seq >= head && self.is_whole(&ledger)
+            ledger.log_writer.target != WriteTarget::Branch
+                && ledger.log_writer.seq >= head
+                && self.is_whole(&ledger)
         };
         let current = self.ledger(&id).map_or(head == 0, newest);
         if current {
@@ -512,13 +515,13 @@ impl SessionStore {
         if let Some(copy) = session.copy.as_ref().filter(|copy| copy.head == head) {
             return Ok(Some(View::Copy(copy.clone())));
         }
-        let place = copies(self.disk.root()).join(format!("{:016x}", logs.chance.next()));
+        let place = copies(self.disk.root()).join(format!("{:016x}", logs.rng.next()));
         let copy = Arc::new(Copy {
             head,
             disk: Disk::new(&place),
         });
         let context = restore::Context {
-            folder: Arc::new(Disk::new(place)),
+            directory: Arc::new(Disk::new(place)),
             profile: self.parts.profile.clone(),
             logs: logs.clone(),
         };
@@ -527,7 +530,7 @@ impl SessionStore {
                 session.copy = Some(copy.clone());
                 Ok(Some(View::Copy(copy)))
             }
-            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -535,9 +538,9 @@ impl SessionStore {
     /// The sessions of a project that are here, and when each was written to.
     fn here(&self, project: &SessionId) -> Result<HashMap<String, i64>> {
         let failed = |cause| Error::io("list the sessions here", cause);
-        let folder = key::sessions(project)?;
+        let directory = key::sessions(project)?;
         let mut found = HashMap::new();
-        for item in self.disk.list(Some(&folder)).map_err(failed)? {
+        for item in self.disk.list(Some(&directory)).map_err(failed)? {
             let Some(session) = item.name.strip_suffix(".jsonl") else {
                 continue;
             };
@@ -574,7 +577,7 @@ impl SessionStore {
                 .index
                 .sessions(&filter)
                 .await
-                .doing("list the sessions of a project")?;
+                .context("list the sessions of a project")?;
             rows.extend(page.sessions);
             match page.next {
                 Some(next) => filter.cursor = Some(next),
@@ -589,21 +592,23 @@ impl SessionStore {
             .parse()
             .ok()
             .and_then(|name| self.ledger(&self.parts.logs.id(name)));
-        ledger.is_none_or(|ledger| ledger.pen.ground == Ground::Branch || ledger.pen.seq < row.head)
+        ledger.is_none_or(|ledger| {
+            ledger.log_writer.target == WriteTarget::Branch || ledger.log_writer.seq < row.head
+        })
     }
 }
 
 fn copies(root: &Path) -> PathBuf {
-    state_folder(root).join("copies")
+    state_dir(root).join("copies")
 }
 
-fn files_below(folder: &dyn Folder, from: &RelPath) -> std::io::Result<Vec<RelPath>> {
+fn files_below(directory: &dyn Directory, from: &RelPath) -> std::io::Result<Vec<RelPath>> {
     let mut open = vec![from.clone()];
     let mut found = Vec::new();
     while let Some(at) = open.pop() {
-        for item in folder.list(Some(&at))? {
+        for item in directory.list(Some(&at))? {
             match (at.join(&item.name), item.kind) {
-                (Ok(path), ItemKind::Folder) => open.push(path),
+                (Ok(path), ItemKind::Directory) => open.push(path),
                 (Ok(path), ItemKind::File) => found.push(path),
                 _ => {}
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::AnyConnection;
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::list::Statement;
 use super::rows::{self, log_columns, text, whole};
 use crate::error::{Error, Result};

@@ -15,12 +15,13 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection, Row};
 use url::Url;
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::texts;
 use crate::error::{Error, Result};
 
 /// The two forms of an index URL.
-pub(super) const FORMS: &str = "use sqlite:///FOLDER/index.db or postgres://USER:PASSWORD@HOST:5432/DATABASE?sslmode=verify-full";
+pub(super) const FORMS: &str =
+    "use sqlite:///DIR/index.db or postgres://USER:PASSWORD@HOST:5432/DATABASE?sslmode=verify-full";
 
 /// How long to wait for a connection; a server that is up answers in milliseconds.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -202,7 +203,7 @@ impl Target {
             let path = path.clone();
             tokio::task::spawn_blocking(move || make_file(&path))
                 .await
-                .map_err(|error| Error::unavailable("make the index file").because(error))??;
+                .map_err(|error| Error::unavailable("make the index file").caused_by(error))??;
         }
         let options = AnyConnectOptions::from_url(&self.url)?.disable_statement_logging();
         let mut connection = tokio::time::timeout(CONNECT, options.connect())
@@ -308,12 +309,12 @@ fn make_file(path: &Path) -> Result<()> {
     // new, and nobody else gets to open it before it is closed.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _held = ONE_AT_A_TIME.lock();
-    if let Some(folder) = path.parent() {
+    if let Some(directory) = path.parent() {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)
-            .map_err(|error| refuse(folder, error))?;
+            .create(directory)
+            .map_err(|error| refuse(directory, error))?;
     }
     match std::fs::OpenOptions::new()
         .write(true)

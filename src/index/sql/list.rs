@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use sqlx::any::AnyRow;
 use sqlx::{Any, AnyConnection, AssertSqlSafe};
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::rows::{self, LONGEST_PROJECT, clip, stamp, text};
 use crate::error::{Error, Result};
 use crate::index::{Filter, SessionPage, SessionRow};

@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use sqlx::any::AnyRow;
 use sqlx::{Any, AnyConnection, AssertSqlSafe, Row};
 
-use super::Terms;
-use super::fault::Fault;
+use super::IndexOptions;
+use super::failure::Fault;
 use super::rows::{
     LONGEST_PROJECT, clip, clip_some, count, log_columns, stamp, text, tokens, whole,
 };
 use super::texts;
 use crate::config::Prices;
 use crate::error::Result;
-use crate::index::Record;
-use crate::model::{Digest, Message, Part, Said, Tokens};
+use crate::index::EntryRecord;
+use crate::model::{Digest, LocatedMessage, Message, Part, Tokens};
 
 /// Rows in one statement: SQLite takes 32766 values, PostgreSQL 65535.
 const ROWS: usize = 200;
@@ -98,7 +98,7 @@ pub(super) enum Taken {
 /// Takes in what one part says.
 pub(super) async fn take(
     transaction: &mut AnyConnection,
-    (record, terms): (&Record, &Terms),
+    (record, terms): (&EntryRecord, &IndexOptions),
     part: &Part,
     totals: &mut Totals,
 ) -> Result<Taken, Fault> {
@@ -153,7 +153,7 @@ pub(super) async fn take(
             open: 0,
         };
     }
-    let said: Vec<&Said> = record
+    let said: Vec<&LocatedMessage> = record
         .told
         .said
         .iter()
@@ -225,9 +225,9 @@ impl Took {
 
 async fn insert(
     transaction: &mut AnyConnection,
-    (record, terms): (&Record, &Terms),
+    (record, terms): (&EntryRecord, &IndexOptions),
     file: &str,
-    said: &[&Said],
+    said: &[&LocatedMessage],
     read: &mut ReadTo,
     totals: &mut Totals,
 ) -> Result<(), Fault> {
@@ -318,7 +318,7 @@ async fn insert(
 /// Which of these answers are counted in a row already, and as what.
 async fn counted(
     transaction: &mut AnyConnection,
-    record: &Record,
+    record: &EntryRecord,
     answers: &BTreeMap<String, (Took, bool)>,
 ) -> Result<Vec<(String, Took)>, Fault> {
     if answers.is_empty() {
@@ -362,7 +362,7 @@ async fn counted(
 /// A file got another path.
 pub(super) async fn rename(
     transaction: &mut AnyConnection,
-    record: &Record,
+    record: &EntryRecord,
     from: &str,
     to: &str,
 ) -> Result<(), Fault> {
@@ -383,7 +383,7 @@ pub(super) async fn rename(
 /// Counts all that is there: after rows went.
 pub(super) async fn count_anew(
     transaction: &mut AnyConnection,
-    record: &Record,
+    record: &EntryRecord,
     turns: u64,
 ) -> Result<Totals, Fault> {
     let (namespace, agent, id) = log_columns(&record.log);

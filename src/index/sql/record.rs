@@ -5,18 +5,18 @@
 use sqlx::AnyConnection;
 use sqlx::any::AnyRow;
 
-use super::Terms;
-use super::fault::Fault;
+use super::IndexOptions;
+use super::failure::Fault;
 use super::messages::{self, Taken, Totals};
+use super::metadata;
 use super::rows::{
     self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text,
     whole,
 };
-use super::say;
 use crate::error::{Error, Result};
-use crate::index::{Record, Recorded};
+use crate::index::{EntryRecord, RecordOutcome};
 use crate::model::checkpoint::MOST_CHECKPOINTS;
-use crate::model::{Checkpoint, Digest, EntryKind, LogId, Move, Part};
+use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part};
 
 /// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
 /// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
@@ -75,7 +75,7 @@ const CLEAR: [&str; 4] = [
 ];
 
 /// Bytes before compression that a record stands for.
-fn raw_of(record: &Record) -> u64 {
+fn raw_of(record: &EntryRecord) -> u64 {
     // What a fork begins with is another's.
     if record.header.fork.is_some() {
         return 0;
@@ -88,7 +88,7 @@ fn raw_of(record: &Record) -> u64 {
 }
 
 /// Bytes that the entries had, of which a record is one or for which it stands.
-fn stored_of(record: &Record) -> u64 {
+fn stored_of(record: &EntryRecord) -> u64 {
     record
         .header
         .covers
@@ -99,18 +99,18 @@ fn stored_of(record: &Record) -> u64 {
 /// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
 pub(super) async fn record(
     transaction: &mut AnyConnection,
-    record: &Record,
-    terms: &Terms,
-) -> Result<Recorded, Fault> {
+    record: &EntryRecord,
+    terms: &IndexOptions,
+) -> Result<RecordOutcome, Fault> {
     let header = &record.header;
     if header.seq == 0 || header.follows() >= header.seq {
-        let doing = format!(
+        let context = format!(
             "record entry {} of {}: it cannot follow entry {}",
             header.seq,
             record.log,
             header.follows()
         );
-        return Err(Error::corrupt(doing).into());
+        return Err(Error::corrupt(context).into());
     }
     let (namespace, agent, id) = log_columns(&record.log);
     let at = stamp(header.at);
@@ -143,13 +143,13 @@ pub(super) async fn record(
         .execute(&mut *transaction)
         .await?;
     if added.rows_affected() == 0 {
-        return Ok(Recorded::Already);
+        return Ok(RecordOutcome::Already);
     }
     let Some(mut known) = known else {
-        return Ok(Recorded::New);
+        return Ok(RecordOutcome::New);
     };
     if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
-        return Ok(Recorded::Gap { have: known.head });
+        return Ok(RecordOutcome::Gap { have: known.head });
     }
     let mut totals = known.totals;
     if header.begins_anew() || header.kind == EntryKind::Snapshot {
@@ -165,7 +165,7 @@ pub(super) async fn record(
         }
     }
     if header.kind == EntryKind::Purge {
-        say::forget(transaction, &record.log).await?;
+        metadata::forget(transaction, &record.log).await?;
         known.rest = None;
     }
     let mut deleted = false;
@@ -174,7 +174,7 @@ pub(super) async fn record(
     }
     for part in &header.parts {
         match messages::take(transaction, (record, terms), part, &mut totals).await? {
-            Taken::Gap => return Ok(Recorded::Gap { have: known.head }),
+            Taken::Gap => return Ok(RecordOutcome::Gap { have: known.head }),
             Taken::Read(read) => {
                 deleted |= read.deleted;
                 apply_part(transaction, record, part, &read).await?;
@@ -199,7 +199,7 @@ pub(super) async fn record(
             .await?;
     }
     update_session(transaction, (record, terms), &at, known, totals).await?;
-    Ok(Recorded::New)
+    Ok(RecordOutcome::New)
 }
 
 /// What the session's row says before this entry.
@@ -209,7 +209,7 @@ struct Known {
     head: u64,
     raw: u64,
     stored: u64,
-    rest: Option<say::Rest>,
+    rest: Option<metadata::ClosedStatus>,
     totals: Totals,
 }
 
@@ -221,7 +221,7 @@ impl Known {
             head: count(row, "head")?,
             raw: count(row, "raw_bytes")?,
             stored: count(row, "stored_bytes")?,
-            rest: say::Rest::read(row)?,
+            rest: metadata::ClosedStatus::read(row)?,
             totals: Totals::read(row)?,
         })
     }
@@ -229,7 +229,7 @@ impl Known {
 
 async fn update_session(
     transaction: &mut AnyConnection,
-    (record, terms): (&Record, &Terms),
+    (record, terms): (&EntryRecord, &IndexOptions),
     at: &str,
     known: Known,
     totals: Totals,
@@ -244,7 +244,7 @@ async fn update_session(
     let status = if header.kind.is_removal() {
         "removed"
     } else {
-        say::status(raw, known.rest.as_ref())
+        metadata::status(raw, known.rest.as_ref())
     };
     // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first. One that begins
     // anew says so again: what comes before it is not always there to be read.
@@ -297,8 +297,8 @@ async fn update_session(
 /// True if a file was replaced by it.
 async fn apply_move(
     transaction: &mut AnyConnection,
-    record: &Record,
-    rename: &Move,
+    record: &EntryRecord,
+    rename: &FileMove,
 ) -> Result<bool, Fault> {
     if rename.from == rename.to {
         return Ok(false);
@@ -328,7 +328,7 @@ async fn apply_move(
 
 async fn apply_part(
     transaction: &mut AnyConnection,
-    record: &Record,
+    record: &EntryRecord,
     part: &Part,
     read: &messages::ReadTo,
 ) -> Result<(), Fault> {
@@ -359,7 +359,7 @@ async fn apply_part(
 /// The named checkpoints of a log, instead of those there are.
 pub(super) async fn name_points(
     transaction: &mut AnyConnection,
-    (log, terms): (&LogId, &Terms),
+    (log, terms): (&LogId, &IndexOptions),
     named: &[(String, Checkpoint)],
 ) -> Result<(), Fault> {
     const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
@@ -378,7 +378,7 @@ pub(super) async fn name_points(
 
 async fn add_checkpoint(
     transaction: &mut AnyConnection,
-    (log, terms): (&LogId, &Terms),
+    (log, terms): (&LogId, &IndexOptions),
     name: &str,
     point: &Checkpoint,
 ) -> Result<(), Fault> {

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::fault::Fault;
+use super::failure::Fault;
 use crate::error::{Error, Result};
 use crate::index::catalog::cost_of;
 use crate::index::{EntryRow, Failure, FenceRow, MessageRow, SessionRow, Totals};
-use crate::model::{FileAt, FileKind, LogId, NamedFile, Tokens, Ttl};
+use crate::model::{FileKind, FileState, LogId, PathState, Tokens, Ttl};
 
 /// Longest text of a fact or message, in bytes; titles and errors are a line.
 pub(super) const LONGEST: usize = 4096;
@@ -62,7 +62,7 @@ pub(super) fn clip_some(text: Option<&str>, longest: usize) -> Option<String> {
 /// A value as PostgreSQL takes it: JSON without NUL.
 pub(super) fn json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string(value)
-        .map_err(|cause| Error::corrupt("write JSON").because(cause))?;
+        .map_err(|cause| Error::corrupt("write JSON").caused_by(cause))?;
     Ok(text.replace("\\u0000", ""))
 }
 
@@ -197,14 +197,14 @@ pub(super) fn message(row: &AnyRow) -> Result<MessageRow, Fault> {
 }
 
 /// A file.
-pub(super) fn file(row: &AnyRow) -> Result<NamedFile, Fault> {
+pub(super) fn file(row: &AnyRow) -> Result<PathState, Fault> {
     let kind = text(row, "kind")?;
     let kind = match kind.as_str() {
         "append" => FileKind::Append,
         "whole" => FileKind::Whole,
         _ => return Err(damaged("kind", &kind).into()),
     };
-    let at = FileAt {
+    let at = FileState {
         kind,
         len: count(row, "len")?,
         sha256: parsed(row, "sha256")?,
@@ -212,7 +212,7 @@ pub(super) fn file(row: &AnyRow) -> Result<NamedFile, Fault> {
         mtime_ns: row.try_get("mtime_ns")?,
         seq: count(row, "seq")?,
     };
-    Ok(NamedFile {
+    Ok(PathState {
         path: parsed(row, "path")?,
         at,
     })

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use sqlx::{AnyConnection, Row};
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::list::Statement;
 use super::rows::{LONGEST_PROJECT, clip, stamp, text};
 use super::texts::is_postgres;

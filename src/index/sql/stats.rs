@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::list::Statement;
 use super::rows::{count, stamp, tokens};
 use crate::error::Result;

@@ -5,11 +5,11 @@
 
 use sqlx::{Any, AnyConnection, AssertSqlSafe};
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::rows::{clip, log_columns, whole};
 use crate::error::Result;
-use crate::index::{Record, words};
-use crate::model::{Role, Said};
+use crate::index::{EntryRecord, words};
+use crate::model::{LocatedMessage, Role};
 
 /// Longest text of a message that is kept, in bytes: more than people write, and less than what PostgreSQL takes as words.
 const LONGEST_TEXT: usize = 64 << 10;
@@ -61,9 +61,9 @@ pub(super) fn is_postgres(connection: &AnyConnection) -> bool {
 /// What people and agents said, of these messages of a file.
 pub(super) async fn insert(
     transaction: &mut AnyConnection,
-    record: &Record,
+    record: &EntryRecord,
     file: &str,
-    said: &[&Said],
+    said: &[&LocatedMessage],
 ) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(&record.log);
     let spoken = said

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::error::Kind;
-use crate::log::chain::Chain;
-use crate::log::state::State;
+use crate::error::ErrorKind;
+use crate::log::chain::EntryChain;
+use crate::log::state::LogState;
 use crate::model::FileKind;
 
 /// What a writer does next.
@@ -53,10 +53,10 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     )
 }
 
-/// A log as it is read: what `State` says, and the bytes, put together in the plainest way.
+/// A log as it is read: what `LogState` says, and the bytes, put together in the plainest way.
 #[derive(Debug, Default, PartialEq)]
 struct Model {
-    state: State,
+    state: LogState,
     files: BTreeMap<RelPath, Vec<u8>>,
 }
 
@@ -117,15 +117,15 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
         if kind != EntryKind::Delta {
             writer += 1;
         }
-        let moves: Vec<Move> = moves
+        let moves: Vec<FileMove> = moves
             .into_iter()
-            .map(|(from, to)| Move {
+            .map(|(from, to)| FileMove {
                 from: path(from),
                 to: path(to),
             })
             .collect();
         let mut moved = model.files.clone();
-        for Move { from, to } in &moves {
+        for FileMove { from, to } in &moves {
             if let Some(file) = moved.remove(from) {
                 moved.insert(to.clone(), file);
             }
@@ -156,7 +156,7 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             });
             bodies.push(bytes);
         }
-        let header = Header {
+        let header = EntryHeader {
             v: FORMAT,
             kind,
             agent: "a".parse().unwrap(),
@@ -221,7 +221,7 @@ fn merge(pieces: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), TestC
     let mut merger = Merger::default();
     for piece in run {
         if let Err(error) = merger.take(piece) {
-            prop_assert_eq!(error.kind(), Kind::Conflict);
+            prop_assert_eq!(error.kind(), ErrorKind::Conflict);
             prop_assert!(
                 is_ambiguous(run),
                 "{} in {:#?}",
@@ -258,7 +258,7 @@ fn merge(pieces: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), TestC
 }
 
 fn assert_linked(pieces: &[Entry]) {
-    let mut chain = Chain::new("the log", 0, None);
+    let mut chain = EntryChain::new("the log", 0, None);
     let mut out = Vec::new();
     for piece in pieces {
         out.extend(chain.push(piece.header.seq, Ok(piece.clone())).unwrap());

@@ -1,4 +1,4 @@
-//! The system calls of the file store: temp files, names that do not replace, folders that stay.
+//! The system calls of the file store: temp files, names that do not replace, directories that stay.
 //!
 //! Owns single steps on the disk. Does not own their order, which makes a write whole and durable: see `file.rs`.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use crate::sys::{Chance, Clock, SystemChance, SystemClock};
+use crate::sys::{Clock, Rng, SystemClock, SystemRng};
 
 /// A write takes seconds; a temp file this old belongs to a process that died.
 pub(super) const STALE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -23,11 +23,11 @@ pub(super) struct Temp {
 }
 
 impl Temp {
-    pub(super) fn write(folder: &Path, body: &[u8]) -> io::Result<Temp> {
-        let path = folder.join(format!(
+    pub(super) fn write(directory: &Path, body: &[u8]) -> io::Result<Temp> {
+        let path = directory.join(format!(
             "{:016x}{:016x}",
-            SystemChance.next(),
-            SystemChance.next()
+            SystemRng.next(),
+            SystemRng.next()
         ));
         let mut file = OpenOptions::new()
             .write(true)
@@ -58,25 +58,25 @@ impl Drop for Temp {
     }
 }
 
-/// Makes `folder` and what is missing above it, durably.
-pub(super) fn make_folders(folder: &Path) -> io::Result<()> {
-    let missing: Vec<&Path> = folder
+/// Makes `directory` and what is missing above it, durably.
+pub(super) fn make_dirs(directory: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = directory
         .ancestors()
         .take_while(|part| !part.exists())
         .collect();
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(folder)?;
+        .create(directory)?;
     missing
         .into_iter()
         .filter_map(Path::parent)
-        .try_for_each(sync_folder)
+        .try_for_each(sync_dir)
 }
 
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
-    match File::open(folder)?.sync_all() {
-        // Some network and FUSE filesystems cannot sync a folder; they write it through.
+pub(super) fn sync_dir(directory: &Path) -> io::Result<()> {
+    match File::open(directory)?.sync_all() {
+        // Some network and FUSE filesystems cannot sync a directory; they write it through.
         Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
         synced => synced,
     }
@@ -103,7 +103,7 @@ pub(super) fn is_missing(cause: &io::Error) -> bool {
     matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// Removes what processes that died have left in the folder of temp files.
+/// Removes what processes that died have left in the directory of temp files.
 pub(super) fn sweep(temp: &Path) {
     let Ok(entries) = fs::read_dir(temp) else {
         return;
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn an_exclusive_rename_stands_in_for_a_link() {
-        let folder = tempfile::tempdir().expect("folder");
-        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let directory = tempfile::tempdir().expect("directory");
+        let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         fs::write(&from, b"new").expect("write");
         rename_new(&from, &to).expect("first");
         fs::write(&from, b"newer").expect("write");

@@ -6,7 +6,7 @@
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for temporary keys), or AWS_PROFILE, \
                            or run where a role is attached";
@@ -34,7 +34,7 @@ pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>)
 
 /// Turns an error of the SDK into ours; `bucket` is for hints, `endpoint` is the server that was named.
 pub(super) fn classify<E>(
-    doing: String,
+    context: String,
     bucket: &str,
     endpoint: Option<&str>,
     error: &SdkError<E, HttpResponse>,
@@ -49,10 +49,14 @@ where
             let (kind, hint) = refusal(status, code, message);
             (kind, said(status, code, message), hint)
         }
-        SdkError::TimeoutError(_) => (Kind::Unavailable, at(endpoint, "timed out"), Some(SERVER)),
+        SdkError::TimeoutError(_) => (
+            ErrorKind::Unavailable,
+            at(endpoint, "timed out"),
+            Some(SERVER),
+        ),
         _ => unsent(error, endpoint),
     };
-    let error = Error::new(kind, format!("{doing}: {what}"));
+    let error = Error::new(kind, format!("{context}: {what}"));
     match hint {
         _ if code == "NoSuchBucket" => {
             error.hint(format!("make the bucket, for instance with `aws s3 mb s3://{bucket}`, or mend its name in the store's URL"))
@@ -63,11 +67,11 @@ where
 }
 
 /// What a server that answered means by it.
-fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str>) {
+fn refusal(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'static str>) {
     match code {
-        "NoSuchBucket" => return (Kind::Usage, None),
+        "NoSuchBucket" => return (ErrorKind::Usage, None),
         "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => {
-            return (Kind::Usage, Some(RIGHTS));
+            return (ErrorKind::Usage, Some(RIGHTS));
         }
         "InvalidAccessKeyId"
         | "SignatureDoesNotMatch"
@@ -75,12 +79,12 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
         | "ExpiredTokenException"
         | "InvalidToken"
         | "TokenRefreshRequired" => {
-            return (Kind::Usage, Some(SIGNING));
+            return (ErrorKind::Usage, Some(SIGNING));
         }
         "AuthorizationHeaderMalformed"
         | "PermanentRedirect"
-        | "IllegalLocationConstraintException" => return (Kind::Usage, Some(REGION)),
-        "RequestTimeTooSkewed" => return (Kind::Unavailable, Some(CLOCK)),
+        | "IllegalLocationConstraintException" => return (ErrorKind::Usage, Some(REGION)),
+        "RequestTimeTooSkewed" => return (ErrorKind::Unavailable, Some(CLOCK)),
         // Bytes hurt on their way, or a request the server lost patience with: the next one may arrive whole.
         "BadDigest"
         | "InvalidDigest"
@@ -88,32 +92,32 @@ fn refusal(status: u16, code: &str, message: &str) -> (Kind, Option<&'static str
         | "XAmzContentChecksumMismatch"
         | "IncompleteBody"
         | "RequestTimeout" => {
-            return (Kind::Unavailable, None);
+            return (ErrorKind::Unavailable, None);
         }
         "SlowDown"
         | "Throttling"
         | "ThrottlingException"
         | "RequestLimitExceeded"
-        | "TooManyRequests" => return (Kind::Unavailable, None),
-        "NotImplemented" => return (Kind::Usage, Some(FEATURE)),
+        | "TooManyRequests" => return (ErrorKind::Unavailable, None),
+        "NotImplemented" => return (ErrorKind::Usage, Some(FEATURE)),
         _ => {}
     }
     match status {
         // 409 says that a racing request is under way: who wins is not known yet. 425 and 429 ask for a later try.
-        408 | 409 | 425 | 429 => (Kind::Unavailable, None),
-        501 => (Kind::Usage, Some(FEATURE)),
-        500.. => (Kind::Unavailable, Some(SERVER)),
-        401 | 403 => (Kind::Usage, Some(RIGHTS)),
-        300..400 => (Kind::Usage, Some(REGION)),
+        408 | 409 | 425 | 429 => (ErrorKind::Unavailable, None),
+        501 => (ErrorKind::Usage, Some(FEATURE)),
+        500.. => (ErrorKind::Unavailable, Some(SERVER)),
+        401 | 403 => (ErrorKind::Usage, Some(RIGHTS)),
+        300..400 => (ErrorKind::Usage, Some(REGION)),
         400 if ["checksum", "if-none-match", "header", "trailer"]
             .iter()
             .any(|word| message.to_lowercase().contains(word)) =>
         {
-            (Kind::Usage, Some(FEATURE))
+            (ErrorKind::Usage, Some(FEATURE))
         }
         // Not one of 400…: a proxy or something that is no S3 server.
-        0..400 => (Kind::Unavailable, Some(SERVER)),
-        _ => (Kind::Usage, None),
+        0..400 => (ErrorKind::Unavailable, Some(SERVER)),
+        _ => (ErrorKind::Usage, None),
     }
 }
 
@@ -126,7 +130,7 @@ fn at(endpoint: Option<&str>, what: &str) -> String {
 fn unsent(
     error: &(dyn std::error::Error + 'static),
     endpoint: Option<&str>,
-) -> (Kind, String, Option<&'static str>) {
+) -> (ErrorKind, String, Option<&'static str>) {
     let mut texts = Vec::new();
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -142,9 +146,9 @@ fn unsent(
     if any(&["credential", "no identity", "identity resolver"]) {
         let timed_out = any(&["timed out", "timeout"]);
         let kind = if timed_out {
-            Kind::Unavailable
+            ErrorKind::Unavailable
         } else {
-            Kind::Usage
+            ErrorKind::Usage
         };
         return (
             kind,
@@ -158,15 +162,15 @@ fn unsent(
         texts.last().map(String::as_str).unwrap_or_default(),
     );
     if any(&["certificate", "unknownissuer"]) {
-        return (Kind::Unavailable, root, Some(TRUST));
+        return (ErrorKind::Unavailable, root, Some(TRUST));
     }
     if any(&["invalidcontenttype"]) {
-        return (Kind::Unavailable, root, Some(PLAIN));
+        return (ErrorKind::Unavailable, root, Some(PLAIN));
     }
     if any(&["failed to construct request", "construction failure"]) {
-        return (Kind::Usage, root, None);
+        return (ErrorKind::Usage, root, None);
     }
-    (Kind::Unavailable, root, Some(SERVER))
+    (ErrorKind::Unavailable, root, Some(SERVER))
 }
 
 fn said(status: u16, code: &str, message: &str) -> String {
@@ -185,32 +189,32 @@ mod tests {
     #[test]
     fn answers_tell_the_caller_what_to_do() {
         let kind = |status, code, message| refusal(status, code, message).0;
-        assert_eq!(kind(404, "NoSuchBucket", ""), Kind::Usage);
+        assert_eq!(kind(404, "NoSuchBucket", ""), ErrorKind::Usage);
         for code in [
             "AccessDenied",
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
             "ExpiredToken",
         ] {
-            assert_eq!(kind(403, code, ""), Kind::Usage, "{code}");
+            assert_eq!(kind(403, code, ""), ErrorKind::Usage, "{code}");
         }
         assert_eq!(
             kind(409, "ConditionalRequestConflict", ""),
-            Kind::Unavailable
+            ErrorKind::Unavailable
         );
-        assert_eq!(kind(503, "SlowDown", ""), Kind::Unavailable);
-        assert_eq!(kind(500, "", ""), Kind::Unavailable);
-        assert_eq!(kind(502, "", ""), Kind::Unavailable);
-        assert_eq!(kind(400, "RequestTimeout", ""), Kind::Unavailable);
+        assert_eq!(kind(503, "SlowDown", ""), ErrorKind::Unavailable);
+        assert_eq!(kind(500, "", ""), ErrorKind::Unavailable);
+        assert_eq!(kind(502, "", ""), ErrorKind::Unavailable);
+        assert_eq!(kind(400, "RequestTimeout", ""), ErrorKind::Unavailable);
         assert_eq!(
             refusal(501, "NotImplemented", ""),
-            (Kind::Usage, Some(FEATURE))
+            (ErrorKind::Usage, Some(FEATURE))
         );
         assert_eq!(
             refusal(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"),
-            (Kind::Usage, Some(FEATURE))
+            (ErrorKind::Usage, Some(FEATURE))
         );
-        assert_eq!(refusal(301, "", ""), (Kind::Usage, Some(REGION)));
-        assert_eq!(kind(400, "InvalidArgument", ""), Kind::Usage);
+        assert_eq!(refusal(301, "", ""), (ErrorKind::Usage, Some(REGION)));
+        assert_eq!(kind(400, "InvalidArgument", ""), ErrorKind::Usage);
     }
 }

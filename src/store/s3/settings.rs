@@ -94,7 +94,7 @@ impl S3Settings {
 
     /// Reads `s3://bucket/prefix?endpoint=…`. No error repeats a value: people paste secrets into the oddest places.
     pub fn from_url(address: &str) -> Result<S3Settings> {
-        let url = Url::parse(address).map_err(|cause| wrong("it is no URL").because(cause))?;
+        let url = Url::parse(address).map_err(|cause| wrong("it is no URL").caused_by(cause))?;
         if url.scheme() != "s3" {
             return Err(wrong(format!("its scheme is {}, not s3", url.scheme())));
         }
@@ -115,7 +115,7 @@ impl S3Settings {
         }
         let path = percent_decode_str(url.path())
             .decode_utf8()
-            .map_err(|cause| wrong("its prefix is not UTF-8").because(cause))?;
+            .map_err(|cause| wrong("its prefix is not UTF-8").caused_by(cause))?;
         let prefix = path.trim_matches('/');
         if !prefix.is_empty()
             && prefix
@@ -180,7 +180,7 @@ impl S3Settings {
 pub(super) fn endpoint(value: &str) -> Result<String> {
     const FORM: &str = "write endpoint=http://host:port, or --endpoint http://host:port";
     let url = Url::parse(value)
-        .map_err(|cause| wrong("its endpoint is no URL").because(cause).hint(FORM))?;
+        .map_err(|cause| wrong("its endpoint is no URL").caused_by(cause).hint(FORM))?;
     let clean = url.username().is_empty()
         && url.password().is_none()
         && url.query().is_none()
@@ -200,7 +200,7 @@ fn wrong(why: impl fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_full_url_is_read() {
@@ -269,7 +269,7 @@ mod tests {
                 continue;
             }
             let error = S3Settings::from_url(url).expect_err(url);
-            assert_eq!(error.kind(), Kind::Usage, "{url}");
+            assert_eq!(error.kind(), ErrorKind::Usage, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
         let error = S3Settings::from_url("s3://b/?bogus=1").expect_err("unknown");

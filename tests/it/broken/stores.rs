@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 
 use sessiond::codec::entry::{self, Encoded};
 use sessiond::log::merge::Merger;
-use sessiond::log::walk::Sink;
-use sessiond::model::{Digest, EntryKind, FileKind, Header, LogId, Part, Seq, entry::FORMAT, keys};
+use sessiond::log::read::EntrySink;
+use sessiond::model::{
+    Digest, EntryHeader, EntryKind, FileKind, LogId, Part, Seq, entry::FORMAT, keys,
+};
 
 use crate::support::world::Files;
 
@@ -84,7 +86,7 @@ impl Session {
         kind: EntryKind,
         after: Option<(Seq, Seq)>,
         changes: Vec<Change>,
-        edit: impl FnOnce(&mut Header),
+        edit: impl FnOnce(&mut EntryHeader),
     ) {
         let seq = after.map_or(self.last, |(end, _)| end) + 1;
         let (mut parts, mut bodies) = (Vec::new(), Vec::new());
@@ -109,7 +111,7 @@ impl Session {
             });
             bodies.push(bytes);
         }
-        let mut header = Header {
+        let mut header = EntryHeader {
             v: FORMAT,
             kind,
             agent: self.id.agent.clone(),
@@ -138,7 +140,7 @@ impl Session {
     }
 
     /// A turn of the agent: two lines, a task that is replaced, and in the second round a result that stays.
-    fn round(&mut self, round: u64, edit: impl FnOnce(&mut Header)) {
+    fn round(&mut self, round: u64, edit: impl FnOnce(&mut EntryHeader)) {
         let id = self.id.name.to_string();
         let transcript = format!("projects/-work-app/{id}.jsonl");
         let start = self
@@ -287,7 +289,7 @@ fn spoiled_entries() -> Vec<Fixture> {
 
 /// Whole entries that say what cannot be; those behind them follow.
 fn wrong_entries() -> Vec<Fixture> {
-    let wrong = |edit: &dyn Fn(&mut Header)| {
+    let wrong = |edit: &dyn Fn(&mut EntryHeader)| {
         let mut session = Session::new(BROKEN);
         session.claim(None);
         (1..=ROUNDS).for_each(|round| {

@@ -1,4 +1,4 @@
-//! Claude Code, conversations that lose their home: history, tools, tasks, sub-agents, rewind, compaction, another folder.
+//! Claude Code, conversations that lose their home: history, tools, tasks, sub-agents, rewind, compaction, another directory.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -15,7 +15,7 @@ use crate::support::TempHome;
 scenarios!(new ClaudeNew, old ClaudeOld: (
     the_whole_conversation_goes_on_in_a_new_home,
     a_transcript_that_the_client_rewrites_is_restored_as_it_is_then,
-    another_folder_and_another_home,
+    another_directory_and_another_home,
 ));
 
 fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
@@ -217,7 +217,7 @@ fn a_transcript_that_the_client_rewrites_is_restored_as_it_is_then(container: &C
     container.sessiond(&["verify", &session]).ok();
 }
 
-fn another_folder_and_another_home(one: &Container<'_>) {
+fn another_directory_and_another_home(one: &Container<'_>) {
     let model = one.model;
     let session = one.begin(&prompt(
         "first",
@@ -228,9 +228,9 @@ fn another_folder_and_another_home(one: &Container<'_>) {
     ));
     let end_of_first = model.last("first PLAN");
     let before = std::fs::read(transcript(&one.home.home(), &session)).unwrap();
-    let folder = TempHome::new();
+    let directory = TempHome::new();
     let mut two = one.beside();
-    two.cwd = folder.path().join("elsewhere, with a long name.d");
+    two.cwd = directory.path().join("elsewhere, with a long name.d");
     std::fs::create_dir(&two.cwd).unwrap();
     if two.client == Client::ClaudeOld {
         // This is what it is for: where it was, the client does not find it.

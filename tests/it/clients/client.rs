@@ -40,7 +40,7 @@ impl Client {
         }
     }
 
-    /// The folder of its program.
+    /// The directory of its program.
     pub fn bin(self, agents: &Agents) -> PathBuf {
         match self {
             Client::ClaudeNew => agents.claude_new(),

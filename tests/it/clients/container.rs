@@ -1,4 +1,4 @@
-//! A container in which a client runs under `sessiond run`: a home that can be thrown away and a folder that is worked in.
+//! A container in which a client runs under `sessiond run`: a home that can be thrown away and a directory that is worked in.
 //!
 //! Owns the clients' environment: nothing of whoever runs the tests, a key that is none, a model on loopback.
 
@@ -57,7 +57,7 @@ pub struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// One with a folder of its own to work in; `None` where the test is to be skipped.
+    /// One with a directory of its own to work in; `None` where the test is to be skipped.
     pub fn new(client: Client, backend: &'a Backend, model: &'a Model) -> Option<Container<'a>> {
         let bin = client.bin(agents()?);
         let home = TempHome::new();
@@ -75,7 +75,7 @@ impl<'a> Container<'a> {
         })
     }
 
-    /// Another one that works in the same folder.
+    /// Another one that works in the same directory.
     pub fn beside(&self) -> Container<'a> {
         let (client, backend, model) = (self.client, self.backend, self.model);
         let home = TempHome::new();
@@ -221,7 +221,7 @@ impl<'a> Container<'a> {
     }
 }
 
-/// The transcripts of a session in a folder of Claude Code's: more than one, where it stands in more than one project.
+/// The transcripts of a session in a directory of Claude Code's: more than one, where it stands in more than one project.
 pub fn transcripts(root: &Path, session: &str) -> Vec<PathBuf> {
     let projects = std::fs::read_dir(root.join("projects"))
         .into_iter()
@@ -247,7 +247,7 @@ pub fn kept(home: &Path) -> Files {
     files.retain(|path, _| {
         ["projects/", "tasks/", "file-history/"]
             .iter()
-            .any(|folder| path.starts_with(folder))
+            .any(|directory| path.starts_with(directory))
             && !path.ends_with(".lock")
     });
     files

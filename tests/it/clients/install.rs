@@ -15,7 +15,7 @@ const LOCK: &str = include_str!("../../agents/npm/package-lock.json");
 pub struct Agents(PathBuf);
 
 impl Agents {
-    /// The folder that holds a client's program.
+    /// The directory that holds a client's program.
     fn bin(&self, package: &str) -> PathBuf {
         let arch = if cfg!(target_arch = "aarch64") {
             "arm64"
@@ -54,7 +54,7 @@ impl Agents {
     }
 }
 
-/// The clients, installed once for all who share the build folder; `None` where the test is to be skipped.
+/// The clients, installed once for all who share the build directory; `None` where the test is to be skipped.
 pub fn agents() -> Option<&'static Agents> {
     static SHARED: OnceLock<Result<Agents, String>> = OnceLock::new();
     or_skip(SHARED.get_or_init(install).as_ref().map_err(String::clone))

@@ -40,11 +40,11 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     );
     let end_of_second = model.last("second PLAN");
 
-    // Another home; and another folder for Codex, which looks everywhere. OpenCode runs a session where it began, and does not
+    // Another home; and another directory for Codex, which looks everywhere. OpenCode runs a session where it began, and does not
     // end when it is started elsewhere.
-    let (folder, mut other) = (TempHome::new(), container.beside());
+    let (directory, mut other) = (TempHome::new(), container.beside());
     if client == Client::Codex {
-        other.cwd = folder.path().join("elsewhere");
+        other.cwd = directory.path().join("elsewhere");
         std::fs::create_dir(&other.cwd).unwrap();
     }
     other.resume(&session, &prompt("third", &[vec![say("third turn done")]]));

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use sessiond::capture::ship::Shipment;
+use sessiond::capture::flush::LogFlusher;
 
 use super::{Carried, Case, copy_all};
 
@@ -174,7 +174,7 @@ impl Case {
     }
 
     fn restart(&mut self) {
-        self.shipment = Shipment::new(self.world.id(SESSION));
+        self.shipment = LogFlusher::new(self.world.id(SESSION));
         self.unheard = None;
     }
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use sessiond::codec::entry::Entry;
 use sessiond::log::ledger::Ledger;
-use sessiond::log::pen::{Ground, Pen};
-use sessiond::log::state::State;
+use sessiond::log::state::LogState;
+use sessiond::log::writer::{LogWriter, WriteTarget};
 use sessiond::model::{Digest, FileKind, Seq, WriterId};
 
 use super::act::SESSION;
@@ -26,19 +26,19 @@ impl Step {
 }
 
 /// The branch that a pen writes to, if it does.
-pub fn branch_of(pen: &Pen) -> Option<WriterId> {
-    (pen.ground == Ground::Branch).then(|| pen.writer.clone())
+pub fn branch_of(log_writer: &LogWriter) -> Option<WriterId> {
+    (log_writer.target == WriteTarget::Branch).then(|| log_writer.writer.clone())
 }
 
 /// The entries of a pen's ground; of a branch, behind those of the log where it leaves it. With the number where it does.
-pub async fn history(world: &World, pen: &Pen) -> (Vec<Step>, Seq) {
+pub async fn history(world: &World, log_writer: &LogWriter) -> (Vec<Step>, Seq) {
     let (logs, id) = (world.logs(), world.id(SESSION));
     let mut entries = Vec::new();
     for seq in 1..=world.numbers(SESSION).await as Seq {
         entries.push(logs.read(&id, seq).await.unwrap().unwrap());
     }
     let mut leaves = 0;
-    if let Some(writer) = branch_of(pen) {
+    if let Some(writer) = branch_of(log_writer) {
         let mut own = Vec::new();
         for piece in logs.branch_pieces(&id, &writer).await.unwrap() {
             own.push(
@@ -48,7 +48,9 @@ pub async fn history(world: &World, pen: &Pen) -> (Vec<Step>, Seq) {
                     .unwrap(),
             );
         }
-        leaves = own.first().map_or(pen.seq, |first| first.header.follows());
+        leaves = own
+            .first()
+            .map_or(log_writer.seq, |first| first.header.follows());
         entries.retain(|entry| entry.header.seq <= leaves);
         entries.extend(own);
     }
@@ -96,19 +98,19 @@ pub fn must_leave(
     let Some(ledger) = ledger else {
         return !goes_on(main, here);
     };
-    let pen = &ledger.pen;
-    let missed = || own.iter().filter(|step| step.seq() > pen.seq);
-    if pen.ground == Ground::Unclaimed
+    let log_writer = &ledger.log_writer;
+    let missed = || own.iter().filter(|step| step.seq() > log_writer.seq);
+    if log_writer.target == WriteTarget::Unclaimed
         && missed()
             .next()
-            .is_some_and(|step| step.entry.header.writer != pen.writer)
+            .is_some_and(|step| step.entry.header.writer != log_writer.writer)
     {
         return !goes_on(main, here);
     }
-    let mut cursors = files_at(own, pen.seq);
+    let mut cursors = files_at(own, log_writer.seq);
     cursors.retain(|path, _| ledger.files.keys().any(|known| known.as_str() == path));
     missed().any(|step| {
-        let ours = step.entry.header.writer == pen.writer
+        let ours = step.entry.header.writer == log_writer.writer
             && (Some(step.entry.digest) == heard_later || shows(step, &cursors, here));
         take_in(&mut cursors, step, here);
         !ours
@@ -117,7 +119,7 @@ pub fn must_leave(
 
 /// Whether the files equal or extend the log: no transcript that is here differs, and the one that was written last is here.
 fn goes_on(main: &[Step], here: &Files) -> bool {
-    let mut state = State::default();
+    let mut state = LogState::default();
     main.iter()
         .for_each(|step| state.apply(&step.entry.header, step.entry.digest).unwrap());
     let stored = files_at(main, Seq::MAX);

@@ -1,7 +1,7 @@
 //! The cutter against a model: generated actions on real files, flushes and restarts between them, and after every
 //! flush the bucket must hold what a small set of rules says.
 //!
-//! Owns the rules of what is stored; the actions are in `act`, the rules of where in `ground`. Every line that is written is
+//! Owns the rules of what is stored; the actions are in `act`, the rules of where in `target`. Every line that is written is
 //! unlike any other. The clock of the files is ours: each change gets a time of its own, as a file system with fine time
 //! stamps gives it.
 
@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError};
-use sessiond::capture::ship::{Shipment, Shipped};
-use sessiond::capture::survey::survey;
+use sessiond::capture::flush::{FlushOutcome, LogFlusher};
+use sessiond::capture::scan::survey;
 use sessiond::log::ledger::{FileCursor, Ledger};
-use sessiond::log::pen::{Ground, Pen};
-use sessiond::model::{Digest, EntryKind, Move, RelPath, Seq, WriterId};
+use sessiond::log::writer::{LogWriter, WriteTarget};
+use sessiond::model::{Digest, EntryKind, FileMove, RelPath, Seq, WriterId};
 use sessiond::store::Store;
 
 use self::act::{Act, FILES, SESSION, act};
@@ -46,7 +46,7 @@ struct Looked {
 struct Case {
     world: World,
     runtime: tokio::runtime::Runtime,
-    shipment: Shipment,
+    shipment: LogFlusher,
     /// In which of the projects each file is.
     projects: [usize; FILES.len()],
     /// Makes every line and every time unlike any other.
@@ -70,7 +70,7 @@ impl Case {
             .enable_all()
             .build()
             .unwrap();
-        let shipment = Shipment::new(world.id(SESSION));
+        let shipment = LogFlusher::new(world.id(SESSION));
         Case {
             world,
             runtime,
@@ -90,7 +90,7 @@ impl Case {
     fn flush(&mut self, last: bool) -> Result<(), TestCaseError> {
         let context = self.scanned();
         let ledgers = self.world.root().join(".sessiond");
-        let kept = self.world.folder("older-ledger");
+        let kept = self.world.directory("older-ledger");
         let _ = std::fs::remove_dir_all(&kept);
         self.older_ledger = ledgers.exists().then(|| {
             copy_all(&ledgers, &kept);
@@ -109,8 +109,8 @@ impl Case {
             .block_on(self.shipment.flush(&context, last))
             .map_err(|error| fail(error.to_string()))?;
         let writes = self.world.store.writes() - writes;
-        let pen = self.shipment.ledger.as_ref().unwrap().pen.clone();
-        let left = branch_of(&pen) != was_on;
+        let log_writer = self.shipment.ledger.as_ref().unwrap().log_writer.clone();
+        let left = branch_of(&log_writer) != was_on;
         prop_assert!(
             !left || must_leave,
             "a flush went to a branch, and it could have gone on"
@@ -124,14 +124,16 @@ impl Case {
             local: local.clone(),
             last,
         });
-        let main = Pen {
-            ground: Ground::Main,
-            ..pen.clone()
+        let main = LogWriter {
+            target: WriteTarget::Main,
+            ..log_writer.clone()
         };
-        for pen in [&main, &pen] {
-            self.check_ground(pen)?;
+        for log_writer in [&main, &log_writer] {
+            self.check_ground(log_writer)?;
         }
-        let (history, _) = self.runtime.block_on(ground::history(&self.world, &pen));
+        let (history, _) = self
+            .runtime
+            .block_on(ground::history(&self.world, &log_writer));
         let stored = ground::files_at(&history, Seq::MAX);
         explained(&stored, &[], self.looks.last().unwrap(), &stored)
             .map_err(|why| fail(format!("still to be shipped: {why}")))?;
@@ -144,7 +146,7 @@ impl Case {
         if self.meta {
             self.check_meta(&local, &stored)?;
         }
-        self.unclaimed = pen.ground == Ground::Unclaimed;
+        self.unclaimed = log_writer.target == WriteTarget::Unclaimed;
         self.looks.clear();
         self.unheard = None;
         // That a ledger is older shows at the next write.
@@ -158,7 +160,7 @@ impl Case {
     fn flush_in_vain(&mut self, arrives: bool) -> Result<(), TestCaseError> {
         let context = self.scanned();
         let (was_on, must_leave) = self.foresee();
-        let bucket = self.world.folder("bucket");
+        let bucket = self.world.directory("bucket");
         let objects = || files_below(&bucket).len();
         let before = objects();
         if arrives {
@@ -168,21 +170,23 @@ impl Case {
         }
         let flushed = self.runtime.block_on(self.shipment.flush(&context, false));
         self.world.store.recover();
-        let pen = self
+        let log_writer = self
             .shipment
             .ledger
             .as_ref()
-            .map(|ledger| ledger.pen.clone());
-        if let Some(pen) = &pen {
+            .map(|ledger| ledger.log_writer.clone());
+        if let Some(log_writer) = &log_writer {
             prop_assert!(
-                branch_of(pen) == was_on || must_leave,
+                branch_of(log_writer) == was_on || must_leave,
                 "a flush in vain left its ground"
             );
         }
         let Err(error) = flushed else { return Ok(()) };
         prop_assert!(error.is_retryable(), "{}", error);
-        if let Some(pen) = pen.filter(|_| objects() > before) {
-            let (history, _) = self.runtime.block_on(ground::history(&self.world, &pen));
+        if let Some(log_writer) = log_writer.filter(|_| objects() > before) {
+            let (history, _) = self
+                .runtime
+                .block_on(ground::history(&self.world, &log_writer));
             let arrived = history
                 .last()
                 .filter(|step| step.entry.header.kind != EntryKind::Claim);
@@ -198,20 +202,24 @@ impl Case {
         let context = self.world.context();
         let load = || {
             Ledger::load(
-                &*context.folder,
+                &*context.directory,
                 &self.world.store.address(),
                 &self.shipment.id,
             )
         };
         let ledger = self.shipment.ledger.clone().or_else(load);
-        let was_on = ledger.as_ref().and_then(|ledger| branch_of(&ledger.pen));
+        let was_on = ledger
+            .as_ref()
+            .and_then(|ledger| branch_of(&ledger.log_writer));
         if self.carried == Carried::Whole {
             return (was_on, false);
         }
-        let main = Pen::unclaimed("none".parse().unwrap(), 0, None, context.logs.clock.now());
-        let pen = ledger.as_ref().map_or(&main, |ledger| &ledger.pen);
+        let main = LogWriter::unclaimed("none".parse().unwrap(), 0, None, context.logs.clock.now());
+        let log_writer = ledger.as_ref().map_or(&main, |ledger| &ledger.log_writer);
         let (main, _) = self.runtime.block_on(ground::history(&self.world, &main));
-        let (own, _) = self.runtime.block_on(ground::history(&self.world, pen));
+        let (own, _) = self
+            .runtime
+            .block_on(ground::history(&self.world, log_writer));
         let here = files_below(&self.world.root());
         (
             was_on,
@@ -229,7 +237,7 @@ impl Case {
     /// The streamer knows every path from its scan.
     fn scanned(&mut self) -> sessiond::capture::Context {
         let context = self.world.context();
-        let seen = survey(&*context.folder, &*context.profile, None).unwrap();
+        let seen = survey(&*context.directory, &*context.profile, None).unwrap();
         self.shipment
             .hints
             .extend(seen.logs.into_values().flatten().map(|file| file.path));
@@ -238,9 +246,11 @@ impl Case {
 
     /// Every entry that is new on a ground is what one of the flushes must have made of what it found; a restore brings
     /// what they amount to.
-    fn check_ground(&mut self, pen: &Pen) -> Result<(), TestCaseError> {
-        let branch = branch_of(pen);
-        let (history, leaves) = self.runtime.block_on(ground::history(&self.world, pen));
+    fn check_ground(&mut self, log_writer: &LogWriter) -> Result<(), TestCaseError> {
+        let branch = branch_of(log_writer);
+        let (history, leaves) = self
+            .runtime
+            .block_on(ground::history(&self.world, log_writer));
         let checked = self.checked.entry(branch.clone()).or_insert(leaves);
         let mut base = ground::files_at(&history, *checked);
         let mut looks = self.looks.iter().peekable();
@@ -289,7 +299,7 @@ impl Case {
         &self,
         history: &[Step],
         delta: Option<&Step>,
-        shipped: &Shipped,
+        shipped: &FlushOutcome,
         writes: u64,
     ) -> Result<(), TestCaseError> {
         let claims = u64::from(self.unclaimed);
@@ -305,7 +315,7 @@ impl Case {
         let mut new = 0;
         if let Some(delta) = delta {
             let mut base = ground::files_at(history, delta.seq() - 1);
-            for Move { from, to } in &delta.entry.header.moves {
+            for FileMove { from, to } in &delta.entry.header.moves {
                 let had = base.remove(from.as_str()).unwrap();
                 base.insert(to.to_string(), had);
             }
@@ -329,15 +339,15 @@ impl Case {
         &self,
         cursors: &BTreeMap<RelPath, FileCursor>,
         local: &Files,
-        moves: &[Move],
+        moves: &[FileMove],
     ) -> Result<(), TestCaseError> {
-        let folder = self.world.context().folder;
+        let directory = self.world.context().directory;
         for (from, cursor) in cursors
             .iter()
             .filter(|(path, cursor)| !local.contains_key(path.as_str()) && cursor.len > 0)
         {
             let same = |(path, bytes): &(RelPath, &Vec<u8>)| {
-                let as_it_was = folder.stat(path).unwrap() == Some(cursor.stat);
+                let as_it_was = directory.stat(path).unwrap() == Some(cursor.stat);
                 as_it_was
                     && Digest::of(&bytes[..cursor.len as usize]) == cursor.hash.digest()
                     && !cursors.contains_key(path)
@@ -384,9 +394,9 @@ impl Case {
 }
 
 /// Whether a flush that found `look` must make `then` of `base` with these moves; if not, why.
-fn explained(base: &Files, moves: &[Move], look: &Looked, then: &Files) -> Result<(), String> {
+fn explained(base: &Files, moves: &[FileMove], look: &Looked, then: &Files) -> Result<(), String> {
     let mut base = base.clone();
-    for Move { from, to } in moves {
+    for FileMove { from, to } in moves {
         let had = base
             .remove(from.as_str())
             .filter(|_| !look.local.contains_key(from.as_str()));

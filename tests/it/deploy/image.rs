@@ -1,4 +1,4 @@
-//! What the Dockerfile says, done in a bare folder: only what it copies is there, the root is read-only, the user has no name.
+//! What the Dockerfile says, done in a bare directory: only what it copies is there, the root is read-only, the user has no name.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::support::{TempHome, fetch, or_skip, run, sessiond, skip};
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 
-/// A container of the image: its root folder, and the volume that is its home.
+/// A container of the image: its root directory, and the volume that is its home.
 struct Container {
     place: TempHome,
     stage: Stage,
@@ -32,7 +32,7 @@ impl Container {
             variables: Vec::new(),
         };
         if !rustix::process::geteuid().is_root() {
-            skip("only root can change the root folder");
+            skip("only root can change the root directory");
             return None;
         }
         for copy in container.stage.copies() {
@@ -58,7 +58,7 @@ impl Container {
         std::fs::set_permissions(container.root(), PermissionsExt::from_mode(0o755)).unwrap();
         container.new_volume();
         if let Err(why) = run(&mut container.command(&["--version"])) {
-            skip(&format!("no folder can be made the root here: {why}"));
+            skip(&format!("no directory can be made the root here: {why}"));
             return None;
         }
         Some(container)
@@ -80,7 +80,7 @@ impl Container {
         )
     }
 
-    /// As a container engine makes one: empty, with the owner of the folder in the image.
+    /// As a container engine makes one: empty, with the owner of the directory in the image.
     fn new_volume(&self) {
         let _ = std::fs::remove_dir_all(self.volume());
         std::fs::create_dir(self.volume()).unwrap();

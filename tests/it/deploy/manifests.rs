@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     Checkers, assert_known, assert_taken, file, flush_deadline, holds_and_can_fail, strings,
 };
-use crate::support::writers::copy_folder;
+use crate::support::writers::copy_dir;
 use crate::support::{TempHome, fetch, or_skip, run};
 
 /// Where each can run: the newest, and the oldest that it is meant for.
@@ -18,7 +18,7 @@ const BUILDS: [(&str, &[&str]); 4] = [
     ("sidecar", &["1.37", "1.29"]),
 ];
 
-/// kustomize, on a copy of the folder.
+/// kustomize, on a copy of the directory.
 struct Kustomize {
     kubectl: PathBuf,
     home: TempHome,
@@ -29,7 +29,7 @@ impl Kustomize {
         let kubectl = or_skip(fetch::debian_package("kubernetes-client"))?.join("usr/bin/kubectl");
         let home = TempHome::new();
         let copy = home.path().join("kubernetes");
-        copy_folder(&file("kubernetes"), &copy);
+        copy_dir(&file("kubernetes"), &copy);
         // What git leaves alone.
         let secrets = copy.join("overlays/keys/secrets");
         std::fs::create_dir_all(&secrets).unwrap();
@@ -70,14 +70,14 @@ impl Kustomize {
     }
 }
 
-/// Debian's kubectl is older than folders among `resources`; it calls them `bases`, and the newest still knows the word.
+/// Debian's kubectl is older than directories among `resources`; it calls them `bases`, and the newest still knows the word.
 fn with_bases(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
-    let (folders, others): (Vec<&str>, Vec<&str>) =
+    let (directories, others): (Vec<&str>, Vec<&str>) =
         text.lines().partition(|line| line.starts_with("  - ../"));
     let mut changed = others.join("\n");
-    if !folders.is_empty() {
-        changed += &format!("\nbases:\n{}\n", folders.join("\n"));
+    if !directories.is_empty() {
+        changed += &format!("\nbases:\n{}\n", directories.join("\n"));
         changed = changed.replace("resources:\nconfigMapGenerator:", "configMapGenerator:");
     }
     std::fs::write(path, changed).unwrap();
@@ -110,7 +110,7 @@ fn arguments(container: &Value) -> Option<Vec<String>> {
         .map(|_| all)
 }
 
-/// The Pod Security Standard `restricted`, and a root folder that nobody can write to.
+/// The Pod Security Standard `restricted`, and a root directory that nobody can write to.
 fn restricted(pod: &Value) -> Result<(), String> {
     let of_pod = &pod["securityContext"];
     let wanted = of_pod["runAsNonRoot"] == true

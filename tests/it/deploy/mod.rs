@@ -1,5 +1,5 @@
 //! What is in deploy/: each file is checked by a tool that is seen to refuse a broken one, its flags and variables are those of the
-//! program, its numbers fit together, and what the Dockerfile says is done in a bare folder.
+//! program, its numbers fit together, and what the Dockerfile says is done in a bare directory.
 //!
 //! Owns the tools' command lines. Fetching them is `support/fetch.rs`'.
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::support::{TempHome, fetch, or_skip, run, sessiond};
 
-/// A file or folder of deploy/.
+/// A file or directory of deploy/.
 fn file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("deploy")
@@ -69,7 +69,7 @@ impl Checkers {
         serde_json::from_slice(&out.stdout).unwrap()
     }
 
-    /// A file with this text, in a folder of ours.
+    /// A file with this text, in a directory of ours.
     fn written(&self, name: &str, text: &str) -> PathBuf {
         let path = self.home.path().join(name);
         std::fs::write(&path, text).unwrap();

@@ -53,7 +53,7 @@ fn the_compose_file_is_one() {
     {
         assert_known(name);
     }
-    // One folder, one user, and the agent behind the gate.
+    // One directory, one user, and the agent behind the gate.
     assert_eq!(
         (&sidecar["volumes"], &sidecar["user"]),
         (&services["agent"]["volumes"], &services["agent"]["user"])

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{file, holds_and_can_fail, text};
 use crate::support::{fetch, or_skip, run};
 
-/// The checker of Prometheus, in a folder with the rules and their tests.
+/// The checker of Prometheus, in a directory with the rules and their tests.
 struct Promtool {
     program: std::path::PathBuf,
     place: tempfile::TempDir,

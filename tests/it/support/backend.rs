@@ -1,4 +1,4 @@
-//! The two ways sessiond is run: a folder and SQLite, or a real S3 server and a real PostgreSQL; and the program on them.
+//! The two ways sessiond is run: a directory and SQLite, or a real S3 server and a real PostgreSQL; and the program on them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -11,12 +11,12 @@ use super::{TempHome, sessiond};
 pub struct Backend {
     pub name: &'static str,
     env: Vec<(&'static str, String)>,
-    /// Holds the folder of the file store.
+    /// Holds the directory of the file store.
     place: TempHome,
 }
 
 impl Backend {
-    /// A folder and an SQLite file.
+    /// A directory and an SQLite file.
     pub fn file() -> Backend {
         let place = TempHome::new();
         let env = vec![
@@ -254,7 +254,7 @@ pub fn transcript(home: &TempHome, session: &str) -> PathBuf {
         .join(format!(".claude/projects/-work-app/{session}.jsonl"))
 }
 
-/// Appends whole lines to a file, making its folder.
+/// Appends whole lines to a file, making its directory.
 pub fn append(path: &Path, lines: &str) {
     use std::io::Write;
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();

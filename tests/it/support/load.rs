@@ -31,7 +31,7 @@ impl Drop for Replay {
 /// Sessions in one home. Every file only grows, so that a length says which bytes are meant.
 pub struct Load {
     pub home: TempHome,
-    /// Of each file, by its path below the agent's folder.
+    /// Of each file, by its path below the agent's directory.
     acknowledged: BTreeMap<String, u64>,
     /// Copies that were fetched and held what they must.
     pub copies: u32,

@@ -24,7 +24,7 @@ pub fn sessiond() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_sessiond"))
 }
 
-/// A temporary folder with an empty home in it, so that no test sees the real one.
+/// A temporary directory with an empty home in it, so that no test sees the real one.
 pub struct TempHome(tempfile::TempDir);
 
 impl TempHome {
@@ -33,13 +33,13 @@ impl TempHome {
             .prefix("sessiond-it-")
             .tempdir()
             .unwrap();
-        for folder in ["home", "tmp"] {
-            std::fs::create_dir(root.path().join(folder)).unwrap();
+        for directory in ["home", "tmp"] {
+            std::fs::create_dir(root.path().join(directory)).unwrap();
         }
         TempHome(root)
     }
 
-    /// The temporary folder, the parent of the home.
+    /// The temporary directory, the parent of the home.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -48,7 +48,7 @@ impl TempHome {
         self.path().join("home")
     }
 
-    /// A command that inherits nothing but PATH: no XDG folders, no credentials, no settings of whoever runs the tests.
+    /// A command that inherits nothing but PATH: no XDG directories, no credentials, no settings of whoever runs the tests.
     pub fn command(&self, bin: &Path) -> Command {
         let mut command = bare_command(bin, self.path());
         command

@@ -1,10 +1,10 @@
-//! A folder for a server, and a process that outlives us to end the server and remove the folder; owns both.
+//! A directory for a server, and a process that outlives us to end the server and remove the directory; owns both.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// Reads until our end of the pipe closes, which the kernel sees to even after SIGKILL. Whatever names the folder on its command
+/// Reads until our end of the pipe closes, which the kernel sees to even after SIGKILL. Whatever names the directory on its command
 /// line is then a process of the server; looking for it there also finds one that was just being started. The first rounds ask
 /// with QUIT, PostgreSQL's immediate stop, since a killed postmaster would leave shared memory behind. `[$first]` keeps grep
 /// from finding itself.
@@ -28,7 +28,7 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Makes the folder, after the process that will remove it and the files that the server leaves elsewhere.
+    /// Makes the directory, after the process that will remove it and the files that the server leaves elsewhere.
     pub fn new(server: &str, elsewhere: &[PathBuf]) -> Result<Reaper, String> {
         let dir = std::env::temp_dir().join(format!(
             "sessiond-it-{server}-{}",

@@ -57,7 +57,7 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts it on a folder.
+    /// Mounts it on a directory.
     pub fn on(path: &Path, kilobytes: u64) -> SmallDisk {
         let disk = SmallDisk { path: path.into() };
         disk.mount(&format!("size={kilobytes}k"));

@@ -1,4 +1,4 @@
-//! A small world for capture: an agent's folder, a bucket in a folder, and decorators that count, fail and hang.
+//! A small world for capture: an agent's directory, a bucket in a directory, and decorators that count, fail and hang.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,24 +11,24 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
-use sessiond::capture::watch::{DiskWatch, Hints, NoWatch, Watch};
-use sessiond::capture::{self, Feed, Handle, Streamer};
+use sessiond::capture::watch::{EventBuffer, InotifyWatcher, NullWatcher, Watcher};
+use sessiond::capture::{self, Feed, Streamer, StreamerHandle};
 use sessiond::error::{Error, Result};
 use sessiond::index::Index;
 use sessiond::index::sql::SqlIndex;
-use sessiond::log::fence::Wanted;
+use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
-use sessiond::model::{At, LogId, RelPath, Seq, Stat, WriterId};
+use sessiond::model::{FileStat, LogId, LogPoint, RelPath, Seq, WriterId};
 use sessiond::restore;
 use sessiond::store::file::FileStore;
 use sessiond::store::{Created, Page, Store};
-use sessiond::sys::{Disk, Folder, Item, Meta, OpenFile, Owner, SystemChance, SystemClock};
+use sessiond::sys::{Directory, Disk, Item, Meta, OpenFile, Owner, SystemClock, SystemRng};
 use tokio::sync::watch;
 
 /// Files by path below the root.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A bucket and a folder of an agent.
+/// A bucket and a directory of an agent.
 pub struct World {
     temp: tempfile::TempDir,
     pub store: Arc<FaultyStore>,
@@ -42,7 +42,7 @@ impl World {
         World::at(&std::env::temp_dir())
     }
 
-    /// The same in memory, where the machine has such a folder: thousands of flushes need no disk.
+    /// The same in memory, where the machine has such a directory: thousands of flushes need no disk.
     pub fn in_memory() -> World {
         let memory = Path::new("/dev/shm");
         if memory.is_dir() {
@@ -75,24 +75,24 @@ impl World {
         }
     }
 
-    /// The agent's folder.
+    /// The agent's directory.
     pub fn root(&self) -> PathBuf {
         self.temp.path().join("root")
     }
 
-    /// Another agent's folder, or a place for anything else.
-    pub fn folder(&self, name: &str) -> PathBuf {
+    /// Another agent's directory, or a place for anything else.
+    pub fn directory(&self, name: &str) -> PathBuf {
         self.temp.path().join(name)
     }
 
     pub fn logs(&self) -> Logs {
         Logs {
             store: self.store.clone(),
-            fence: Arc::new(Fencing::new(Wanted::Auto, self.index.clone(), false)),
+            fence: Arc::new(Fencing::new(FencingPolicy::Auto, self.index.clone(), false)),
             namespace: "test".parse().unwrap(),
             agent: self.profile.name().clone(),
             clock: Arc::new(SystemClock),
-            chance: Arc::new(SystemChance),
+            rng: Arc::new(SystemRng),
             recent: Arc::default(),
             progress: Arc::default(),
         }
@@ -106,9 +106,9 @@ impl World {
         self.context_of(Arc::new(Disk::new(self.root())))
     }
 
-    pub fn context_of(&self, folder: Arc<dyn Folder>) -> capture::Context {
+    pub fn context_of(&self, directory: Arc<dyn Directory>) -> capture::Context {
         capture::Context {
-            folder,
+            directory,
             profile: self.profile.clone(),
             logs: self.logs(),
             feed: self.feed.clone(),
@@ -117,16 +117,16 @@ impl World {
         }
     }
 
-    /// Streams the agent's folder as the daemon does.
-    pub fn stream(&self) -> Handle {
+    /// Streams the agent's directory as the daemon does.
+    pub fn stream(&self) -> StreamerHandle {
         self.stream_at(self.root(), self.context())
     }
 
-    pub fn stream_at(&self, root: PathBuf, context: capture::Context) -> Handle {
-        let hints = Arc::new(Hints::default());
-        let watch = DiskWatch::new(
+    pub fn stream_at(&self, root: PathBuf, context: capture::Context) -> StreamerHandle {
+        let hints = Arc::new(EventBuffer::default());
+        let watch = InotifyWatcher::new(
             root.clone(),
-            context.folder.clone(),
+            context.directory.clone(),
             self.profile.clone(),
             hints.clone(),
         );
@@ -134,21 +134,21 @@ impl World {
     }
 
     /// Streams without any event of the file system.
-    pub fn stream_unwatched(&self) -> Handle {
-        let watch: Box<dyn Watch> = Box::new(NoWatch);
+    pub fn stream_unwatched(&self) -> StreamerHandle {
+        let watch: Box<dyn Watcher> = Box::new(NullWatcher);
         Streamer::start(
             self.context(),
             self.root(),
-            Arc::new(Hints::default()),
+            Arc::new(EventBuffer::default()),
             watch,
         )
         .unwrap()
     }
 
     /// Streams with the events that the test makes itself.
-    pub fn stream_told(&self, hints: Arc<Hints>) -> Handle {
+    pub fn stream_told(&self, hints: Arc<EventBuffer>) -> StreamerHandle {
         struct Told;
-        impl Watch for Told {
+        impl Watcher for Told {
             fn refresh(&mut self) -> Option<String> {
                 None
             }
@@ -185,7 +185,7 @@ impl World {
         self.stored_as(
             name,
             restore::Options {
-                at: At::Seq(seq),
+                at: LogPoint::Seq(seq),
                 ..restore::Options::default()
             },
         )
@@ -196,13 +196,13 @@ impl World {
     async fn stored_as(&self, name: &str, options: restore::Options) -> Option<Files> {
         let target = tempfile::tempdir_in(self.temp.path()).unwrap();
         let context = restore::Context {
-            folder: Arc::new(Disk::new(target.path())),
+            directory: Arc::new(Disk::new(target.path())),
             profile: self.profile.clone(),
             logs: self.logs(),
         };
         match restore::restore(&context, &self.id(name), &options).await {
             Ok(_) => Some(files_below(target.path())),
-            Err(error) if error.kind() == sessiond::error::Kind::NotFound => None,
+            Err(error) if error.kind() == sessiond::error::ErrorKind::NotFound => None,
             Err(error) => panic!("{name} cannot be restored: {error}"),
         }
     }
@@ -284,12 +284,12 @@ pub fn append(path: &Path, bytes: impl AsRef<[u8]>) {
         .unwrap();
 }
 
-/// Every regular file below a folder, without our own state.
+/// Every regular file below a directory, without our own state.
 pub fn files_below(root: &Path) -> Files {
     let mut files = Files::new();
     let mut open = vec![root.to_owned()];
-    while let Some(folder) = open.pop() {
-        for item in std::fs::read_dir(&folder)
+    while let Some(directory) = open.pop() {
+        for item in std::fs::read_dir(&directory)
             .unwrap()
             .map(|item| item.unwrap())
         {
@@ -458,8 +458,8 @@ impl Store for FaultyStore {
     }
 }
 
-/// A folder that counts the bytes read from the agent's files, refuses to open one of them, and hangs as it is told.
-pub struct CountingFolder {
+/// A directory that counts the bytes read from the agent's files, refuses to open one of them, and hangs as it is told.
+pub struct CountingDirectory {
     inner: Disk,
     read: Arc<AtomicU64>,
     closed: Mutex<Option<String>>,
@@ -467,9 +467,9 @@ pub struct CountingFolder {
     gate: Mutex<()>,
 }
 
-impl CountingFolder {
+impl CountingDirectory {
     pub fn new(root: PathBuf) -> Self {
-        CountingFolder {
+        CountingDirectory {
             inner: Disk::new(root),
             read: Arc::default(),
             closed: Mutex::default(),
@@ -498,7 +498,7 @@ struct CountingFile {
 }
 
 impl OpenFile for CountingFile {
-    fn stat(&self) -> io::Result<Stat> {
+    fn stat(&self) -> io::Result<FileStat> {
         self.inner.stat()
     }
 
@@ -509,13 +509,13 @@ impl OpenFile for CountingFile {
     }
 }
 
-impl Folder for CountingFolder {
-    fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>> {
+impl Directory for CountingDirectory {
+    fn list(&self, directory: Option<&RelPath>) -> io::Result<Vec<Item>> {
         let _gate = self.gate.lock().unwrap();
-        self.inner.list(folder)
+        self.inner.list(directory)
     }
 
-    fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>> {
+    fn stat(&self, path: &RelPath) -> io::Result<Option<FileStat>> {
         self.inner.stat(path)
     }
 

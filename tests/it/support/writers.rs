@@ -13,22 +13,22 @@ use bytes::Bytes;
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::capture::feed::News;
-use sessiond::capture::ship::Shipment;
-use sessiond::capture::survey::survey;
+use sessiond::capture::flush::LogFlusher;
+use sessiond::capture::scan::survey;
 use sessiond::capture::{self, Feed};
 use sessiond::codec::entry::Entry;
 use sessiond::error::{Error, Result};
 use sessiond::index::sql::SqlIndex;
-use sessiond::index::{EntryRow, Index, Recorded, SessionRow};
-use sessiond::log::fence::Wanted;
+use sessiond::index::{EntryRow, Index, RecordOutcome, SessionRow};
+use sessiond::log::fence::FencingPolicy;
 use sessiond::log::ledger::Ledger;
 use sessiond::log::{Fencing, Logs};
-use sessiond::model::{At, LogId, LogName, NamedFile, WriterId};
-use sessiond::restore::{self, Options, Report};
+use sessiond::model::{LogId, LogName, LogPoint, PathState, WriterId};
+use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::file::FileStore;
 use sessiond::store::s3::{Credentials, S3Settings, S3Store};
 use sessiond::store::{Created, Page, Store};
-use sessiond::sys::{Disk, SystemChance, SystemClock};
+use sessiond::sys::{Disk, SystemClock, SystemRng};
 use sessiond::upkeep::reindex::{catch_up, rebuild};
 
 use super::proxy::CountingProxy;
@@ -40,7 +40,7 @@ pub const SESSION: &str = "s1";
 pub const TRANSCRIPT: &str = "projects/-w/s1.jsonl";
 
 /// All rows of one log.
-pub type Rows = (LogId, Option<SessionRow>, Vec<NamedFile>, Vec<EntryRow>);
+pub type Rows = (LogId, Option<SessionRow>, Vec<PathState>, Vec<EntryRow>);
 /// A file's path and bytes.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
@@ -74,12 +74,12 @@ pub fn s3_settings(server: &S3, endpoint: String) -> S3Settings {
 }
 
 impl Place {
-    /// A folder and an SQLite file.
+    /// A directory and an SQLite file.
     pub fn files() -> Place {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(FileStore::open(folder.path().join("store")).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(FileStore::open(directory.path().join("store")).unwrap());
         let index = Arc::new(
-            SqlIndex::open(&format!("sqlite://{}/index.db", folder.path().display())).unwrap(),
+            SqlIndex::open(&format!("sqlite://{}/index.db", directory.path().display())).unwrap(),
         );
         Place {
             name: "files",
@@ -87,7 +87,7 @@ impl Place {
             store,
             index,
             index_is_shared: false,
-            keep: vec![Box::new(folder)],
+            keep: vec![Box::new(directory)],
         }
     }
 
@@ -142,10 +142,10 @@ impl Place {
 
     /// Logs as a new process would see them.
     pub fn logs(&self) -> Logs {
-        self.logs_fenced(Wanted::Auto)
+        self.logs_fenced(FencingPolicy::Auto)
     }
 
-    pub fn logs_fenced(&self, wanted: Wanted) -> Logs {
+    pub fn logs_fenced(&self, wanted: FencingPolicy) -> Logs {
         Logs {
             store: self.store.clone(),
             fence: Arc::new(Fencing::new(
@@ -156,7 +156,7 @@ impl Place {
             namespace: "team".parse().unwrap(),
             agent: ClaudeCode::NAME.parse().unwrap(),
             clock: Arc::new(SystemClock),
-            chance: Arc::new(SystemChance),
+            rng: Arc::new(SystemRng),
             recent: Arc::default(),
             progress: Arc::default(),
         }
@@ -181,11 +181,16 @@ impl Place {
         self.logs().branches(&self.id(session)).await.unwrap()
     }
 
-    /// What a restore into an empty folder gives.
-    pub async fn files_at(&self, session: &str, at: At, branch: Option<WriterId>) -> Result<Files> {
-        let folder = tempfile::tempdir().unwrap();
+    /// What a restore into an empty directory gives.
+    pub async fn files_at(
+        &self,
+        session: &str,
+        at: LogPoint,
+        branch: Option<WriterId>,
+    ) -> Result<Files> {
+        let directory = tempfile::tempdir().unwrap();
         let context = restore::Context {
-            folder: Arc::new(Disk::new(folder.path())),
+            directory: Arc::new(Disk::new(directory.path())),
             profile: profile(),
             logs: self.logs(),
         };
@@ -199,15 +204,17 @@ impl Place {
             },
         )
         .await?;
-        Ok(files_in(folder.path()))
+        Ok(files_in(directory.path()))
     }
 
     pub async fn files_of(&self, session: &str) -> Files {
-        self.files_at(session, At::Latest, None).await.unwrap()
+        self.files_at(session, LogPoint::Latest, None)
+            .await
+            .unwrap()
     }
 
     pub async fn files_of_branch(&self, session: &str, writer: &WriterId) -> Files {
-        self.files_at(session, At::Latest, Some(writer.clone()))
+        self.files_at(session, LogPoint::Latest, Some(writer.clone()))
             .await
             .unwrap()
     }
@@ -262,8 +269,8 @@ pub fn profile() -> Arc<dyn Profile> {
 pub fn files_in(root: &Path) -> Files {
     let mut files = Files::new();
     let mut open = vec![root.to_owned()];
-    while let Some(folder) = open.pop() {
-        let Ok(names) = std::fs::read_dir(&folder) else {
+    while let Some(directory) = open.pop() {
+        let Ok(names) = std::fs::read_dir(&directory) else {
             continue;
         };
         for name in names.flatten() {
@@ -288,8 +295,8 @@ pub fn files_in(root: &Path) -> Files {
     files
 }
 
-/// Copies a folder and all in it.
-pub fn copy_folder(from: &Path, to: &Path) {
+/// Copies a directory and all in it.
+pub fn copy_dir(from: &Path, to: &Path) {
     let status = std::process::Command::new("cp")
         .arg("-a")
         .arg(from)
@@ -304,7 +311,7 @@ pub struct Writer {
     pub root: PathBuf,
     context: capture::Context,
     index: Arc<dyn Index>,
-    shipments: BTreeMap<LogName, Shipment>,
+    shipments: BTreeMap<LogName, LogFlusher>,
     _folder: tempfile::TempDir,
 }
 
@@ -314,11 +321,11 @@ impl Writer {
     }
 
     pub fn with(place: &Place, logs: Logs) -> Writer {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("root");
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("root");
         std::fs::create_dir(&root).unwrap();
         let context = capture::Context {
-            folder: Arc::new(Disk::new(&root)),
+            directory: Arc::new(Disk::new(&root)),
             profile: profile(),
             logs,
             feed: Arc::new(Feed::default()),
@@ -330,7 +337,7 @@ impl Writer {
             context,
             index: place.index.clone(),
             shipments: BTreeMap::new(),
-            _folder: folder,
+            _folder: directory,
         }
     }
 
@@ -338,7 +345,7 @@ impl Writer {
     pub fn copied(&self, place: &Place) -> Writer {
         let copy = Writer::new(place);
         std::fs::remove_dir(&copy.root).unwrap();
-        copy_folder(&self.root, &copy.root);
+        copy_dir(&self.root, &copy.root);
         copy
     }
 
@@ -373,14 +380,14 @@ impl Writer {
 
     /// Flushes every log once; answers bytes and entries made durable.
     pub async fn flush(&mut self) -> Result<(u64, u32)> {
-        let found = survey(&*self.context.folder, &*self.context.profile, None)?;
+        let found = survey(&*self.context.directory, &*self.context.profile, None)?;
         let mut done = (0, 0);
         for (name, files) in found.logs {
             let id = self.context.logs.id(name.clone());
             let shipment = self
                 .shipments
                 .entry(name)
-                .or_insert_with(|| Shipment::new(id));
+                .or_insert_with(|| LogFlusher::new(id));
             shipment
                 .hints
                 .extend(files.into_iter().map(|file| file.path));
@@ -395,10 +402,10 @@ impl Writer {
         self.shipments.clear();
     }
 
-    pub async fn restore(&mut self, session: &str, options: Options) -> Result<Report> {
+    pub async fn restore(&mut self, session: &str, options: Options) -> Result<RestoreReport> {
         self.restart();
         let context = restore::Context {
-            folder: self.context.folder.clone(),
+            directory: self.context.directory.clone(),
             profile: self.context.profile.clone(),
             logs: self.context.logs.clone(),
         };
@@ -409,7 +416,7 @@ impl Writer {
     }
 
     /// Restores the head and takes the session over.
-    pub async fn take_over(&mut self, session: &str) -> Result<Report> {
+    pub async fn take_over(&mut self, session: &str) -> Result<RestoreReport> {
         self.restore(
             session,
             Options {
@@ -423,16 +430,16 @@ impl Writer {
     pub fn ledger(&self, session: &str) -> Option<Ledger> {
         let id = self.context.logs.id(session.parse().unwrap());
         Ledger::load(
-            &*self.context.folder,
+            &*self.context.directory,
             &self.context.logs.store.address(),
             &id,
         )
     }
 
     /// `main`, `branch`, `unclaimed`, or nothing if there is no ledger.
-    pub fn ground(&self, session: &str) -> String {
+    pub fn target(&self, session: &str) -> String {
         self.ledger(session)
-            .map(|ledger| format!("{:?}", ledger.pen.ground).to_lowercase())
+            .map(|ledger| format!("{:?}", ledger.log_writer.target).to_lowercase())
             .unwrap_or_default()
     }
 
@@ -441,7 +448,7 @@ impl Writer {
         while let Some(news) = self.context.feed.try_next() {
             let log = match news {
                 News::Entry(record) => match self.index.record(&record).await.unwrap() {
-                    Recorded::Gap { .. } => record.log,
+                    RecordOutcome::Gap { .. } => record.log,
                     _ => continue,
                 },
                 News::Stale(name) => self.context.logs.id(name),
@@ -478,10 +485,10 @@ pub fn assert_not_interleaved(entries: &[Entry], what: &str) {
 }
 
 /// What a store in between does to each request that changes something.
-type Meddle = Arc<dyn Fn(&str) -> Verdict + Send + Sync>;
+type Meddle = Arc<dyn Fn(&str) -> VerifyReport + Send + Sync>;
 
 /// What becomes of a request.
-pub enum Verdict {
+pub enum VerifyReport {
     Pass,
     /// Done, and the answer lost.
     LoseReply,
@@ -510,7 +517,7 @@ impl Meddled {
         }
     }
 
-    pub fn meddle(&self, meddle: impl Fn(&str) -> Verdict + Send + Sync + 'static) {
+    pub fn meddle(&self, meddle: impl Fn(&str) -> VerifyReport + Send + Sync + 'static) {
         *self.meddle.lock().unwrap() = Some(Arc::new(meddle));
     }
 
@@ -518,11 +525,11 @@ impl Meddled {
         *self.meddle.lock().unwrap() = None;
     }
 
-    fn verdict(&self, key: &str) -> Verdict {
+    fn verdict(&self, key: &str) -> VerifyReport {
         self.writes.fetch_add(1, SeqCst);
         // Not under the lock: it may itself write.
         let meddle = self.meddle.lock().unwrap().clone();
-        meddle.map_or(Verdict::Pass, |meddle| meddle(key))
+        meddle.map_or(VerifyReport::Pass, |meddle| meddle(key))
     }
 
     async fn write<T: Send>(
@@ -531,13 +538,13 @@ impl Meddled {
         write: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         match self.verdict(key) {
-            Verdict::Pass => write.await,
-            Verdict::LoseReply => write.await.and_then(|_| {
+            VerifyReport::Pass => write.await,
+            VerifyReport::LoseReply => write.await.and_then(|_| {
                 Err(Error::unavailable(format!(
                     "write {key}: the answer is lost"
                 )))
             }),
-            Verdict::Fail => Err(Error::unavailable(format!("write {key}: refused"))),
+            VerifyReport::Fail => Err(Error::unavailable(format!("write {key}: refused"))),
         }
     }
 }

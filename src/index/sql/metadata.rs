@@ -6,10 +6,10 @@
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 
-use super::fault::Fault;
+use super::failure::Fault;
 use super::rows::{count, log_columns, text, ttl_column, whole};
 use crate::error::Result;
-use crate::model::{LogId, Status, Wishes};
+use crate::model::{LogId, SessionMetadata, Status};
 
 /// Locks the session's row, as `record` does, unless a later word is known.
 const LOCK: &str = "UPDATE sessions SET head = head WHERE namespace = $1 AND agent = $2 AND id = $3 AND wishes <= $4 \
@@ -27,17 +27,17 @@ const FORGET: &str = "UPDATE sessions SET request_id = NULL, ttl = NULL, rest = 
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
 /// What somebody said of the status, and the bytes that the session had then.
-pub(super) struct Rest {
+pub(super) struct ClosedStatus {
     word: String,
     bytes: u64,
 }
 
-impl Rest {
+impl ClosedStatus {
     /// Reads it from a session's row.
-    pub(super) fn read(row: &AnyRow) -> Result<Option<Rest>, Fault> {
+    pub(super) fn read(row: &AnyRow) -> Result<Option<ClosedStatus>, Fault> {
         let word: Option<String> = row.try_get("rest")?;
         word.map(|word| {
-            Ok(Rest {
+            Ok(ClosedStatus {
                 word,
                 bytes: count(row, "rest_bytes")?,
             })
@@ -47,7 +47,7 @@ impl Rest {
 }
 
 /// The status of a session of so many bytes that is not removed.
-pub(super) fn status(raw: u64, rest: Option<&Rest>) -> &str {
+pub(super) fn status(raw: u64, rest: Option<&ClosedStatus>) -> &str {
     match rest {
         _ if raw == 0 => Status::Created.word(),
         Some(rest) if rest.bytes == raw => &rest.word,
@@ -60,7 +60,7 @@ pub(super) async fn say(
     transaction: &mut AnyConnection,
     log: &LogId,
     number: u64,
-    wishes: &Wishes,
+    wishes: &SessionMetadata,
 ) -> Result<(), Fault> {
     let (namespace, agent, id) = log_columns(log);
     let lock = sqlx::query(LOCK)
@@ -71,7 +71,7 @@ pub(super) async fn say(
     let Some(known) = lock.fetch_optional(&mut *transaction).await? else {
         return Ok(());
     };
-    let rest = wishes.status.map(|rest| Rest {
+    let rest = wishes.status.map(|rest| ClosedStatus {
         word: Status::from(rest.is).word().to_owned(),
         bytes: rest.raw,
     });

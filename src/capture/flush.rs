@@ -9,23 +9,23 @@ use tracing::Instrument;
 use tracing::field::{Empty, display};
 
 use super::Context;
-use super::adopt::adopt;
-use super::look::{Cut, Look};
+use super::changes::{ChangeDetector, ChangeSet};
+use super::recover::adopt;
 use crate::agent::transcript::Reader;
 use crate::codec::entry::{self, Encoded, Entry};
-use crate::error::{Error, Kind, Result};
-use crate::index::Record;
+use crate::error::{Error, ErrorKind, Result};
+use crate::index::EntryRecord;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::pen::{Appended, Ground, Pen, fenced};
-use crate::model::{EntryKind, FileKind, Header, LogId, RelPath, Told};
+use crate::log::writer::{AppendOutcome, LogWriter, WriteTarget, fenced};
+use crate::model::{EntryHeader, EntryKind, FileKind, LogId, ParsedTranscripts, RelPath};
 use crate::sys::clock::new_writer;
-use crate::sys::{During, TRACED};
+use crate::sys::{Operation, TRACED};
 
 /// A log that loses a race this often in one flush is left for the next.
 const MOST_RACES: u32 = 20;
 
 /// What a flush needs to know between two runs.
-pub struct Shipment {
+pub struct LogFlusher {
     /// The log.
     pub id: LogId,
     /// The ledger, once it is known.
@@ -35,7 +35,7 @@ pub struct Shipment {
     /// Reads what is appended.
     reader: Reader,
     /// An entry whose fate is unknown: the same bytes must be tried again.
-    pending: Option<(Encoded, Cut)>,
+    pending: Option<(Encoded, ChangeSet)>,
     /// The ledger on disk is known to be behind: ask the bucket.
     outdated: bool,
     /// The store was seen to hold the entry that the ledger ends with.
@@ -46,7 +46,7 @@ pub struct Shipment {
 
 /// What a flush did.
 #[derive(Debug, Default)]
-pub struct Shipped {
+pub struct FlushOutcome {
     /// Bytes made durable, before compression.
     pub bytes: u64,
     /// Entries written.
@@ -61,10 +61,10 @@ pub struct Shipped {
     pub durable: u64,
 }
 
-impl Shipment {
+impl LogFlusher {
     /// A log of which nothing is known yet.
     pub fn new(id: LogId) -> Self {
-        Shipment {
+        LogFlusher {
             id,
             ledger: None,
             hints: BTreeSet::new(),
@@ -77,7 +77,7 @@ impl Shipment {
     }
 
     /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
-    pub async fn flush(&mut self, context: &Context, last: bool) -> Result<Shipped> {
+    pub async fn flush(&mut self, context: &Context, last: bool) -> Result<FlushOutcome> {
         let span = tracing::info_span!(target: TRACED, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
         let result = self.turns(context, last).instrument(span.clone()).await;
         match &result {
@@ -89,8 +89,8 @@ impl Shipment {
         result
     }
 
-    async fn turns(&mut self, context: &Context, last: bool) -> Result<Shipped> {
-        let mut shipped = Shipped::default();
+    async fn turns(&mut self, context: &Context, last: bool) -> Result<FlushOutcome> {
+        let mut shipped = FlushOutcome::default();
         let mut races = 0;
         loop {
             let mut ledger = match self.ledger.take() {
@@ -130,7 +130,7 @@ impl Shipment {
     }
 
     async fn find_ledger(&mut self, context: &Context) -> Result<Ledger> {
-        let here = Ledger::load(&*context.folder, &context.logs.store.address(), &self.id)
+        let here = Ledger::load(&*context.directory, &context.logs.store.address(), &self.id)
             .filter(|_| !self.outdated);
         let mut ledger = match here {
             Some(ledger) => ledger,
@@ -150,14 +150,14 @@ impl Shipment {
         context: &Context,
         ledger: &mut Ledger,
         last: bool,
-        shipped: &mut Shipped,
+        shipped: &mut FlushOutcome,
     ) -> Result<Turn> {
         let tried_before = self.pending.is_some();
         let (encoded, mut cut) = match self.pending.take() {
             Some(pending) => pending,
             None => {
-                let look = Look {
-                    folder: &*context.folder,
+                let look = ChangeDetector {
+                    directory: &*context.directory,
                     profile: &*context.profile,
                     name: &self.id.name,
                     last,
@@ -172,17 +172,27 @@ impl Shipment {
                     }
                     return settled.map(|()| Turn::Clean);
                 }
-                if (!self.confirmed || ledger.pen.has_slept(context.logs.clock.now()))
+                if (!self.confirmed || ledger.log_writer.has_slept(context.logs.clock.now()))
                     && let Some(turn) = self.confirm(context, ledger).await?
                 {
                     return Ok(turn);
                 }
-                if ledger.pen.ground == Ground::Unclaimed {
-                    let end = ledger.pen.seq;
-                    match context.logs.claim(&self.id, &mut ledger.pen, end).await? {
+                if ledger.log_writer.target == WriteTarget::Unclaimed {
+                    let end = ledger.log_writer.seq;
+                    match context
+                        .logs
+                        .claim(&self.id, &mut ledger.log_writer, end)
+                        .await?
+                    {
                         Some(claim) => {
                             self.save(context, ledger, true);
-                            feed(context, &self.id, ledger, &claim, Told::default());
+                            feed(
+                                context,
+                                &self.id,
+                                ledger,
+                                &claim,
+                                ParsedTranscripts::default(),
+                            );
                         }
                         None => return Ok(Turn::Again),
                     }
@@ -196,7 +206,7 @@ impl Shipment {
                 let checkpoints = cut.turns.take(&cut.told.marks, &cut.lengths());
                 let moves = std::mem::take(&mut cut.moves);
                 let parts = std::mem::take(&mut cut.parts);
-                let header = ledger.pen.header(
+                let header = ledger.log_writer.header(
                     &self.id,
                     EntryKind::Delta,
                     context.logs.clock.now(),
@@ -205,7 +215,7 @@ impl Shipment {
                 );
                 (
                     entry::encode(
-                        Header {
+                        EntryHeader {
                             checkpoints,
                             ..header
                         },
@@ -217,7 +227,7 @@ impl Shipment {
         };
         match context
             .logs
-            .append(&self.id, &mut ledger.pen, &encoded)
+            .append(&self.id, &mut ledger.log_writer, &encoded)
             .await
         {
             Err(error) => {
@@ -226,7 +236,7 @@ impl Shipment {
                 }
                 Err(error)
             }
-            Ok(Appended::Done) => {
+            Ok(AppendOutcome::Written) => {
                 shipped.bytes += encoded.header.body_len();
                 shipped.entries += 1;
                 let told = std::mem::take(&mut cut.told);
@@ -250,7 +260,7 @@ impl Shipment {
                     settled.map(|()| Turn::Clean)
                 }
             }
-            Ok(Appended::Taken(entry)) => self.taken(context, ledger, entry),
+            Ok(AppendOutcome::Conflict(entry)) => self.taken(context, ledger, entry),
         }
     }
 
@@ -258,53 +268,70 @@ impl Shipment {
     /// replaced, or brought back from an older copy, and a session can outlive its time. Writing behind an entry that is
     /// gone would make a log that nobody can read.
     async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Turn>> {
-        let pen = &ledger.pen;
-        let there = match pen.ground {
-            _ if pen.seq == 0 => true,
-            Ground::Branch => {
+        let log_writer = &ledger.log_writer;
+        let there = match log_writer.target {
+            _ if log_writer.seq == 0 => true,
+            WriteTarget::Branch => {
                 is_there(
                     context
                         .logs
-                        .read_branch(&self.id, &pen.writer, pen.seq)
+                        .read_branch(&self.id, &log_writer.writer, log_writer.seq)
                         .await,
-                )? || is_there(context.logs.read(&self.id, pen.seq).await)?
+                )? || is_there(context.logs.read(&self.id, log_writer.seq).await)?
             }
-            Ground::Main | Ground::Unclaimed => match context.logs.read(&self.id, pen.seq).await {
-                Ok(Some(entry)) => pen.digest.is_none_or(|digest| digest == entry.digest),
-                // Collected: then a merge or a snapshot stands for it.
-                Ok(None) => context
-                    .logs
-                    .composites(&self.id)
-                    .await?
-                    .iter()
-                    .any(|piece| piece.to == pen.seq),
-                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => false,
-                Err(error) => return Err(error),
-            },
+            WriteTarget::Main | WriteTarget::Unclaimed => {
+                match context.logs.read(&self.id, log_writer.seq).await {
+                    Ok(Some(entry)) => log_writer
+                        .digest
+                        .is_none_or(|digest| digest == entry.digest),
+                    // Collected: then a merge or a snapshot stands for it.
+                    Ok(None) => context
+                        .logs
+                        .composites(&self.id)
+                        .await?
+                        .iter()
+                        .any(|piece| piece.to == log_writer.seq),
+                    Err(error)
+                        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) =>
+                    {
+                        false
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
         };
         let open = there
-            && pen.ground == Ground::Main
-            && context.logs.has_open_number(&self.id, pen).await?;
+            && log_writer.target == WriteTarget::Main
+            && context.logs.has_open_number(&self.id, log_writer).await?;
         let first = !std::mem::replace(&mut self.confirmed, true);
-        if there && first && pen.ground == Ground::Branch && !context.logs.creates_once().await? {
+        if there
+            && first
+            && log_writer.target == WriteTarget::Branch
+            && !context.logs.creates_once().await?
+        {
             // A write of an earlier life of ours may still arrive, at the number that we would write, and replace it.
             self.begin_branch(context, ledger);
             return Ok(Some(Turn::Wrote));
         }
         if open {
-            tracing::info!(id = %self.id, seq = pen.seq, "an earlier write may still arrive; claiming behind it");
+            tracing::info!(id = %self.id, seq = log_writer.seq, "an earlier write may still arrive; claiming behind it");
             return Ok(Some(Turn::Again));
         }
         if there {
             return Ok(None);
         }
-        tracing::warn!(id = %self.id, seq = pen.seq, "the store does not have the entry that the ledger ends with; asking the bucket");
+        tracing::warn!(id = %self.id, seq = log_writer.seq, "the store does not have the entry that the ledger ends with; asking the bucket");
         Ok(Some(Turn::Again))
     }
 
     /// All that a look found is durable: remember what the files look like, so that nobody looks again before they
     /// change. An error if something could not be read.
-    fn settle(&mut self, ledger: &mut Ledger, mut cut: Cut, shipped: &mut Shipped) -> Result<()> {
+    fn settle(
+        &mut self,
+        ledger: &mut Ledger,
+        mut cut: ChangeSet,
+        shipped: &mut FlushOutcome,
+    ) -> Result<()> {
         shipped.torn = cut.torn;
         shipped.durable = cut
             .present
@@ -326,7 +353,7 @@ impl Shipment {
 
     /// A ledger that cannot be written (a full disk) is no reason to stop: the bucket knows.
     fn save(&self, context: &Context, ledger: &Ledger, durable: bool) {
-        if let Err(error) = ledger.save(&*context.folder, durable) {
+        if let Err(error) = ledger.save(&*context.directory, durable) {
             tracing::warn!(%error, id = %self.id, "the ledger was not written");
         }
     }
@@ -341,12 +368,14 @@ impl Shipment {
     ) -> Result<Turn> {
         let now = context.logs.clock.now();
         if let Some(entry) = &entry
-            && entry.header.writer == ledger.pen.writer
-            && entry.header.follows() == ledger.pen.seq
-            && entry.header.prev == ledger.pen.digest
+            && entry.header.writer == ledger.log_writer.writer
+            && entry.header.follows() == ledger.log_writer.seq
+            && entry.header.prev == ledger.log_writer.digest
             && self.absorb(context, ledger, entry)?
         {
-            ledger.pen.follow(entry.header.seq, entry.digest, now);
+            ledger
+                .log_writer
+                .follow(entry.header.seq, entry.digest, now);
             tracing::info!(id = %self.id, seq = entry.header.seq, "found an entry of ours that the ledger did not know");
             context.feed.stale(self.id.name.clone());
             self.save(context, ledger, false);
@@ -361,20 +390,20 @@ impl Shipment {
             return Ok(Turn::Again);
         }
         let by = entry.as_ref().map(|entry| &entry.header.writer);
-        if ledger.pen.ground == Ground::Branch {
+        if ledger.log_writer.target == WriteTarget::Branch {
             // Another volume carries a copy of our ledger.
             self.begin_branch(context, ledger);
         } else {
             let error = fenced(&self.id, by);
-            context.feed.counts().failed(During::Flush, error.kind());
-            tracing::warn!(id = %self.id, writer = %ledger.pen.writer, "{error}; going on with a branch");
-            if ledger.pen.has_slept(now) {
+            context.feed.counts().failed(Operation::Flush, error.kind());
+            tracing::warn!(id = %self.id, writer = %ledger.log_writer.writer, "{error}; going on with a branch");
+            if ledger.log_writer.has_slept(now) {
                 // The entry that we wrote last may be collected, and a branch from there would hang in the air.
                 self.begin_branch(context, ledger);
             }
-            ledger.pen.ground = Ground::Branch;
-            if by == Some(&ledger.pen.writer) {
-                ledger.pen.writer = new_writer(&context.logs.chance);
+            ledger.log_writer.target = WriteTarget::Branch;
+            if by == Some(&ledger.log_writer.writer) {
+                ledger.log_writer.writer = new_writer(&context.logs.rng);
             }
         }
         self.save(context, ledger, true);
@@ -383,13 +412,13 @@ impl Shipment {
 
     /// Begins a branch of our own, with everything.
     fn begin_branch(&self, context: &Context, ledger: &mut Ledger) {
-        let writer = new_writer(&context.logs.chance);
-        ledger.pen = Pen {
+        let writer = new_writer(&context.logs.rng);
+        ledger.log_writer = LogWriter {
             writer,
-            ground: Ground::Branch,
+            target: WriteTarget::Branch,
             seq: 0,
             digest: None,
-            ..ledger.pen.clone()
+            ..ledger.log_writer.clone()
         };
         ledger.files.clear();
     }
@@ -399,7 +428,7 @@ impl Shipment {
     fn absorb(&self, context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
         let over = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
             let failed = |cause| Error::io(format!("read {path}"), cause);
-            let Some(file) = context.folder.open(path).map_err(failed)? else {
+            let Some(file) = context.directory.open(path).map_err(failed)? else {
                 return Ok(None);
             };
             FileCursor::over(&*file, kind, len).map_err(failed)
@@ -448,7 +477,7 @@ impl Shipment {
 /// Whether an entry is there, readable or not.
 fn is_there(read: Result<Option<Entry>>) -> Result<bool> {
     match read {
-        Err(error) if error.kind() == Kind::Sealed => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Encrypted => Ok(true),
         read => Ok(read?.is_some()),
     }
 }
@@ -459,10 +488,17 @@ enum Turn {
     Again,
 }
 
-fn feed(context: &Context, id: &LogId, ledger: &Ledger, encoded: &Encoded, told: Told) {
-    let branch = (ledger.pen.ground == Ground::Branch).then(|| ledger.pen.writer.clone());
+fn feed(
+    context: &Context,
+    id: &LogId,
+    ledger: &Ledger,
+    encoded: &Encoded,
+    told: ParsedTranscripts,
+) {
+    let branch =
+        (ledger.log_writer.target == WriteTarget::Branch).then(|| ledger.log_writer.writer.clone());
     let header = encoded.header.clone();
-    context.feed.entry(Record {
+    context.feed.entry(EntryRecord {
         log: id.clone(),
         branch,
         header,

@@ -2,8 +2,8 @@
 //!
 //! Who has recipients alone can write and not read. But a writer must be able to read what it wrote itself: a reply may be
 //! lost, a process may be killed between a write and its ledger, and a run of entries is to be merged. So where no identity
-//! opens what is sealed, it is sealed to one more key, which stands in sessiond's own folder beside the agent's files: who can
-//! read that folder can read the conversations anyway.
+//! opens what is sealed, it is sealed to one more key, which stands in sessiond's own directory beside the agent's files: who can
+//! read that directory can read the conversations anyway.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use age::x25519::{Identity, Recipient};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::RelPath;
-use crate::sys::{Folder, STATE_FOLDER};
+use crate::sys::{Directory, STATE_DIR};
 
 /// What a recipient begins with.
 const RECIPIENT: &str = "age1";
@@ -35,7 +35,7 @@ pub struct Keyring {
 
 /// The key of our own, once it is needed or found.
 struct Own {
-    folder: Arc<dyn Folder>,
+    directory: Arc<dyn Directory>,
     key: OnceLock<Identity>,
 }
 
@@ -86,12 +86,12 @@ impl Keyring {
         Ok(keyring)
     }
 
-    /// The same, with a key of our own in that folder where one is needed.
+    /// The same, with a key of our own in that directory where one is needed.
     #[must_use]
-    pub fn at(&self, folder: Arc<dyn Folder>) -> Keyring {
+    pub fn at(&self, directory: Arc<dyn Directory>) -> Keyring {
         Keyring {
             own: Some(Arc::new(Own {
-                folder,
+                directory,
                 key: OnceLock::new(),
             })),
             ..self.clone()
@@ -140,13 +140,13 @@ impl Keyring {
 
 impl Own {
     fn path() -> Result<RelPath> {
-        format!("{STATE_FOLDER}/seal.key").parse()
+        format!("{STATE_DIR}/seal.key").parse()
     }
 
     /// The key, if there is one.
     fn found(&self) -> Option<&Identity> {
         if self.key.get().is_none() {
-            let bytes = self.folder.read(&Self::path().ok()?).ok()??;
+            let bytes = self.directory.read(&Self::path().ok()?).ok()??;
             let _ = self.key.set(first_identity(&bytes)?);
         }
         self.key.get()
@@ -161,7 +161,7 @@ impl Own {
             let identity = Identity::generate();
             let kept = Self::path().and_then(|path| {
                 let text = file_of(&identity);
-                self.folder.replace(&path, text.as_bytes(), true).map_err(|cause| Error::io(format!("write {path}"), cause))
+                self.directory.replace(&path, text.as_bytes(), true).map_err(|cause| Error::io(format!("write {path}"), cause))
             });
             if let Err(error) = kept {
                 tracing::warn!(%error, "the key of this writer is not kept; after a restart it cannot read what it wrote");
@@ -211,7 +211,7 @@ fn read_lines<T: FromStr<Err = &'static str>>(
             .hint("unset the variable to store without encryption"));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| {
-        let error = Error::usage(format!("read --{setting} {}", path.display())).because(cause);
+        let error = Error::usage(format!("read --{setting} {}", path.display())).caused_by(cause);
         match setting {
             "identity" => error.hint("it names a file with an identity; sessiond keygen makes one"),
             _ => error.hint("a recipient begins with age1; anything else is a file"),
@@ -259,9 +259,12 @@ mod tests {
 
     #[test]
     fn recipients_come_from_words_and_files_and_by_default_from_identities() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let ((one, first), (other, second)) = (generate(), generate());
-        let (keys, people) = (folder.path().join("keys.txt"), folder.path().join("people"));
+        let (keys, people) = (
+            directory.path().join("keys.txt"),
+            directory.path().join("people"),
+        );
         std::fs::write(&keys, format!("{one}\n{other}")).unwrap();
         std::fs::write(&people, format!("# the team\n\n  {first}\n{second}\n")).unwrap();
         let at = format!("@{}", people.display());
@@ -291,10 +294,10 @@ mod tests {
 
     #[test]
     fn what_is_no_key_is_refused_and_a_secret_is_not_repeated() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (file, recipient) = generate();
         let secret = file.lines().last().unwrap();
-        let path = folder.path().join("key.txt");
+        let path = directory.path().join("key.txt");
         std::fs::write(&path, format!("# a note\n{secret}x\n")).unwrap();
         let error = Keyring::read(&settings(&[], &[&path])).err().unwrap();
         assert!(
@@ -312,7 +315,7 @@ mod tests {
             "/no/such/file",
         ] {
             let error = Keyring::read(&settings(&[bad], &[])).err().unwrap();
-            assert_eq!(error.kind(), crate::error::Kind::Usage, "{error}");
+            assert_eq!(error.kind(), crate::error::ErrorKind::Usage, "{error}");
             assert!(
                 !error.to_string().to_uppercase().contains(secret),
                 "{error}"

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::ship::Shipment;
+use super::flush::LogFlusher;
 use crate::log::ledger::Ledger;
-use crate::log::pen::Ground;
+use crate::log::writer::WriteTarget;
 use crate::model::{LogName, RelPath};
-use crate::sys::{Backoff, Folder};
+use crate::sys::{Backoff, Directory};
 
 /// How a log stands.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
@@ -21,7 +21,7 @@ pub struct LogStatus {
     /// Under which name we write.
     pub writer: String,
     /// `main`, `branch`, or `unclaimed`.
-    pub ground: String,
+    pub target: String,
     /// Bytes on disk that are not durable yet.
     pub lag_bytes: u64,
     /// For how long.
@@ -39,13 +39,13 @@ pub struct LogStatus {
 impl LogStatus {
     /// Whether the session was lost to another writer.
     pub fn is_branch(&self) -> bool {
-        self.ground == "branch"
+        self.target == "branch"
     }
 }
 
 /// What is known of one log between flushes.
-pub(super) struct Slot {
-    pub(super) shipment: Option<Shipment>,
+pub(super) struct TrackedLog {
+    pub(super) shipment: Option<LogFlusher>,
     pub(super) paths: BTreeSet<RelPath>,
     pub(super) seen: u64,
     /// Since when something is not durable.
@@ -61,13 +61,13 @@ pub(super) struct Slot {
     pub(super) status: LogStatus,
 }
 
-impl Slot {
-    pub(super) fn new(name: &LogName, backoff: Backoff) -> Slot {
+impl TrackedLog {
+    pub(super) fn new(name: &LogName, backoff: Backoff) -> TrackedLog {
         let status = LogStatus {
             session: name.to_string(),
             head: 0,
             writer: String::new(),
-            ground: "unclaimed".to_owned(),
+            target: "unclaimed".to_owned(),
             lag_bytes: 0,
             lag_seconds: 0.0,
             unfinished_bytes: 0,
@@ -75,7 +75,7 @@ impl Slot {
             last_error: None,
             failed_attempts: 0,
         };
-        Slot {
+        TrackedLog {
             shipment: None,
             paths: BTreeSet::new(),
             seen: 0,
@@ -91,34 +91,34 @@ impl Slot {
     }
 
     pub(super) fn note_ledger(&mut self, ledger: &Ledger) {
-        self.status.head = ledger.pen.seq;
-        self.status.writer = ledger.pen.writer.to_string();
-        let ground = match ledger.pen.ground {
-            Ground::Main => "main",
-            Ground::Branch => "branch",
-            Ground::Unclaimed => "unclaimed",
+        self.status.head = ledger.log_writer.seq;
+        self.status.writer = ledger.log_writer.writer.to_string();
+        let target = match ledger.log_writer.target {
+            WriteTarget::Main => "main",
+            WriteTarget::Branch => "branch",
+            WriteTarget::Unclaimed => "unclaimed",
         };
-        self.status.ground = ground.to_owned();
+        self.status.target = target.to_owned();
         let here = self.paths.iter().filter_map(|path| ledger.files.get(path));
         self.status.durable_bytes = here.clone().map(|cursor| cursor.len).sum();
         self.status.unfinished_bytes = here.map(|cursor| cursor.torn).sum();
     }
 
-    pub(super) fn report(&self, folder: &dyn Folder) -> LogStatus {
+    pub(super) fn report(&self, directory: &dyn Directory) -> LogStatus {
         let mut status = self.status.clone();
-        if let Some((bytes, seconds)) = self.lag(folder) {
+        if let Some((bytes, seconds)) = self.lag(directory) {
             (status.lag_bytes, status.lag_seconds) = (bytes, seconds);
         }
         status
     }
 
     /// Bytes that are not durable, and for how many seconds; none if all is.
-    fn lag(&self, folder: &dyn Folder) -> Option<(u64, f64)> {
+    fn lag(&self, directory: &dyn Directory) -> Option<(u64, f64)> {
         let since = self.dirty?;
         let on_disk: u64 = self
             .paths
             .iter()
-            .filter_map(|path| folder.stat(path).ok().flatten())
+            .filter_map(|path| directory.stat(path).ok().flatten())
             .map(|stat| stat.size)
             .sum();
         let bytes = on_disk
@@ -130,7 +130,7 @@ impl Slot {
 
 /// How all logs stand together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Overview {
+pub struct StreamSummary {
     /// Logs that are known.
     pub logs: usize,
     /// Those with something that is not durable.
@@ -151,21 +151,21 @@ pub struct Overview {
     pub scanning: bool,
 }
 
-impl Overview {
+impl StreamSummary {
     pub(super) fn of<'a>(
-        slots: impl Iterator<Item = &'a Slot>,
-        folder: &dyn Folder,
+        slots: impl Iterator<Item = &'a TrackedLog>,
+        directory: &dyn Directory,
         scanning: bool,
-    ) -> Overview {
-        let mut all = Overview {
+    ) -> StreamSummary {
+        let mut all = StreamSummary {
             scanning,
-            ..Overview::default()
+            ..StreamSummary::default()
         };
         for slot in slots {
             all.logs += 1;
             all.files += slot.paths.len();
             all.fenced += usize::from(slot.status.is_branch());
-            if let Some((bytes, seconds)) = slot.lag(folder) {
+            if let Some((bytes, seconds)) = slot.lag(directory) {
                 all.unflushed += 1;
                 all.lag_max_bytes = all.lag_max_bytes.max(bytes);
                 all.lag_sum_bytes += bytes;

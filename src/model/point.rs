@@ -8,11 +8,11 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
-use crate::model::{Header, Seq};
+use crate::model::{EntryHeader, Seq};
 
 /// A point of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum At {
+pub enum LogPoint {
     /// The end.
     #[default]
     Latest,
@@ -22,23 +22,23 @@ pub enum At {
     Time(Timestamp),
 }
 
-impl At {
+impl LogPoint {
     /// Whether an entry comes no later than this point.
-    pub fn includes(&self, header: &Header) -> bool {
+    pub fn includes(&self, header: &EntryHeader) -> bool {
         match self {
-            At::Latest => true,
-            At::Seq(seq) => header.seq <= *seq,
-            At::Time(time) => header.at <= *time,
+            LogPoint::Latest => true,
+            LogPoint::Seq(seq) => header.seq <= *seq,
+            LogPoint::Time(time) => header.at <= *time,
         }
     }
 }
 
-impl FromStr for At {
+impl FromStr for LogPoint {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
         if text == "latest" {
-            return Ok(At::Latest);
+            return Ok(LogPoint::Latest);
         }
         let refuse = || {
             Error::usage(format!("read point {text:?}"))
@@ -49,22 +49,22 @@ impl FromStr for At {
                 .parse()
                 .ok()
                 .filter(|seq| *seq > 0)
-                .map(At::Seq)
+                .map(LogPoint::Seq)
                 .ok_or_else(refuse);
         }
         text.strip_prefix("time:")
             .unwrap_or(text)
             .parse()
-            .map(At::Time)
+            .map(LogPoint::Time)
             .map_err(|_| refuse())
     }
 }
 
 /// A point as people name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Point {
+pub enum PointSpec {
     /// A point of the log.
-    At(At),
+    Log(LogPoint),
     /// The end of a turn; none: of the last that is complete.
     Turn(Option<u64>),
     /// A checkpoint, by its number.
@@ -73,13 +73,13 @@ pub enum Point {
     Name(String),
 }
 
-impl Default for Point {
+impl Default for PointSpec {
     fn default() -> Self {
-        Point::At(At::Latest)
+        PointSpec::Log(LogPoint::Latest)
     }
 }
 
-impl FromStr for Point {
+impl FromStr for PointSpec {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
@@ -90,17 +90,17 @@ impl FromStr for Point {
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
         if let Some(turn) = text.strip_prefix("turn:") {
             return number(turn)
-                .map(|turn| Point::Turn(Some(turn)))
+                .map(|turn| PointSpec::Turn(Some(turn)))
                 .ok_or_else(refuse);
         }
         if text == "turn" {
-            return Ok(Point::Turn(None));
+            return Ok(PointSpec::Turn(None));
         }
         if text.starts_with("seq:") || text.starts_with("time:") {
-            return text.parse().map(Point::At).map_err(|_| refuse());
+            return text.parse().map(PointSpec::Log).map_err(|_| refuse());
         }
         if let Ok(at) = text.parse() {
-            return Ok(Point::At(at));
+            return Ok(PointSpec::Log(at));
         }
         if let Some(day) = text
             .parse::<Date>()
@@ -108,24 +108,24 @@ impl FromStr for Point {
             .filter(|_| text.contains('-'))
             .and_then(|day| day.to_zoned(TimeZone::UTC).ok())
         {
-            return Ok(Point::At(At::Time(day.timestamp())));
+            return Ok(PointSpec::Log(LogPoint::Time(day.timestamp())));
         }
         let name = text.strip_prefix("ckpt:").unwrap_or(text);
         match number(name) {
-            Some(number) => Ok(Point::Checkpoint(number)),
-            None => point_name(name).map(Point::Name).map_err(|_| refuse()),
+            Some(number) => Ok(PointSpec::Checkpoint(number)),
+            None => point_name(name).map(PointSpec::Name).map_err(|_| refuse()),
         }
     }
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for PointSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Point::At(at) => at.fmt(f),
-            Point::Turn(None) => f.write_str("turn"),
-            Point::Turn(Some(turn)) => write!(f, "turn:{turn}"),
-            Point::Checkpoint(number) => write!(f, "ckpt:{number}"),
-            Point::Name(name) => write!(f, "ckpt:{name}"),
+            PointSpec::Log(at) => at.fmt(f),
+            PointSpec::Turn(None) => f.write_str("turn"),
+            PointSpec::Turn(Some(turn)) => write!(f, "turn:{turn}"),
+            PointSpec::Checkpoint(number) => write!(f, "ckpt:{number}"),
+            PointSpec::Name(name) => write!(f, "ckpt:{name}"),
         }
     }
 }
@@ -145,12 +145,12 @@ pub fn point_name(text: &str) -> Result<String> {
         .hint("letters, digits, - _ and ., at most 64, not digits alone, not latest or turn"))
 }
 
-impl fmt::Display for At {
+impl fmt::Display for LogPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            At::Latest => f.write_str("latest"),
-            At::Seq(seq) => write!(f, "seq:{seq}"),
-            At::Time(time) => write!(f, "time:{time}"),
+            LogPoint::Latest => f.write_str("latest"),
+            LogPoint::Seq(seq) => write!(f, "seq:{seq}"),
+            LogPoint::Time(time) => write!(f, "time:{time}"),
         }
     }
 }
@@ -161,36 +161,41 @@ mod tests {
 
     #[test]
     fn points_are_read() {
-        assert_eq!("latest".parse::<At>().ok(), Some(At::Latest));
-        assert_eq!("seq:7".parse::<At>().ok(), Some(At::Seq(7)));
-        assert!(matches!("2026-05-01T12:00:00Z".parse(), Ok(At::Time(_))));
+        assert_eq!("latest".parse::<LogPoint>().ok(), Some(LogPoint::Latest));
+        assert_eq!("seq:7".parse::<LogPoint>().ok(), Some(LogPoint::Seq(7)));
+        assert!(matches!(
+            "2026-05-01T12:00:00Z".parse(),
+            Ok(LogPoint::Time(_))
+        ));
         assert!(matches!(
             "time:2026-05-01T12:00:00Z".parse(),
-            Ok(At::Time(_))
+            Ok(LogPoint::Time(_))
         ));
         for bad in ["", "seq:", "seq:0", "seq:-1", "yesterday-ish", "turn:x"] {
-            assert!(bad.parse::<At>().is_err(), "{bad:?}");
+            assert!(bad.parse::<LogPoint>().is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn points_are_read_as_people_name_them() {
-        let read = |text: &str| text.parse::<Point>().ok();
-        assert_eq!(read("turn"), Some(Point::Turn(None)));
-        assert_eq!(read("turn:3"), Some(Point::Turn(Some(3))));
-        assert_eq!(read("7"), Some(Point::Checkpoint(7)));
-        assert_eq!(read("20260501"), Some(Point::Checkpoint(20_260_501)));
+        let read = |text: &str| text.parse::<PointSpec>().ok();
+        assert_eq!(read("turn"), Some(PointSpec::Turn(None)));
+        assert_eq!(read("turn:3"), Some(PointSpec::Turn(Some(3))));
+        assert_eq!(read("7"), Some(PointSpec::Checkpoint(7)));
+        assert_eq!(read("20260501"), Some(PointSpec::Checkpoint(20_260_501)));
         assert_eq!(
             read("2026-05-01"),
-            Some(Point::At(At::Time("2026-05-01T00:00:00Z".parse().unwrap())))
+            Some(PointSpec::Log(LogPoint::Time(
+                "2026-05-01T00:00:00Z".parse().unwrap()
+            )))
         );
         assert_eq!(
             read("ckpt:before-deploy"),
-            Some(Point::Name("before-deploy".into()))
+            Some(PointSpec::Name("before-deploy".into()))
         );
         assert_eq!(
             read("before-deploy"),
-            Some(Point::Name("before-deploy".into()))
+            Some(PointSpec::Name("before-deploy".into()))
         );
         for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {
             assert_eq!(
@@ -200,7 +205,7 @@ mod tests {
         }
         assert!(matches!(
             read("2026-05-01T12:00:00Z"),
-            Some(Point::At(At::Time(_)))
+            Some(PointSpec::Log(LogPoint::Time(_)))
         ));
         for bad in [
             "", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b",

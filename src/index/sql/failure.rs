@@ -4,7 +4,7 @@
 
 use sqlx::migrate::MigrateError;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 /// A failure inside a call, before it is known to the rest of the program.
 #[derive(Debug)]
@@ -83,11 +83,11 @@ const STRANGE: &str = "give sessiond a database (or file) of its own, then run: 
 /// Says what the caller does about a fault. `address` holds no secret.
 pub(super) fn classify(fault: Fault, address: &str) -> Error {
     let (kind, hint, cause): (
-        Kind,
+        ErrorKind,
         Option<&str>,
         Option<Box<dyn std::error::Error + Send + Sync>>,
     ) = match fault {
-        Fault::Ours(error) => return error.doing(format_args!("index {address}")),
+        Fault::Ours(error) => return error.context(format_args!("index {address}")),
         Fault::Slow => {
             return Error::unavailable(format!("index {address}: no answer in time")).hint(DOWN);
         }
@@ -104,7 +104,7 @@ pub(super) fn classify(fault: Fault, address: &str) -> Error {
     };
     let mut error = Error::new(kind, format!("index {address}"));
     if let Some(cause) = cause {
-        error = error.because(cause);
+        error = error.caused_by(cause);
     }
     match hint {
         Some(hint) => error.hint(hint),
@@ -123,18 +123,20 @@ fn said(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
-fn of_migration(error: &MigrateError) -> (Kind, Option<&'static str>) {
+fn of_migration(error: &MigrateError) -> (ErrorKind, Option<&'static str>) {
     match error {
         MigrateError::VersionMissing(_) | MigrateError::VersionTooNew(..) => {
-            (Kind::Usage, Some(NEWER))
+            (ErrorKind::Usage, Some(NEWER))
         }
-        MigrateError::VersionMismatch(_) | MigrateError::Dirty(_) => (Kind::Usage, Some(STRANGE)),
+        MigrateError::VersionMismatch(_) | MigrateError::Dirty(_) => {
+            (ErrorKind::Usage, Some(STRANGE))
+        }
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => of_sql(error),
-        _ => (Kind::Internal, None),
+        _ => (ErrorKind::Internal, None),
     }
 }
 
-fn of_sql(error: &sqlx::Error) -> (Kind, Option<&'static str>) {
+fn of_sql(error: &sqlx::Error) -> (ErrorKind, Option<&'static str>) {
     use sqlx::Error as E;
     match error {
         E::Database(error) => match error.code() {
@@ -146,79 +148,80 @@ fn of_sql(error: &sqlx::Error) -> (Kind, Option<&'static str>) {
                 of_postgres(&code)
             }
             Some(code) => of_sqlite(&code),
-            None => (Kind::Internal, None),
+            None => (ErrorKind::Internal, None),
         },
         E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
-            (Kind::Unavailable, Some(DOWN))
+            (ErrorKind::Unavailable, Some(DOWN))
         }
         // A transaction that ended without the driver's knowledge; the next connection knows of none.
-        E::InvalidSavePointStatement | E::BeginFailed => (Kind::Unavailable, Some(DOWN)),
+        E::InvalidSavePointStatement | E::BeginFailed => (ErrorKind::Unavailable, Some(DOWN)),
         // Bytes that are no answer of a database: a proxy between, or a reply cut in the middle.
-        E::Protocol(_) => (Kind::Unavailable, Some(DOWN)),
+        E::Protocol(_) => (ErrorKind::Unavailable, Some(DOWN)),
         E::Tls(_) => (
-            Kind::Usage,
+            ErrorKind::Usage,
             Some(
                 "see sslmode and sslrootcert in the index URL: postgres://…?sslmode=verify-full&sslrootcert=FILE",
             ),
         ),
-        E::Configuration(_) => (Kind::Usage, Some(super::connect::FORMS)),
-        E::ColumnDecode { .. } | E::Decode(_) => {
-            (Kind::Corrupt, Some("make the rows again: sessiond reindex"))
-        }
-        _ => (Kind::Internal, None),
+        E::Configuration(_) => (ErrorKind::Usage, Some(super::connect::FORMS)),
+        E::ColumnDecode { .. } | E::Decode(_) => (
+            ErrorKind::Corrupt,
+            Some("make the rows again: sessiond reindex"),
+        ),
+        _ => (ErrorKind::Internal, None),
     }
 }
 
 /// SQLSTATE codes; the first two characters are the class.
-fn of_postgres(code: &str) -> (Kind, Option<&'static str>) {
+fn of_postgres(code: &str) -> (ErrorKind, Option<&'static str>) {
     match code {
         // invalid_catalog_name, invalid_schema_name
-        "3D000" | "3F000" => (Kind::Usage, Some(LOGIN)),
+        "3D000" | "3F000" => (ErrorKind::Usage, Some(LOGIN)),
         // insufficient_privilege
-        "42501" => (Kind::Usage, Some(RIGHTS)),
+        "42501" => (ErrorKind::Usage, Some(RIGHTS)),
         // duplicate_table, duplicate_object: tables of the same name that are not ours.
-        "42P07" | "42710" => (Kind::Usage, Some(STRANGE)),
-        "53100" => (Kind::Unavailable, Some(FULL)),
+        "42P07" | "42710" => (ErrorKind::Usage, Some(STRANGE)),
+        "53100" => (ErrorKind::Unavailable, Some(FULL)),
         // read_only_sql_transaction: a standby; after a failover another one answers. idle_in_transaction_session_timeout.
-        "25006" | "25P03" => (Kind::Unavailable, Some(DOWN)),
+        "25006" | "25P03" => (ErrorKind::Unavailable, Some(DOWN)),
         // lock_not_available
-        "55P03" => (Kind::Unavailable, Some(DOWN)),
+        "55P03" => (ErrorKind::Unavailable, Some(DOWN)),
         // data_corrupted, index_corrupted
-        "XX001" | "XX002" => (Kind::Corrupt, None),
+        "XX001" | "XX002" => (ErrorKind::Corrupt, None),
         _ => match code.get(..2) {
-            Some("28") => (Kind::Usage, Some(LOGIN)),
+            Some("28") => (ErrorKind::Usage, Some(LOGIN)),
             // Connection, rollback, resources, operator intervention, system.
-            Some("08" | "40" | "53" | "57" | "58") => (Kind::Unavailable, Some(DOWN)),
-            _ => (Kind::Internal, None),
+            Some("08" | "40" | "53" | "57" | "58") => (ErrorKind::Unavailable, Some(DOWN)),
+            _ => (ErrorKind::Internal, None),
         },
     }
 }
 
 /// SQLite's result codes; the low byte is the primary one.
-fn of_sqlite(code: &str) -> (Kind, Option<&'static str>) {
+fn of_sqlite(code: &str) -> (ErrorKind, Option<&'static str>) {
     match code.parse::<u32>().map(|code| code & 0xff) {
         // PERM, READONLY, AUTH
         Ok(3 | 8 | 23) => (
-            Kind::Usage,
+            ErrorKind::Usage,
             Some("run sessiond as the user that owns the index file, or mend its permissions"),
         ),
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, CANTOPEN, PROTOCOL
         Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => (
-            Kind::Unavailable,
+            ErrorKind::Unavailable,
             Some(
                 "another process holds the index file, or its disk fails; streaming, and restoring by id, go on without it",
             ),
         ),
         // FULL
-        Ok(13) => (Kind::Unavailable, Some(FULL)),
+        Ok(13) => (ErrorKind::Unavailable, Some(FULL)),
         // CORRUPT
         Ok(11) => (
-            Kind::Corrupt,
+            ErrorKind::Corrupt,
             Some("move the index file away, then run: sessiond reindex"),
         ),
         // NOTADB
-        Ok(26) => (Kind::Usage, Some(STRANGE)),
-        _ => (Kind::Internal, None),
+        Ok(26) => (ErrorKind::Usage, Some(STRANGE)),
+        _ => (ErrorKind::Internal, None),
     }
 }
 
@@ -229,22 +232,22 @@ mod tests {
     #[test]
     fn what_may_pass_is_unavailable_and_what_may_not_is_usage() {
         for code in ["28P01", "28000", "3D000", "42501", "42P07"] {
-            assert_eq!(of_postgres(code).0, Kind::Usage, "{code}");
+            assert_eq!(of_postgres(code).0, ErrorKind::Usage, "{code}");
         }
         for code in [
             "08006", "53300", "53100", "57P01", "57P03", "57014", "40P01", "40001", "25006",
         ] {
-            assert_eq!(of_postgres(code).0, Kind::Unavailable, "{code}");
+            assert_eq!(of_postgres(code).0, ErrorKind::Unavailable, "{code}");
         }
         for code in ["42703", "", "é", "x"] {
-            assert_eq!(of_postgres(code).0, Kind::Internal, "{code}");
+            assert_eq!(of_postgres(code).0, ErrorKind::Internal, "{code}");
         }
         // SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT, SQLITE_FULL, SQLITE_IOERR_WRITE
         for code in ["5", "517", "13", "778"] {
-            assert_eq!(of_sqlite(code).0, Kind::Unavailable, "{code}");
+            assert_eq!(of_sqlite(code).0, ErrorKind::Unavailable, "{code}");
         }
-        assert_eq!(of_sqlite("26").0, Kind::Usage);
-        assert_eq!(of_sqlite("nonsense").0, Kind::Internal);
+        assert_eq!(of_sqlite("26").0, ErrorKind::Usage);
+        assert_eq!(of_sqlite("nonsense").0, ErrorKind::Internal);
     }
 
     #[test]
@@ -265,7 +268,7 @@ mod tests {
             MigrateError::VersionMissing(7).into(),
             "postgres://u@h:5432/d",
         );
-        assert_eq!(error.kind(), Kind::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
         assert!(
             error
                 .hint_text()

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sessiond::config::Settings;
-use sessiond::log::fence::Wanted;
+use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
 use sessiond::store::Store;
+use sessiond::store::encrypted::EncryptedStore;
+use sessiond::store::encrypted::keyring::Keyring;
 use sessiond::store::file::FileStore;
-use sessiond::store::sealed::Sealed;
-use sessiond::store::sealed::keyring::Keyring;
-use sessiond::sys::{SystemChance, SystemClock};
+use sessiond::sys::{SystemClock, SystemRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
 use crate::agents::{holds, objects};
@@ -125,10 +125,10 @@ fn bucket(backend: &Backend) -> PathBuf {
     backend.path().join("bucket")
 }
 
-/// The entries of the one session in a bucket that is a folder.
+/// The entries of the one session in a bucket that is a directory.
 fn entries(backend: &Backend) -> Vec<PathBuf> {
-    let folder = bucket(backend).join("v1/default/claude-code/s1/log");
-    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
+    let directory = bucket(backend).join("v1/default/claude-code/s1/log");
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(directory)
         .unwrap()
         .map(|item| item.unwrap().path())
         .collect();
@@ -167,7 +167,7 @@ fn rows(database: &str) -> String {
 
 /// All that a backend keeps: objects, inflated where they are compressed, and the index.
 enum Kept {
-    Folder,
+    Directory,
     Servers { bucket: String, database: String },
 }
 
@@ -209,7 +209,7 @@ impl Kept {
     fn index(&self, backend: &Backend) -> Vec<u8> {
         match self {
             Kept::Servers { database, .. } => rows(database).into_bytes(),
-            Kept::Folder => {
+            Kept::Directory => {
                 let files = std::fs::read_dir(backend.path())
                     .unwrap()
                     .map(|item| item.unwrap().path());
@@ -229,7 +229,7 @@ impl Kept {
 }
 
 fn everywhere() -> Vec<(Backend, Kept)> {
-    let mut all = vec![(Backend::file(), Kept::Folder)];
+    let mut all = vec![(Backend::file(), Kept::Directory)];
     if let (Some(server), Some(database)) = (s3(), postgres()) {
         let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
         all.push((
@@ -525,7 +525,7 @@ fn keys_rotate_as_old_entries_are_merged() {
         identity: vec![old.file.clone(), new.file.clone()],
         ..Settings::default()
     };
-    let store: Arc<dyn Store> = Arc::new(Sealed::new(
+    let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(
         Arc::new(FileStore::open(bucket(&backend)).unwrap()),
         Keyring::read(&settings).unwrap(),
     ));
@@ -536,11 +536,11 @@ fn keys_rotate_as_old_entries_are_merged() {
     .unwrap();
     let logs = Logs {
         store,
-        fence: Arc::new(Fencing::new(Wanted::Store, Arc::new(index), false)),
+        fence: Arc::new(Fencing::new(FencingPolicy::Store, Arc::new(index), false)),
         namespace: "default".parse().unwrap(),
         agent: "claude-code".parse().unwrap(),
         clock: Arc::new(SystemClock),
-        chance: Arc::new(SystemChance),
+        rng: Arc::new(SystemRng),
         recent: Arc::default(),
         progress: Arc::default(),
     };

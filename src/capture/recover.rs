@@ -5,40 +5,44 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 use super::Context;
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::pen::{Ground, Pen};
-use crate::model::{EntryKind, FileAt, FileKind, LogId, RelPath};
+use crate::log::writer::{LogWriter, WriteTarget};
+use crate::model::{EntryKind, FileKind, FileState, LogId, RelPath};
 use crate::sys::clock::new_writer;
-use crate::sys::{During, Folder};
+use crate::sys::{Directory, Operation};
 
 /// Makes a ledger for a log that has none: behind the head if the local files equal or extend it, on a branch if not.
 /// Nothing is claimed yet.
 pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
-    let writer = new_writer(&context.logs.chance);
+    let writer = new_writer(&context.logs.rng);
     let now = context.logs.clock.now();
     let state = match context.logs.read_state(id).await {
-        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) => {
             tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
-            context.feed.counts().failed(During::Flush, error.kind());
-            let pen = Pen {
-                ground: Ground::Branch,
-                ..Pen::unclaimed(writer, 0, None, now)
+            context.feed.counts().failed(Operation::Flush, error.kind());
+            let log_writer = LogWriter {
+                target: WriteTarget::Branch,
+                ..LogWriter::unclaimed(writer, 0, None, now)
             };
-            return Ok(Ledger::new(context.logs.store.address(), id.clone(), pen));
+            return Ok(Ledger::new(
+                context.logs.store.address(),
+                id.clone(),
+                log_writer,
+            ));
         }
-        state => state.doing("find out where the log stands")?,
+        state => state.context("find out where the log stands")?,
     };
     // What was purged is gone for good; all that is here goes out anew.
     let digest = state
         .digest
         .filter(|_| state.removed != Some(EntryKind::Purge));
-    let pen = Pen {
+    let log_writer = LogWriter {
         seen: Some(Instant::now()),
-        ..Pen::unclaimed(writer, state.seq, digest, now)
+        ..LogWriter::unclaimed(writer, state.seq, digest, now)
     };
-    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), pen);
-    let files = compare(&*context.folder, &state.files)
+    let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), log_writer);
+    let files = compare(&*context.directory, &state.files)
         .map_err(|cause| Error::io("compare the local files with the log", cause))?;
     match files {
         Some(files) => {
@@ -48,15 +52,18 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
         // Any writer may append to a project's log, whatever it had before.
         None if id.name.is_project() => {}
         // What was removed is in nobody's way: this is another conversation under the same id.
-        None if state.removed.is_some() => ledger.pen.digest = None,
+        None if state.removed.is_some() => ledger.log_writer.digest = None,
         None => {
-            context.feed.counts().failed(During::Flush, Kind::Conflict);
-            tracing::warn!(%id, head = state.seq, writer = %ledger.pen.writer, "the local files do not go on from the log; they go to a branch");
-            ledger.pen = Pen {
-                ground: Ground::Branch,
+            context
+                .feed
+                .counts()
+                .failed(Operation::Flush, ErrorKind::Conflict);
+            tracing::warn!(%id, head = state.seq, writer = %ledger.log_writer.writer, "the local files do not go on from the log; they go to a branch");
+            ledger.log_writer = LogWriter {
+                target: WriteTarget::Branch,
                 seq: 0,
                 digest: None,
-                ..ledger.pen
+                ..ledger.log_writer
             };
         }
     }
@@ -65,8 +72,8 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
 
 /// The cursors of the local files, if they equal or extend the log; none if they are behind it or differ from it.
 fn compare(
-    folder: &dyn Folder,
-    files: &BTreeMap<RelPath, FileAt>,
+    directory: &dyn Directory,
+    files: &BTreeMap<RelPath, FileState>,
 ) -> std::io::Result<Option<BTreeMap<RelPath, FileCursor>>> {
     let mut cursors = BTreeMap::new();
     let appends = files
@@ -76,7 +83,7 @@ fn compare(
     let newest = appends.clone().map(|(_, file)| file.seq).max();
     let mut newest_is_here = newest.is_none();
     for (path, at) in files {
-        let Some(file) = folder.open(path)? else {
+        let Some(file) = directory.open(path)? else {
             continue;
         };
         let cursor = FileCursor::over(&*file, at.kind, at.len)?

@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use self::keyring::Keyring;
 use super::{Created, Page, Store};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
 
 /// What a sealed object begins with; what is stored plain begins with gzip's two bytes or a brace.
@@ -31,7 +31,7 @@ const STANZA: &[u8] = b"-> X25519 ";
 const OVERHEAD: usize = 512;
 
 /// Seals and opens what tells of conversations.
-pub struct Sealed {
+pub struct EncryptedStore {
     inner: Arc<dyn Store>,
     keyring: Keyring,
     /// What was read of which log, where nobody says to whom to seal what is written to it.
@@ -51,10 +51,10 @@ struct Met {
     said: bool,
 }
 
-impl Sealed {
+impl EncryptedStore {
     /// Seals what goes to `inner`, if the keyring has anybody to seal it to, and opens what comes from there.
     pub fn new(inner: Arc<dyn Store>, keyring: Keyring) -> Self {
-        Sealed {
+        EncryptedStore {
             inner,
             keyring,
             met: Mutex::default(),
@@ -69,7 +69,7 @@ impl Sealed {
             return Ok(body);
         }
         let failed = |cause: &dyn std::fmt::Display| {
-            Error::new(Kind::Internal, format!("encrypt {key}: {cause}"))
+            Error::new(ErrorKind::Internal, format!("encrypt {key}: {cause}"))
         };
         let recipients = self.keyring.to();
         let recipients = recipients
@@ -135,7 +135,7 @@ impl Sealed {
     /// now.
     fn stays_plain(&self, key: &str) -> Result<bool> {
         let refuse = |why, hint: &str| {
-            Err(Error::new(Kind::Sealed, format!("write {key}: {why}")).hint(hint))
+            Err(Error::new(ErrorKind::Encrypted, format!("write {key}: {why}")).hint(hint))
         };
         let composite = keys::is_composite(key);
         let met = self.with_met(key, |met| {
@@ -217,11 +217,11 @@ fn refused(key: &str, identities: usize) -> Error {
             "add the file with the right key: --identity may be given several times",
         ),
     };
-    Error::new(Kind::Sealed, format!("read {key}: {why}")).hint(hint)
+    Error::new(ErrorKind::Encrypted, format!("read {key}: {why}")).hint(hint)
 }
 
 #[async_trait]
-impl Store for Sealed {
+impl Store for EncryptedStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         self.inner.create(key, self.seal(key, body)?).await
     }

@@ -8,21 +8,21 @@ use tokio::time::Instant;
 
 use crate::capture::Feed;
 use crate::log::Logs;
-use crate::model::Wishes;
-use crate::sys::{Backoff, During};
+use crate::model::SessionMetadata;
+use crate::sys::{Backoff, Operation};
 
 /// The longest pause between two tries: what is said here is small, and an agent may be gone soon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Says for ever; drop it to stop.
-pub async fn run(feed: Arc<Feed>, logs: Logs, wishes: Wishes) {
-    let mut backoff = Backoff::new(logs.chance.clone());
+pub async fn run(feed: Arc<Feed>, logs: Logs, wishes: SessionMetadata) {
+    let mut backoff = Backoff::new(logs.rng.clone());
     loop {
         let name = feed.unsaid().await;
         let id = logs.id(name.clone());
         let done = logs.say(&id, |before| Ok(before.then(&wishes))).await;
         if let Err(error) = &done {
-            feed.counts().failed(During::Label, error.kind());
+            feed.counts().failed(Operation::Label, error.kind());
         }
         match done {
             Ok(said) => {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::model::{Block, Message, Role, Said};
+use crate::model::{Block, LocatedMessage, Message, Role};
 
 /// What is kept of a tool's input or answer where it is folded, in bytes.
 const FOLDED: usize = 400;
@@ -29,7 +29,7 @@ const TELLING: [&str; 10] = [
 
 /// A message as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Spoken {
+pub struct DisplayMessage {
     /// Orders a conversation, as in the index.
     pub position: i64,
     /// Its id.
@@ -52,19 +52,19 @@ pub struct Spoken {
     pub prompt: Option<u64>,
     /// What it is made of.
     #[serde(rename = "content")]
-    pub bits: Vec<Bit>,
+    pub bits: Vec<DisplayBlock>,
 }
 
 /// A piece of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bit {
+pub enum DisplayBlock {
     /// What was said.
     Text(String),
     /// What was thought.
     Thought(String),
     /// A tool is called.
-    Call {
+    ToolCall {
         /// Its id.
         id: String,
         /// The tool.
@@ -96,10 +96,10 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-impl Spoken {
+impl DisplayMessage {
     /// What is shown of a message; none if nothing is. `full` shows all.
-    pub fn of(said: Said, position: i64, full: bool) -> Option<Spoken> {
-        let Said {
+    pub fn of(said: LocatedMessage, position: i64, full: bool) -> Option<DisplayMessage> {
+        let LocatedMessage {
             path,
             start,
             message,
@@ -125,14 +125,14 @@ impl Spoken {
             blocks,
             ..
         } = message;
-        let bits: Vec<Bit> = blocks
+        let bits: Vec<DisplayBlock> = blocks
             .into_iter()
             .filter_map(|block| bit(block, full))
             .collect();
         if !full && bits.is_empty() {
             return None;
         }
-        Some(Spoken {
+        Some(DisplayMessage {
             position,
             uuid,
             role,
@@ -149,7 +149,7 @@ impl Spoken {
     /// The calls it makes.
     pub fn calls(&self) -> impl Iterator<Item = &str> {
         self.bits.iter().filter_map(|bit| {
-            if let Bit::Call { id, .. } = bit {
+            if let DisplayBlock::ToolCall { id, .. } = bit {
                 Some(id.as_str())
             } else {
                 None
@@ -161,17 +161,19 @@ impl Spoken {
     pub fn starts(&self, with: u64) -> bool {
         self.bits
             .iter()
-            .any(|bit| matches!(bit, Bit::Call { prompt: Some(prompt), .. } if *prompt == with))
+            .any(|bit| matches!(bit, DisplayBlock::ToolCall { prompt: Some(prompt), .. } if *prompt == with))
     }
 }
 
-fn bit(block: Block, full: bool) -> Option<Bit> {
+fn bit(block: Block, full: bool) -> Option<DisplayBlock> {
     match block {
         Block::Text(text) if text.trim().is_empty() => None,
-        Block::Text(text) => Some(Bit::Text(text)),
-        Block::Thinking(text) if full && !text.trim().is_empty() => Some(Bit::Thought(text)),
+        Block::Text(text) => Some(DisplayBlock::Text(text)),
+        Block::Thinking(text) if full && !text.trim().is_empty() => {
+            Some(DisplayBlock::Thought(text))
+        }
         Block::Thinking(_) => None,
-        Block::Call(call) => {
+        Block::ToolCall(call) => {
             let input: Option<Value> = serde_json::from_str(&call.input).ok();
             let prompt = input
                 .as_ref()
@@ -182,7 +184,7 @@ fn bit(block: Block, full: bool) -> Option<Bit> {
             } else {
                 clip(&telling(input.as_ref(), &call.input))
             };
-            Some(Bit::Call {
+            Some(DisplayBlock::ToolCall {
                 id: call.id,
                 name: call.name,
                 input,
@@ -191,14 +193,14 @@ fn bit(block: Block, full: bool) -> Option<Bit> {
         }
         Block::Answer { id, text, failed } => {
             let bytes = text.len();
-            Some(Bit::Answer {
+            Some(DisplayBlock::Answer {
                 id,
                 text: if full { text } else { clip(&text) },
                 bytes,
                 failed,
             })
         }
-        Block::Other(kind) => Some(Bit::Other(kind)),
+        Block::Other(kind) => Some(DisplayBlock::Other(kind)),
     }
 }
 

@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use super::{Fence, Logs};
 use crate::codec::entry::{self, Encoded, Entry};
-use crate::error::{Doing, Error, Kind, Result};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::{FenceRow, Index};
 use crate::model::{
-    Digest, EntryKind, Fork, Header, LogId, Move, Part, Seq, WriterId, entry::FORMAT, keys,
+    Digest, EntryHeader, EntryKind, FileMove, ForkOrigin, LogId, Part, Seq, WriterId,
+    entry::FORMAT, keys,
 };
 use crate::store::Created;
 
@@ -22,7 +23,7 @@ pub const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Where a writer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ground {
+pub enum WriteTarget {
     /// Nowhere yet: it knows the log and has not claimed it.
     Unclaimed,
     /// The log itself.
@@ -33,11 +34,11 @@ pub enum Ground {
 
 /// The right to write: who, where, and the last number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pen {
+pub struct LogWriter {
     /// Who.
     pub writer: WriterId,
     /// Where.
-    pub ground: Ground,
+    pub target: WriteTarget,
     /// The entry that the next one follows; 0 before the first.
     pub seq: Seq,
     /// Its digest.
@@ -52,27 +53,27 @@ pub struct Pen {
     pub back_to: Option<Seq>,
     /// Files that have other paths here than in the log, which the next claim says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub moves: Vec<Move>,
+    pub moves: Vec<FileMove>,
     /// What the session begins with, which the first claim says.
     #[serde(skip)]
-    pub fork: Option<Fork>,
+    pub fork: Option<ForkOrigin>,
 }
 
 /// What an attempt to write did.
 #[derive(Debug)]
-pub enum Appended {
+pub enum AppendOutcome {
     /// It is durable, and the pen has moved on.
-    Done,
+    Written,
     /// The number is taken by another entry. `None`: by one that cannot be read, or is collected already.
-    Taken(Option<Box<Entry>>),
+    Conflict(Option<Box<Entry>>),
 }
 
-impl Pen {
+impl LogWriter {
     /// A pen that knows the head and has not claimed.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
-        Pen {
+        LogWriter {
             writer,
-            ground: Ground::Unclaimed,
+            target: WriteTarget::Unclaimed,
             seq,
             digest,
             wrote: now,
@@ -95,10 +96,10 @@ impl Pen {
         id: &LogId,
         kind: EntryKind,
         at: Timestamp,
-        moves: Vec<Move>,
+        moves: Vec<FileMove>,
         parts: Vec<Part>,
-    ) -> Header {
-        Header {
+    ) -> EntryHeader {
+        EntryHeader {
             v: FORMAT,
             kind,
             agent: id.agent.clone(),
@@ -132,63 +133,78 @@ impl Pen {
 impl Logs {
     /// Writes `encoded`, whose header the pen made. An error of kind `Unavailable` means unknown: call again with the
     /// same bytes.
-    pub async fn append(&self, id: &LogId, pen: &mut Pen, encoded: &Encoded) -> Result<Appended> {
+    pub async fn append(
+        &self,
+        id: &LogId,
+        log_writer: &mut LogWriter,
+        encoded: &Encoded,
+    ) -> Result<AppendOutcome> {
         let seq = encoded.header.seq;
-        let done = match pen.ground {
-            Ground::Branch => self.append_branch(id, pen, encoded).await,
-            _ => self.append_main(id, pen, encoded).await,
+        let done = match log_writer.target {
+            WriteTarget::Branch => self.append_branch(id, log_writer, encoded).await,
+            _ => self.append_main(id, log_writer, encoded).await,
         };
-        let done = done.doing_with(|| format!("write entry {seq} of {id}"))?;
-        if let Appended::Done = done {
-            pen.follow(seq, encoded.digest, self.clock.now());
+        let done = done.with_context(|| format!("write entry {seq} of {id}"))?;
+        if let AppendOutcome::Written = done {
+            log_writer.follow(seq, encoded.digest, self.clock.now());
             self.progress.did(encoded.bytes.len() as u64);
-            if pen.ground != Ground::Branch {
+            if log_writer.target != WriteTarget::Branch {
                 self.recent.keep(id, seq, &encoded.bytes);
             }
         }
         Ok(done)
     }
 
-    async fn append_main(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+    async fn append_main(
+        &self,
+        id: &LogId,
+        log_writer: &LogWriter,
+        encoded: &Encoded,
+    ) -> Result<AppendOutcome> {
         let seq = encoded.header.seq;
-        let appended = self.create_main(id, pen, encoded).await?;
+        let appended = self.create_main(id, log_writer, encoded).await?;
         // After half the grace period the number may have been written by another, covered by a snapshot and collected: the
         // create then succeeds, and nobody reads it. Asked afterwards, for we may have been asleep in between.
-        if matches!(appended, Appended::Done) && pen.has_slept(self.clock.now()) {
+        if matches!(appended, AppendOutcome::Written) && log_writer.has_slept(self.clock.now()) {
             let covered = self
                 .composites(id)
                 .await?
                 .iter()
                 .any(|piece| piece.to >= seq);
             if covered || !self.entries(id, seq).await?.is_empty() {
-                return Ok(Appended::Taken(None));
+                return Ok(AppendOutcome::Conflict(None));
             }
         }
         Ok(appended)
     }
 
-    async fn create_main(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
+    async fn create_main(
+        &self,
+        id: &LogId,
+        log_writer: &LogWriter,
+        encoded: &Encoded,
+    ) -> Result<AppendOutcome> {
         let seq = encoded.header.seq;
         let key = keys::entry(id, seq);
-        match self.fence.choose(&*self.store, &self.chance).await? {
+        match self.fence.choose(&*self.store, &self.rng).await? {
             Fence::Store => match self.store.create(&key, encoded.bytes.clone()).await? {
-                Created::New => Ok(Appended::Done),
+                Created::New => Ok(AppendOutcome::Written),
                 Created::Exists => self.taken(id, seq, encoded).await,
             },
-            Fence::Database(index) => self.append_reserved(&*index, id, pen, encoded).await,
+            Fence::Database(index) => self.append_reserved(&*index, id, log_writer, encoded).await,
             Fence::Off => match self.store.get(&key).await? {
                 Some(_) => self.taken(id, seq, encoded).await,
                 None => self
                     .store
                     .put(&key, encoded.bytes.clone())
                     .await
-                    .map(|()| Appended::Done),
+                    .map(|()| AppendOutcome::Written),
             },
         }
     }
 
     /// Reads back what holds the number: our own bytes mean that an earlier try had arrived.
-    async fn taken(&self, id: &LogId, seq: Seq, encoded: &Encoded) -> Result<Appended> {
+    async fn taken(&self, id: &LogId, seq: Seq, encoded: &Encoded) -> Result<AppendOutcome> {
         match held(self.read(id, seq).await, encoded)? {
             Some(appended) => Ok(appended),
             None => Err(Error::unavailable(format!(
@@ -202,25 +218,25 @@ impl Logs {
         &self,
         index: &dyn Index,
         id: &LogId,
-        pen: &Pen,
+        log_writer: &LogWriter,
         encoded: &Encoded,
-    ) -> Result<Appended> {
+    ) -> Result<AppendOutcome> {
         let seq = encoded.header.seq;
         let ours = FenceRow {
             seq,
-            writer: pen.writer.clone(),
+            writer: log_writer.writer.clone(),
         };
-        let before = (pen.seq > 0).then(|| FenceRow {
-            seq: pen.seq,
-            writer: pen.writer.clone(),
+        let before = (log_writer.seq > 0).then(|| FenceRow {
+            seq: log_writer.seq,
+            writer: log_writer.writer.clone(),
         });
         let reserved = index.move_fence(id, before.as_ref(), &ours).await?
             || index.fence(id).await? == Some(ours.clone());
         if !reserved {
-            let foreign = self.entries(id, pen.seq).await?;
+            let foreign = self.entries(id, log_writer.seq).await?;
             let Some(found) = foreign.first() else {
                 // Reserved by another writer and not written yet; it holds the session all the same.
-                return Ok(Appended::Taken(None));
+                return Ok(AppendOutcome::Conflict(None));
             };
             return self.taken(id, found.seq, encoded).await;
         }
@@ -232,21 +248,21 @@ impl Logs {
             .put(&keys::entry(id, seq), encoded.bytes.clone())
             .await?;
         match index.fence(id).await? {
-            Some(row) if row == ours => Ok(Appended::Done),
-            _ => Ok(Appended::Taken(None)),
+            Some(row) if row == ours => Ok(AppendOutcome::Written),
+            _ => Ok(AppendOutcome::Conflict(None)),
         }
     }
 
     /// Whether the database holds a number for us that no entry fills. A write of an earlier life of ours may still arrive
     /// there and, where the store ignores conditions, replace what we would write: the number must be passed over.
-    pub async fn has_open_number(&self, id: &LogId, pen: &Pen) -> Result<bool> {
-        let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? else {
+    pub async fn has_open_number(&self, id: &LogId, log_writer: &LogWriter) -> Result<bool> {
+        let Fence::Database(index) = self.fence.choose(&*self.store, &self.rng).await? else {
             return Ok(false);
         };
         let ahead = index
             .fence(id)
             .await?
-            .filter(|row| row.writer == pen.writer && row.seq > pen.seq);
+            .filter(|row| row.writer == log_writer.writer && row.seq > log_writer.seq);
         let Some(row) = ahead else { return Ok(false) };
         Ok(self.store.get(&keys::entry(id, row.seq)).await?.is_none())
     }
@@ -254,14 +270,19 @@ impl Logs {
     /// Whether the store keeps a second write from a key.
     pub async fn creates_once(&self) -> Result<bool> {
         Ok(matches!(
-            self.fence.choose(&*self.store, &self.chance).await?,
+            self.fence.choose(&*self.store, &self.rng).await?,
             Fence::Store
         ))
     }
 
-    async fn append_branch(&self, id: &LogId, pen: &Pen, encoded: &Encoded) -> Result<Appended> {
-        let key = keys::branch_entry(id, &pen.writer, encoded.header.seq);
-        let created = match self.fence.choose(&*self.store, &self.chance).await? {
+    async fn append_branch(
+        &self,
+        id: &LogId,
+        log_writer: &LogWriter,
+        encoded: &Encoded,
+    ) -> Result<AppendOutcome> {
+        let key = keys::branch_entry(id, &log_writer.writer, encoded.header.seq);
+        let created = match self.fence.choose(&*self.store, &self.rng).await? {
             Fence::Store => self.store.create(&key, encoded.bytes.clone()).await?,
             // A copy of our volume may write to the same branch, and a store that ignores conditions would let it overwrite.
             _ if self.store.get(&key).await?.is_some() => Created::Exists,
@@ -272,10 +293,11 @@ impl Logs {
                 .map(|()| Created::New)?,
         };
         if created == Created::New {
-            return Ok(Appended::Done);
+            return Ok(AppendOutcome::Written);
         }
         match held(
-            self.read_branch(id, &pen.writer, encoded.header.seq).await,
+            self.read_branch(id, &log_writer.writer, encoded.header.seq)
+                .await,
             encoded,
         )? {
             Some(appended) => Ok(appended),
@@ -283,17 +305,22 @@ impl Logs {
         }
     }
 
-    /// Takes the log over: writes a claim that follows what `pen` knows. It gets the number behind `end`, the last one
+    /// Takes the log over: writes a claim that follows what `log_writer` knows. It gets the number behind `end`, the last one
     /// there is: what stands between the two is damaged and passed over. None if somebody wrote in between; then read on
     /// and try again.
-    pub async fn claim(&self, id: &LogId, pen: &mut Pen, end: Seq) -> Result<Option<Encoded>> {
-        let mut main = Pen {
-            ground: Ground::Main,
-            ..pen.clone()
+    pub async fn claim(
+        &self,
+        id: &LogId,
+        log_writer: &mut LogWriter,
+        end: Seq,
+    ) -> Result<Option<Encoded>> {
+        let mut main = LogWriter {
+            target: WriteTarget::Main,
+            ..log_writer.clone()
         };
         let claim = self.mark(id, &mut main, end, EntryKind::Claim).await?;
         if claim.is_some() {
-            *pen = Pen {
+            *log_writer = LogWriter {
                 moves: Vec::new(),
                 ..main
             };
@@ -305,35 +332,35 @@ impl Logs {
     pub async fn mark(
         &self,
         id: &LogId,
-        pen: &mut Pen,
+        log_writer: &mut LogWriter,
         end: Seq,
         kind: EntryKind,
     ) -> Result<Option<Encoded>> {
         let moves = if kind == EntryKind::Claim {
-            pen.moves.clone()
+            log_writer.moves.clone()
         } else {
             Vec::new()
         };
-        let mut header = pen.header(id, kind, self.clock.now(), moves, Vec::new());
-        let end = end.max(pen.seq);
+        let mut header = log_writer.header(id, kind, self.clock.now(), moves, Vec::new());
+        let end = end.max(log_writer.seq);
         // What was purged is followed by nothing.
-        let anew = pen.seq > 0 && pen.digest.is_none();
+        let anew = log_writer.seq > 0 && log_writer.digest.is_none();
         let mut pass_over = |to: Seq| {
             header.seq = to + 1;
             header.after = if anew {
                 Some(0)
             } else {
-                (to > pen.seq).then_some(pen.seq)
+                (to > log_writer.seq).then_some(log_writer.seq)
             };
         };
         pass_over(end);
-        if let Fence::Database(index) = self.fence.choose(&*self.store, &self.chance).await? {
+        if let Fence::Database(index) = self.fence.choose(&*self.store, &self.rng).await? {
             // The row may be ahead of the log by a number whose writer died; pass over it.
             let row = index.fence(id).await?;
             pass_over(row.as_ref().map_or(0, |row| row.seq).max(end));
             let ours = FenceRow {
                 seq: header.seq,
-                writer: pen.writer.clone(),
+                writer: log_writer.writer.clone(),
             };
             if !index.move_fence(id, row.as_ref(), &ours).await? {
                 return Ok(None);
@@ -349,17 +376,17 @@ impl Logs {
             if index.fence(id).await? != Some(ours) {
                 return Ok(None);
             }
-            pen.follow(encoded.header.seq, encoded.digest, self.clock.now());
+            log_writer.follow(encoded.header.seq, encoded.digest, self.clock.now());
             return Ok(Some(encoded));
         }
         let encoded = entry::encode::<Vec<u8>>(header, &[])?;
-        match self.append(id, pen, &encoded).await? {
-            Appended::Done => Ok(Some(encoded)),
-            Appended::Taken(None) => Ok(None),
-            Appended::Taken(Some(entry)) => {
+        match self.append(id, log_writer, &encoded).await? {
+            AppendOutcome::Written => Ok(Some(encoded)),
+            AppendOutcome::Conflict(None) => Ok(None),
+            AppendOutcome::Conflict(Some(entry)) => {
                 // An earlier try of ours that had arrived differs in its time alone.
                 let earlier = entry::encode::<Vec<u8>>(
-                    Header {
+                    EntryHeader {
                         at: entry.header.at,
                         ..encoded.header
                     },
@@ -367,7 +394,7 @@ impl Logs {
                 )?;
                 let ours = earlier.digest == entry.digest;
                 if ours {
-                    pen.follow(entry.header.seq, entry.digest, self.clock.now());
+                    log_writer.follow(entry.header.seq, entry.digest, self.clock.now());
                 }
                 Ok(ours.then_some(earlier))
             }
@@ -376,15 +403,15 @@ impl Logs {
 }
 
 /// What it means that `read` was found at the number of `encoded`; nothing if nothing was found.
-fn held(read: Result<Option<Entry>>, encoded: &Encoded) -> Result<Option<Appended>> {
+fn held(read: Result<Option<Entry>>, encoded: &Encoded) -> Result<Option<AppendOutcome>> {
     match read {
-        Ok(Some(entry)) if entry.digest == encoded.digest => Ok(Some(Appended::Done)),
-        Ok(Some(entry)) => Ok(Some(Appended::Taken(Some(Box::new(entry))))),
+        Ok(Some(entry)) if entry.digest == encoded.digest => Ok(Some(AppendOutcome::Written)),
+        Ok(Some(entry)) => Ok(Some(AppendOutcome::Conflict(Some(Box::new(entry))))),
         Ok(None) => Ok(None),
         // A later format, nobody's, or encrypted to others: not ours in any case, and the number is taken.
-        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Sealed) => {
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) => {
             tracing::error!(%error, "an entry cannot be read");
-            Ok(Some(Appended::Taken(None)))
+            Ok(Some(AppendOutcome::Conflict(None)))
         }
         Err(error) => Err(error),
     }
@@ -396,6 +423,6 @@ pub fn fenced(id: &LogId, by: Option<&WriterId>) -> Error {
         || "another writer".to_owned(),
         |writer| format!("writer {writer}"),
     );
-    Error::new(Kind::Fenced, format!("{id} was taken over by {by}"))
+    Error::new(ErrorKind::Fenced, format!("{id} was taken over by {by}"))
         .hint("what this one still had is on its branch: sessiond ls shows it, sessiond pull ID --branch WRITER fetches it")
 }

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::Logs;
-use crate::error::{Doing, Error, Kind, Result};
-use crate::model::{LogId, Wishes, keys};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::model::{LogId, SessionMetadata, keys};
 use crate::store::{Created, list_objects};
 use crate::sys::Backoff;
 
@@ -24,26 +24,26 @@ const TRIES: u32 = 4;
 
 /// What was said, and which of the objects says it; 0 where there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct VersionedMetadata {
     /// The number of the object.
     pub number: u64,
     /// What it says.
-    pub wishes: Wishes,
+    pub wishes: SessionMetadata,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Object {
     v: u32,
     #[serde(flatten)]
-    wishes: Wishes,
+    wishes: SessionMetadata,
 }
 
 impl Logs {
     /// What people said of a session; nothing was said where there is no such object.
-    pub async fn said(&self, id: &LogId) -> Result<Said> {
+    pub async fn said(&self, id: &LogId) -> Result<VersionedMetadata> {
         for _ in 0..MOST_RACES {
             let Some(number) = self.wishes(id).await?.pop() else {
-                return Ok(Said::default());
+                return Ok(VersionedMetadata::default());
             };
             let key = keys::wishes(id, number);
             // Somebody may have said something newer and deleted it.
@@ -56,7 +56,7 @@ impl Logs {
                 .map(|object| object.wishes);
             let damaged =
                 || Error::corrupt(format!("read {key}: it is damaged, or of a newer sessiond"));
-            return Ok(Said {
+            return Ok(VersionedMetadata {
                 number,
                 wishes: wishes
                     .ok_or_else(|| damaged().hint("upgrade sessiond, or delete that object"))?,
@@ -67,9 +67,9 @@ impl Logs {
 
     /// The numbers of the objects that say something of a session, in order.
     pub async fn wishes(&self, id: &LogId) -> Result<Vec<u64>> {
-        let objects = list_objects(&*self.store, &keys::wishes_folder(id), None)
+        let objects = list_objects(&*self.store, &keys::wishes_dir(id), None)
             .await
-            .doing_with(|| format!("list wishes of {id}"))?;
+            .with_context(|| format!("list wishes of {id}"))?;
         Ok(objects
             .iter()
             .filter_map(|object| keys::wishes_number(&object.key))
@@ -80,15 +80,15 @@ impl Logs {
     pub async fn say(
         &self,
         id: &LogId,
-        mut change: impl FnMut(&Wishes) -> Result<Wishes>,
-    ) -> Result<Said> {
+        mut change: impl FnMut(&SessionMetadata) -> Result<SessionMetadata>,
+    ) -> Result<VersionedMetadata> {
         if id.name.is_project() {
             return Err(Error::usage(format!(
                 "{id} is no session: nothing can be said of it"
             )));
         }
-        let mut tried: Option<Wishes> = None;
-        let mut backoff = Backoff::new(self.chance.clone());
+        let mut tried: Option<SessionMetadata> = None;
+        let mut backoff = Backoff::new(self.rng.clone());
         for _ in 0..MOST_RACES {
             let before = self.said(id).await?;
             // An earlier try of ours may have arrived unheard of.
@@ -100,7 +100,7 @@ impl Logs {
             if wishes == before.wishes {
                 return Ok(before);
             }
-            let said = Said {
+            let said = VersionedMetadata {
                 number: before.number + 1,
                 wishes,
             };
@@ -108,7 +108,7 @@ impl Logs {
                 v: VERSION,
                 wishes: said.wishes.clone(),
             })
-            .map_err(|cause| Error::new(Kind::Internal, "write wishes").because(cause))?;
+            .map_err(|cause| Error::new(ErrorKind::Internal, "write wishes").caused_by(cause))?;
             let created = self
                 .store
                 .create(&keys::wishes(id, said.number), Bytes::from(bytes))
@@ -121,7 +121,7 @@ impl Logs {
                     tokio::time::sleep(backoff.wait_after_failure()).await;
                     continue;
                 }
-                Err(error) => return Err(error.doing(format_args!("say something of {id}"))),
+                Err(error) => return Err(error.context(format_args!("say something of {id}"))),
             }
             // The number may have been another's, and deleted for a newer one, since we looked: then nobody reads ours.
             let numbers = self.wishes(id).await?;

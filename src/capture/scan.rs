@@ -1,14 +1,14 @@
-//! A scan of the agent's folder: which files there are, which log each belongs to. The truth that events only hint at.
+//! A scan of the agent's directory: which files there are, which log each belongs to. The truth that events only hint at.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
 use serde_json::Value;
 
-use crate::agent::{Place, Profile};
+use crate::agent::{FileClass, Profile};
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileKind, LogName, RelPath, SessionId, Stat};
-use crate::sys::{Folder, ItemKind};
+use crate::model::{Digest, FileKind, FileStat, LogName, RelPath, SessionId};
+use crate::sys::{Directory, ItemKind};
 
 /// A file that was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,52 +18,52 @@ pub struct Seen {
     /// How the agent writes it.
     pub kind: FileKind,
     /// What the file system says of it.
-    pub stat: Stat,
+    pub stat: FileStat,
 }
 
 /// What a scan found.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct DirectoryScan {
     /// The files of each log, by path.
     pub logs: BTreeMap<LogName, Vec<Seen>>,
-    /// What stands in the folder and cannot be kept, and why: for people.
+    /// What stands in the directory and cannot be kept, and why: for people.
     pub oddities: Vec<String>,
 }
 
 /// Files that were asked whose they are, and what they said: it holds until they change.
-pub type Asked = HashMap<RelPath, (Stat, LogName)>;
+pub type Asked = HashMap<RelPath, (FileStat, LogName)>;
 
 /// Scans `from` (the whole root if none).
 pub fn survey(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     profile: &dyn Profile,
     from: Option<&RelPath>,
-) -> Result<Survey> {
-    survey_again(folder, profile, from, &mut Asked::new())
+) -> Result<DirectoryScan> {
+    survey_again(directory, profile, from, &mut Asked::new())
 }
 
 /// The same, for one who scans often: files that were asked and have not changed are not asked again.
 pub fn survey_again(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     profile: &dyn Profile,
     from: Option<&RelPath>,
     asked: &mut Asked,
-) -> Result<Survey> {
-    let mut found = Survey::default();
+) -> Result<DirectoryScan> {
+    let mut found = DirectoryScan::default();
     let mut open = vec![from.cloned()];
     while let Some(at) = open.pop() {
         let failed = |cause| {
             Error::io(
                 format!(
                     "list {}",
-                    at.as_ref().map_or("the agent's folder", RelPath::as_str)
+                    at.as_ref().map_or("the agent's directory", RelPath::as_str)
                 ),
                 cause,
             )
         };
-        let items = match folder.list(at.as_ref()) {
+        let items = match directory.list(at.as_ref()) {
             Ok(items) => items,
-            // The root itself must be readable; a folder below it may be closed to us without hiding the others.
+            // The root itself must be readable; a directory below it may be closed to us without hiding the others.
             Err(cause) if at.is_none() => return Err(failed(cause)),
             Err(cause) => {
                 found.oddities.push(failed(cause).to_string());
@@ -76,20 +76,20 @@ pub fn survey_again(
                 None => item.name.parse(),
             };
             match (path, item.kind) {
-                (Ok(path), ItemKind::Folder) if profile.enter(&path) => open.push(Some(path)),
-                (Ok(path), ItemKind::File) => found.take(folder, profile, path, asked),
+                (Ok(path), ItemKind::Directory) if profile.enter(&path) => open.push(Some(path)),
+                (Ok(path), ItemKind::File) => found.take(directory, profile, path, asked),
                 (Ok(path), ItemKind::Link)
-                    if profile.enter(&path) || profile.place(&path) != Place::Ignore =>
+                    if profile.enter(&path) || profile.place(&path) != FileClass::Ignore =>
                 {
-                    found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real folder"));
+                    found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real directory"));
                 }
                 (_, ItemKind::Unnamed) => {
-                    let below = at.as_ref().map_or("the agent's folder", RelPath::as_str);
+                    let below = at.as_ref().map_or("the agent's directory", RelPath::as_str);
                     found
                         .oddities
                         .push(format!("{} in {below}: its name is not UTF-8", item.name));
                 }
-                (Err(error), ItemKind::File | ItemKind::Folder) => {
+                (Err(error), ItemKind::File | ItemKind::Directory) => {
                     found.oddities.push(error.to_string())
                 }
                 _ => {}
@@ -102,34 +102,34 @@ pub fn survey_again(
     Ok(found)
 }
 
-impl Survey {
+impl DirectoryScan {
     fn take(
         &mut self,
-        folder: &dyn Folder,
+        directory: &dyn Directory,
         profile: &dyn Profile,
         path: RelPath,
         asked: &mut Asked,
     ) {
         let mut seen = || -> std::io::Result<Option<(LogName, Seen)>> {
             let place = profile.place(&path);
-            if place == Place::Ignore {
+            if place == FileClass::Ignore {
                 return Ok(None);
             }
-            let Some(stat) = folder.stat(&path)? else {
+            let Some(stat) = directory.stat(&path)? else {
                 return Ok(None);
             };
             let known = asked.get(&path).filter(|(before, _)| *before == stat);
             let (name, kind) = match (place, known) {
-                (Place::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
-                (Place::Ask(_, kind, _), None) => {
-                    let Some((name, _)) = whose(folder, profile, &path)? else {
+                (FileClass::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
+                (FileClass::Ask(_, kind, _), None) => {
+                    let Some((name, _)) = whose(directory, profile, &path)? else {
                         return Ok(None);
                     };
                     asked.insert(path.clone(), (stat, name.clone()));
                     (name, kind)
                 }
-                (Place::Keep(name, kind), _) => (name, kind),
-                (Place::Ignore, _) => return Ok(None),
+                (FileClass::Keep(name, kind), _) => (name, kind),
+                (FileClass::Ignore, _) => return Ok(None),
             };
             Ok(Some((
                 name,
@@ -150,15 +150,15 @@ impl Survey {
 
 /// The log that a file belongs to, and its kind.
 pub fn whose(
-    folder: &dyn Folder,
+    directory: &dyn Directory,
     profile: &dyn Profile,
     path: &RelPath,
 ) -> std::io::Result<Option<(LogName, FileKind)>> {
     match profile.place(path) {
-        Place::Ignore => Ok(None),
-        Place::Keep(name, kind) => Ok(Some((name, kind))),
-        Place::Ask(key, kind, otherwise) => {
-            let Some(file) = folder.open(path)? else {
+        FileClass::Ignore => Ok(None),
+        FileClass::Keep(name, kind) => Ok(Some((name, kind))),
+        FileClass::Ask(key, kind, otherwise) => {
+            let Some(file) = directory.open(path)? else {
                 return Ok(None);
             };
             // The id stands near the front of one of the first lines, which can be long.
@@ -188,7 +188,7 @@ fn session_in(start: &[u8], key: &str) -> Option<String> {
 }
 
 /// One number for what the files of a log look like: equal as long as nothing changed.
-pub fn fingerprint<'a>(files: impl Iterator<Item = (&'a RelPath, &'a Stat)>) -> u64 {
+pub fn fingerprint<'a>(files: impl Iterator<Item = (&'a RelPath, &'a FileStat)>) -> u64 {
     struct Bytes(Vec<u8>);
     impl Hasher for Bytes {
         fn finish(&self) -> u64 {

@@ -9,7 +9,7 @@ use crate::model::{LogId, Seq, WriterId, keys};
 
 /// What a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PieceKind {
+pub enum SegmentKind {
     /// One entry.
     Entry,
     /// A run of entries as one.
@@ -20,13 +20,13 @@ pub enum PieceKind {
 
 /// An object of a log, as listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Piece {
+pub struct Segment {
     /// The first number it stands for.
     pub from: Seq,
     /// The last.
     pub to: Seq,
     /// What it is.
-    pub kind: PieceKind,
+    pub kind: SegmentKind,
     /// Its size as stored.
     pub size: u64,
     /// When it was written, by the store's clock.
@@ -34,20 +34,20 @@ pub struct Piece {
 }
 
 /// What tells a piece from all others of its log: its kind, its first and its last number.
-pub type Name = (PieceKind, Seq, Seq);
+pub type Name = (SegmentKind, Seq, Seq);
 
-impl Piece {
+impl Segment {
     /// What tells it from all others of its log.
     pub fn name(&self) -> Name {
         (self.kind, self.from, self.to)
     }
 
     /// The entry of that number, of which nothing else is known.
-    pub fn entry(seq: Seq) -> Piece {
-        Piece {
+    pub fn entry(seq: Seq) -> Segment {
+        Segment {
             from: seq,
             to: seq,
-            kind: PieceKind::Entry,
+            kind: SegmentKind::Entry,
             size: 0,
             modified: Timestamp::MAX,
         }
@@ -56,9 +56,9 @@ impl Piece {
     /// Its key.
     pub fn key(&self, id: &LogId) -> String {
         match self.kind {
-            PieceKind::Entry => keys::entry(id, self.to),
-            PieceKind::Merge => keys::merge(id, self.from, self.to),
-            PieceKind::Snapshot => keys::snapshot(id, self.to),
+            SegmentKind::Entry => keys::entry(id, self.to),
+            SegmentKind::Merge => keys::merge(id, self.from, self.to),
+            SegmentKind::Snapshot => keys::snapshot(id, self.to),
         }
     }
 
@@ -71,9 +71,9 @@ impl Piece {
     }
 
     /// Whether it stands for all that `other` stands for, and is not it.
-    pub fn contains(&self, other: &Piece) -> bool {
+    pub fn contains(&self, other: &Segment) -> bool {
         let wider = self.from <= other.from && other.to <= self.to;
-        wider && self.kind != PieceKind::Entry && self.name() != other.name()
+        wider && self.kind != SegmentKind::Entry && self.name() != other.name()
     }
 }
 
@@ -87,20 +87,20 @@ pub enum Prefer {
 }
 
 /// The last number that any piece stands for.
-pub fn head(pieces: &[Piece]) -> Seq {
+pub fn head(pieces: &[Segment]) -> Seq {
     pieces.iter().map(|piece| piece.to).max().unwrap_or(0)
 }
 
 /// Picks pieces, one behind the other, that stand for the numbers behind `after` up to `most`, as many of them as any
 /// pieces do. A number that is missing is left out here and noticed when they are read. `without` are not taken.
 pub fn cover(
-    pieces: &[Piece],
+    pieces: &[Segment],
     after: Seq,
     most: Seq,
     prefer: Prefer,
     without: &BTreeSet<Name>,
-) -> Vec<Piece> {
-    let mut usable: Vec<&Piece> = pieces
+) -> Vec<Segment> {
+    let mut usable: Vec<&Segment> = pieces
         .iter()
         .filter(|piece| piece.from > after && piece.to <= most && !without.contains(&piece.name()))
         .collect();
@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn piece(kind: PieceKind, from: Seq, to: Seq) -> Piece {
-        Piece {
+    fn piece(kind: SegmentKind, from: Seq, to: Seq) -> Segment {
+        Segment {
             from,
             to,
             kind,
@@ -157,11 +157,13 @@ mod tests {
         }
     }
 
-    fn entries(range: impl Iterator<Item = Seq>) -> Vec<Piece> {
-        range.map(|seq| piece(PieceKind::Entry, seq, seq)).collect()
+    fn entries(range: impl Iterator<Item = Seq>) -> Vec<Segment> {
+        range
+            .map(|seq| piece(SegmentKind::Entry, seq, seq))
+            .collect()
     }
 
-    fn picked(pieces: &[Piece], most: Seq, prefer: Prefer) -> Vec<(Seq, Seq)> {
+    fn picked(pieces: &[Segment], most: Seq, prefer: Prefer) -> Vec<(Seq, Seq)> {
         cover(pieces, 0, most, prefer, &BTreeSet::new())
             .iter()
             .map(|piece| (piece.from, piece.to))
@@ -172,9 +174,9 @@ mod tests {
     fn the_longest_pieces_that_end_in_time_are_read() {
         let mut pieces = entries(1..=9);
         pieces.extend([
-            piece(PieceKind::Snapshot, 1, 4),
-            piece(PieceKind::Merge, 5, 7),
-            piece(PieceKind::Merge, 5, 6),
+            piece(SegmentKind::Snapshot, 1, 4),
+            piece(SegmentKind::Merge, 5, 7),
+            piece(SegmentKind::Merge, 5, 6),
         ]);
         assert_eq!(
             picked(&pieces, Seq::MAX, Prefer::Long),
@@ -183,7 +185,7 @@ mod tests {
         assert_eq!(picked(&pieces, 6, Prefer::Long), [(1, 4), (5, 6)]);
         assert_eq!(picked(&pieces, 3, Prefer::Long), [(1, 1), (2, 2), (3, 3)]);
         assert_eq!(picked(&pieces, Seq::MAX, Prefer::Short).len(), 9);
-        let without = BTreeSet::from([(PieceKind::Snapshot, 1, 4)]);
+        let without = BTreeSet::from([(SegmentKind::Snapshot, 1, 4)]);
         assert_eq!(cover(&pieces, 0, 5, Prefer::Long, &without).len(), 5);
     }
 
@@ -191,8 +193,8 @@ mod tests {
     fn a_late_write_at_a_collected_number_is_not_read() {
         let mut pieces = entries(8..=9);
         pieces.extend([
-            piece(PieceKind::Snapshot, 1, 7),
-            piece(PieceKind::Entry, 3, 3),
+            piece(SegmentKind::Snapshot, 1, 7),
+            piece(SegmentKind::Entry, 3, 3),
         ]);
         assert_eq!(
             picked(&pieces, Seq::MAX, Prefer::Long),
@@ -209,18 +211,18 @@ mod tests {
             long: bool,
         ) {
             // Nested or apart, as the schedule makes them.
-            let mut kept: Vec<Piece> = Vec::new();
+            let mut kept: Vec<Segment> = Vec::new();
             for (from, length) in merges {
-                let new = piece(PieceKind::Merge, from, from + length);
-                let crosses = |old: &Piece| !(old.contains(&new) || new.contains(old) || old.to < new.from || new.to < old.from);
+                let new = piece(SegmentKind::Merge, from, from + length);
+                let crosses = |old: &Segment| !(old.contains(&new) || new.contains(old) || old.to < new.from || new.to < old.from);
                 if !kept.iter().any(|old| crosses(old) || *old == new) {
                     kept.push(new);
                 }
             }
             // What a merge stands for may be collected.
-            let collected: Vec<Piece> = kept.iter().enumerate().filter(|(at, _)| gone.contains(at)).map(|(_, piece)| *piece).collect();
+            let collected: Vec<Segment> = kept.iter().enumerate().filter(|(at, _)| gone.contains(at)).map(|(_, piece)| *piece).collect();
             let singles = entries(1..=80).into_iter().filter(|entry| !collected.iter().any(|merge| merge.contains(entry)));
-            let pieces: Vec<Piece> = singles.chain(kept.iter().copied()).collect();
+            let pieces: Vec<Segment> = singles.chain(kept.iter().copied()).collect();
             let inside = collected.iter().any(|merge| merge.from <= most && most < merge.to);
             let prefer = if long { Prefer::Long } else { Prefer::Short };
             let read = cover(&pieces, 0, most, prefer, &BTreeSet::new());

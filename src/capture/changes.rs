@@ -7,13 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::survey::{fingerprint, whose};
+use super::scan::{fingerprint, whose};
 use crate::agent::Profile;
 use crate::codec::entry::{CUT_AT, MOST_RAW};
 use crate::error::Error;
 use crate::log::ledger::{FileCursor, WINDOW, tail_of};
-use crate::model::{FileKind, LogName, Move, Part, RelPath, Stat, Told, Turns};
-use crate::sys::{Folder, ItemKind, OpenFile};
+use crate::model::{
+    FileKind, FileMove, FileStat, LogName, ParsedTranscripts, Part, RelPath, TurnTracker,
+};
+use crate::sys::{Directory, ItemKind, OpenFile};
 
 /// A change less than this before a look may be followed by another that leaves time and length as they are: the
 /// kernel's clock for files ticks every few milliseconds. Only what is replaced as one is written so.
@@ -24,9 +26,9 @@ const PART: u64 = 1 << 10;
 
 /// What a look found.
 #[derive(Debug, Default)]
-pub struct Cut {
+pub struct ChangeSet {
     /// Files that got another path.
-    pub moves: Vec<Move>,
+    pub moves: Vec<FileMove>,
     /// What each file gained.
     pub parts: Vec<Part>,
     /// The bytes of the parts.
@@ -44,12 +46,12 @@ pub struct Cut {
     /// Files that could not be read, and why.
     pub unread: Vec<Error>,
     /// What the parts say.
-    pub told: Told,
+    pub told: ParsedTranscripts,
     /// How far the turns are once this is durable.
-    pub turns: Turns,
+    pub turns: TurnTracker,
 }
 
-impl Cut {
+impl ChangeSet {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.moves.is_empty()
@@ -67,9 +69,9 @@ impl Cut {
 }
 
 /// What to look at.
-pub struct Look<'a> {
-    /// The agent's folder.
-    pub folder: &'a dyn Folder,
+pub struct ChangeDetector<'a> {
+    /// The agent's directory.
+    pub directory: &'a dyn Directory,
     /// What we know of the agent.
     pub profile: &'a dyn Profile,
     /// The log whose files to look at.
@@ -80,14 +82,18 @@ pub struct Look<'a> {
     pub now: Timestamp,
 }
 
-impl Look<'_> {
-    /// Looks at the files named in `hints` and those that have a cursor, and at what is new in their folders.
-    pub fn take(&self, cursors: &BTreeMap<RelPath, FileCursor>, hints: &BTreeSet<RelPath>) -> Cut {
-        let mut cut = Cut {
+impl ChangeDetector<'_> {
+    /// Looks at the files named in `hints` and those that have a cursor, and at what is new in their directories.
+    pub fn take(
+        &self,
+        cursors: &BTreeMap<RelPath, FileCursor>,
+        hints: &BTreeSet<RelPath>,
+    ) -> ChangeSet {
+        let mut cut = ChangeSet {
             cursors: cursors.clone(),
-            ..Cut::default()
+            ..ChangeSet::default()
         };
-        let mut seen: BTreeMap<RelPath, (FileKind, Stat)> = BTreeMap::new();
+        let mut seen: BTreeMap<RelPath, (FileKind, FileStat)> = BTreeMap::new();
         let known: BTreeSet<&RelPath> = cursors.keys().chain(hints).collect();
         // Lengths of transcripts first, then side files: what a transcript line names is then in the same cut.
         for kind in [FileKind::Append, FileKind::Whole] {
@@ -95,8 +101,8 @@ impl Look<'_> {
                 self.stat(path, Some(kind), &mut seen, &mut cut.unread);
             }
         }
-        for folder in self.profile.folders(self.name, &known) {
-            self.find_new(&folder, &mut seen, &mut cut.unread);
+        for directory in self.profile.directories(self.name, &known) {
+            self.find_new(&directory, &mut seen, &mut cut.unread);
         }
         self.find_moves(&seen, &mut cut);
         let mut room = CUT_AT;
@@ -146,17 +152,17 @@ impl Look<'_> {
         &self,
         path: &RelPath,
         only: Option<FileKind>,
-        seen: &mut BTreeMap<RelPath, (FileKind, Stat)>,
+        seen: &mut BTreeMap<RelPath, (FileKind, FileStat)>,
         unread: &mut Vec<Error>,
     ) {
         let found = (|| -> std::io::Result<_> {
-            let Some((name, kind)) = whose(self.folder, self.profile, path)? else {
+            let Some((name, kind)) = whose(self.directory, self.profile, path)? else {
                 return Ok(None);
             };
             if name != *self.name || only.is_some_and(|only| only != kind) {
                 return Ok(None);
             }
-            Ok(self.folder.stat(path)?.map(|stat| (kind, stat)))
+            Ok(self.directory.stat(path)?.map(|stat| (kind, stat)))
         })();
         match found {
             Ok(Some(found)) => {
@@ -169,20 +175,22 @@ impl Look<'_> {
 
     fn find_new(
         &self,
-        folder: &RelPath,
-        seen: &mut BTreeMap<RelPath, (FileKind, Stat)>,
+        directory: &RelPath,
+        seen: &mut BTreeMap<RelPath, (FileKind, FileStat)>,
         unread: &mut Vec<Error>,
     ) {
-        let items = match self.folder.list(Some(folder)) {
+        let items = match self.directory.list(Some(directory)) {
             Ok(items) => items,
-            Err(cause) => return unread.push(Error::io(format!("list {folder}"), cause)),
+            Err(cause) => return unread.push(Error::io(format!("list {directory}"), cause)),
         };
         for item in items {
-            let Ok(path) = folder.join(&item.name) else {
+            let Ok(path) = directory.join(&item.name) else {
                 continue;
             };
             match item.kind {
-                ItemKind::Folder if self.profile.enter(&path) => self.find_new(&path, seen, unread),
+                ItemKind::Directory if self.profile.enter(&path) => {
+                    self.find_new(&path, seen, unread)
+                }
                 ItemKind::File if !seen.contains_key(&path) => self.stat(&path, None, seen, unread),
                 _ => {}
             }
@@ -190,7 +198,7 @@ impl Look<'_> {
     }
 
     /// A path that is gone and a new one that is the same file: it was moved, and nothing needs to be shipped again.
-    fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, Stat)>, cut: &mut Cut) {
+    fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, FileStat)>, cut: &mut ChangeSet) {
         // What stands under a path of a project's log may be another's by now.
         if self.name.is_project() {
             return;
@@ -210,17 +218,17 @@ impl Look<'_> {
                 .filter(|(path, _)| !cut.cursors.contains_key(*path));
             // The number of a deleted file is given to the next one made: only the same bytes make it the same file, and
             // small files often have the same. A rename leaves the time as it was; only a transcript may have grown since.
-            let kept = |stat: &Stat| {
+            let kept = |stat: &FileStat| {
                 stat.mtime_ns == cursor.stat.mtime_ns
                     || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size)
             };
-            let same = |kind: FileKind, stat: &Stat| {
+            let same = |kind: FileKind, stat: &FileStat| {
                 kind == cursor.kind && stat.same_file(&cursor.stat) && kept(stat)
             };
             let Some((to, _)) = new.find(|(_, (kind, stat))| same(*kind, stat)) else {
                 continue;
             };
-            let moved = self.folder.open(to).ok().flatten().and_then(|file| {
+            let moved = self.directory.open(to).ok().flatten().and_then(|file| {
                 FileCursor::over(&*file, cursor.kind, cursor.len)
                     .ok()
                     .flatten()
@@ -231,7 +239,7 @@ impl Look<'_> {
             let to = to.clone();
             if let Some(cursor) = cut.cursors.remove(&from) {
                 cut.cursors.insert(to.clone(), cursor);
-                cut.moves.push(Move { from, to });
+                cut.moves.push(FileMove { from, to });
             }
         }
     }
@@ -240,7 +248,7 @@ impl Look<'_> {
         &self,
         path: &RelPath,
         kind: FileKind,
-        stat: &Stat,
+        stat: &FileStat,
         cursor: Option<&FileCursor>,
         room: u64,
     ) -> std::io::Result<Option<Found>> {
@@ -250,7 +258,7 @@ impl Look<'_> {
         if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor) && !cursor.fresh) {
             return Ok(None);
         }
-        let Some(file) = self.folder.open(path)? else {
+        let Some(file) = self.directory.open(path)? else {
             return Ok(None);
         };
         let now = file.stat()?;
@@ -259,7 +267,7 @@ impl Look<'_> {
             return Ok(None);
         }
         // Bytes behind the length that was read first may belong to a line whose side files we have not seen.
-        let stat = Stat {
+        let stat = FileStat {
             size: stat.size.min(now.size),
             ..now
         };
@@ -312,7 +320,11 @@ fn part(path: &RelPath, start: u64, found: &Found) -> Part {
 }
 
 /// Whether a file still begins with what we shipped of it.
-fn still_begins(file: &dyn OpenFile, stat: &Stat, cursor: &FileCursor) -> std::io::Result<bool> {
+fn still_begins(
+    file: &dyn OpenFile,
+    stat: &FileStat,
+    cursor: &FileCursor,
+) -> std::io::Result<bool> {
     if stat.size < cursor.len {
         return Ok(false);
     }
@@ -370,7 +382,7 @@ impl Found {
     fn read(
         &mut self,
         file: &dyn OpenFile,
-        stat: &Stat,
+        stat: &FileStat,
         kind: FileKind,
         room: u64,
         last: bool,

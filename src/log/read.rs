@@ -1,7 +1,7 @@
 //! Reading a log from its beginning to a point, whatever it is made of: pieces come in parallel and go out in order, each
 //! checked to follow the one before.
 //!
-//! Owns what is read instead when a piece is damaged. Does not own what is made of the entries (a `Sink`).
+//! Owns what is read instead when a piece is damaged. Does not own what is made of the entries (a `EntrySink`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,14 +9,14 @@ use futures_util::future::BoxFuture;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::Instrument;
 
-use super::chain::Chain;
-use super::fork::Renaming;
-use super::pieces::{self, Name, Piece, PieceKind, Prefer, cover};
-use super::state::State;
+use super::chain::EntryChain;
+use super::fork::SessionRenamer;
+use super::segments::{self, Name, Prefer, Segment, SegmentKind, cover};
+use super::state::LogState;
 use super::{Logs, decode};
 use crate::codec::entry::Entry;
-use crate::error::{Doing, Error, Kind, Result};
-use crate::model::{At, Digest, Fork, Header, LogId, Seq, WriterId};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::model::{Digest, EntryHeader, ForkOrigin, LogId, LogPoint, Seq, WriterId};
 use crate::sys::TRACED;
 
 /// So many objects are on their way at a time: all that a restore reads of a log that is merged.
@@ -32,7 +32,7 @@ const INFLATED_BYTES: u64 = 2 << 20;
 const MOST_RELISTED: u32 = 5;
 
 /// What takes a log in, entry by entry.
-pub trait Sink {
+pub trait EntrySink {
     /// Takes the next entry, merge or snapshot.
     fn take(&mut self, entry: &Entry) -> Result<()>;
 
@@ -42,24 +42,24 @@ pub trait Sink {
     }
 
     /// It has taken that session in: makes of it what the fork begins with.
-    fn begin(&mut self, _fork: &Fork, _renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, _fork: &ForkOrigin, _renaming: &SessionRenamer) -> Result<()> {
         Ok(())
     }
 }
 
-impl Sink for State {
+impl EntrySink for LogState {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.apply(&entry.header, entry.digest)
     }
 
-    fn begin(&mut self, _fork: &Fork, _renaming: &Renaming) -> Result<()> {
-        *self = State::default();
+    fn begin(&mut self, _fork: &ForkOrigin, _renaming: &SessionRenamer) -> Result<()> {
+        *self = LogState::default();
         Ok(())
     }
 }
 
 /// Both take everything.
-impl<A: Sink, B: Sink> Sink for (A, B) {
+impl<A: EntrySink, B: EntrySink> EntrySink for (A, B) {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.0.take(entry)?;
         self.1.take(entry)
@@ -69,7 +69,7 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
         self.0.wants_origin() || self.1.wants_origin()
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
         self.0.begin(fork, renaming)?;
         self.1.begin(fork, renaming)
     }
@@ -77,9 +77,9 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
 
 /// How to read.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading<'a> {
+pub struct ReadOptions<'a> {
     /// Up to which point.
-    pub at: At,
+    pub at: LogPoint,
     /// Go on with this writer's branch.
     pub branch: Option<&'a WriterId>,
     /// Only what comes behind this entry; the first link is then not checked.
@@ -92,10 +92,10 @@ pub struct Reading<'a> {
     pub without: Option<&'a BTreeSet<Name>>,
 }
 
-impl Default for Reading<'_> {
+impl Default for ReadOptions<'_> {
     fn default() -> Self {
-        Reading {
-            at: At::Latest,
+        ReadOptions {
+            at: LogPoint::Latest,
             branch: None,
             after: 0,
             prefer: Prefer::Long,
@@ -106,7 +106,7 @@ impl Default for Reading<'_> {
 }
 
 /// What was read.
-pub struct Read<S> {
+pub struct ReadOutcome<S> {
     /// What took it in. After damage it may hold part of the entry that was refused.
     pub sink: S,
     /// The last entry that was taken in.
@@ -125,7 +125,7 @@ pub struct Read<S> {
     pub damage: Option<Error>,
 }
 
-impl<S> Read<S> {
+impl<S> ReadOutcome<S> {
     /// The sink, if all of it was read.
     pub fn sound(self) -> Result<S> {
         let hint = "sessiond verify says from which point the session can be restored";
@@ -203,26 +203,26 @@ impl Doubts {
         &mut self,
         stop: &Stop,
         reached: Seq,
-        composites: &[Piece],
-        listed: &[Piece],
+        composites: &[Segment],
+        listed: &[Segment],
         id: &LogId,
     ) -> bool {
         if stop.piece.is_none() && std::mem::take(&mut self.now.entries_only) {
             return true;
         }
         let error = stop.error.to_string();
-        if let (Some(from), Some((PieceKind::Entry, _, seq))) = (stop.passed_from, stop.piece) {
+        if let (Some(from), Some((SegmentKind::Entry, _, seq))) = (stop.passed_from, stop.piece) {
             let passed = listed
                 .iter()
                 .filter(|piece| from < piece.to && piece.to < seq)
-                .map(Piece::name);
+                .map(Segment::name);
             let before = self.now.without.len();
             self.now.without.extend(passed);
             if self.now.without.len() > before {
                 return true;
             }
         }
-        if let Some(piece) = stop.piece.filter(|piece| piece.0 != PieceKind::Entry) {
+        if let Some(piece) = stop.piece.filter(|piece| piece.0 != SegmentKind::Entry) {
             // What it stands for may still be there.
             self.now.tell(error);
             return self.now.without.insert(piece);
@@ -236,7 +236,7 @@ impl Doubts {
         let Some((_, _, seq)) = stop.piece else {
             return false;
         };
-        let suspects: Vec<&Piece> = composites
+        let suspects: Vec<&Segment> = composites
             .iter()
             .filter(|piece| !self.suspected.contains(&piece.name()))
             .collect();
@@ -269,30 +269,30 @@ impl Beliefs {
 impl Logs {
     /// Reads a log up to a point. `fresh` makes a sink: another one is begun where a damaged piece can be done without. An
     /// error means that the log could not be read; damage is in the answer.
-    pub async fn read_log<S: Sink + Send>(
+    pub async fn read_log<S: EntrySink + Send>(
         &self,
         id: &LogId,
-        reading: Reading<'_>,
+        reading: ReadOptions<'_>,
         mut fresh: impl FnMut() -> S + Send,
-    ) -> Result<Read<S>> {
+    ) -> Result<ReadOutcome<S>> {
         self.read_with(id, reading, &mut fresh).await
     }
 
-    async fn read_with<S: Sink + Send>(
+    async fn read_with<S: EntrySink + Send>(
         &self,
         id: &LogId,
-        reading: Reading<'_>,
+        reading: ReadOptions<'_>,
         fresh: Fresh<'_, S>,
-    ) -> Result<Read<S>> {
+    ) -> Result<ReadOutcome<S>> {
         let newest = matches!(
             (reading.at, reading.prefer, reading.branch),
-            (At::Latest, Prefer::Long, None)
+            (LogPoint::Latest, Prefer::Long, None)
         );
         let mut all = !newest || reading.after > 0 || reading.without.is_some();
         let mut listed = self.list(id, all).await?;
         let mut relisted = 0;
         let begins =
-            |piece: &Piece| piece.kind == PieceKind::Entry && piece.from == reading.after + 1;
+            |piece: &Segment| piece.kind == SegmentKind::Entry && piece.from == reading.after + 1;
         let mut doubts = Doubts::new(reading.without);
         doubts.now.entries_only = reading.prefer == Prefer::Short && listed.iter().any(begins);
         let mut unopened = None;
@@ -314,9 +314,9 @@ impl Logs {
                 .instrument(tracing::info_span!(target: TRACED, "fetch"))
                 .await;
             if walked.is_ok()
-                && reading.at == At::Latest
+                && reading.at == LogPoint::Latest
                 && reading.branch.is_none()
-                && walk.seq < pieces::head(&listed)
+                && walk.seq < segments::head(&listed)
             {
                 walked = Err(Error::corrupt(format!(
                     "read {id}: what comes behind entry {} cannot be read",
@@ -333,7 +333,7 @@ impl Logs {
                 }
                 // Who sealed it was not told of us; what it stands for may be sealed to us.
                 Err(stop)
-                    if stop.error.kind() == Kind::Sealed
+                    if stop.error.kind() == ErrorKind::Encrypted
                         && stop
                             .piece
                             .is_some_and(|piece| doubts.now.without.insert(piece)) =>
@@ -345,7 +345,7 @@ impl Logs {
                     }
                     continue;
                 }
-                Err(stop) if stop.error.kind() != Kind::Corrupt => {
+                Err(stop) if stop.error.kind() != ErrorKind::Corrupt => {
                     return Err(unopened.unwrap_or(stop.error));
                 }
                 Err(stop) => {
@@ -386,8 +386,8 @@ impl Logs {
             let collected = error.is_none()
                 || !listed
                     .iter()
-                    .any(|piece| piece.from == seq + 1 && piece.kind == PieceKind::Entry);
-            if let (At::Seq(wanted), None, true) = (reading.at, reading.branch, collected)
+                    .any(|piece| piece.from == seq + 1 && piece.kind == SegmentKind::Entry);
+            if let (LogPoint::Seq(wanted), None, true) = (reading.at, reading.branch, collected)
                 && let Some(piece) = listed.iter().find(|piece| {
                     (error.is_some() || seq < piece.from)
                         && piece.from <= wanted
@@ -402,11 +402,11 @@ impl Logs {
                     piece.to
                 )));
             }
-            return Ok(Read {
+            return Ok(ReadOutcome {
                 sink,
                 seq,
                 digest,
-                head: pieces::head(&listed),
+                head: segments::head(&listed),
                 objects,
                 spared,
                 passed_over,
@@ -415,7 +415,7 @@ impl Logs {
         }
     }
 
-    async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Piece>> {
+    async fn list(&self, id: &LogId, all: bool) -> Result<Vec<Segment>> {
         let listed = async {
             if all {
                 self.pieces(id).await
@@ -429,8 +429,8 @@ impl Logs {
     }
 
     /// What a log amounts to at its end, removed or not.
-    pub async fn read_state(&self, id: &LogId) -> Result<State> {
-        self.read_log(id, Reading::default(), State::default)
+    pub async fn read_state(&self, id: &LogId) -> Result<LogState> {
+        self.read_log(id, ReadOptions::default(), LogState::default)
             .await?
             .sound()
     }
@@ -442,19 +442,19 @@ type Fresh<'a, S> = &'a mut (dyn FnMut() -> S + Send);
 struct Walk<'a, S> {
     logs: &'a Logs,
     id: &'a LogId,
-    reading: Reading<'a>,
+    reading: ReadOptions<'a>,
     fresh: Fresh<'a, S>,
     sink: S,
     seq: Seq,
     digest: Option<Digest>,
     objects: usize,
     /// The merges and snapshots that were taken in.
-    composites: Vec<Piece>,
+    composites: Vec<Segment>,
 }
 
 /// Pieces in their order, each with the task that works on it.
 struct Queue<T> {
-    held: VecDeque<(Piece, JoinHandle<T>)>,
+    held: VecDeque<(Segment, JoinHandle<T>)>,
     /// As stored.
     bytes: u64,
 }
@@ -469,12 +469,15 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    fn push(&mut self, piece: Piece, task: JoinHandle<T>) {
+    fn push(&mut self, piece: Segment, task: JoinHandle<T>) {
         self.bytes += piece.size;
         self.held.push_back((piece, task));
     }
 
-    fn pop_if(&mut self, wanted: impl FnOnce(&Piece) -> bool) -> Option<(Piece, JoinHandle<T>)> {
+    fn pop_if(
+        &mut self,
+        wanted: impl FnOnce(&Segment) -> bool,
+    ) -> Option<(Segment, JoinHandle<T>)> {
         let (piece, task) = self.held.pop_front_if(|(piece, _)| wanted(piece))?;
         self.bytes -= piece.size;
         Some((piece, task))
@@ -482,7 +485,7 @@ impl<T> Queue<T> {
 }
 
 fn broke(cause: JoinError) -> Error {
-    Error::new(Kind::Internal, "read an entry").because(cause)
+    Error::new(ErrorKind::Internal, "read an entry").caused_by(cause)
 }
 
 /// What became of a piece.
@@ -492,8 +495,8 @@ enum Taken {
     Behind,
 }
 
-impl<S: Sink + Send> Walk<'_, S> {
-    async fn all(&mut self, listed: &[Piece], doubts: &Beliefs) -> std::result::Result<(), Stop> {
+impl<S: EntrySink + Send> Walk<'_, S> {
+    async fn all(&mut self, listed: &[Segment], doubts: &Beliefs) -> std::result::Result<(), Stop> {
         let branch = match self.reading.branch {
             None => None,
             Some(writer) => Some((
@@ -503,17 +506,17 @@ impl<S: Sink + Send> Walk<'_, S> {
         };
         let most = match (&branch, self.reading.at) {
             (Some((writer, pieces)), _) => Self::base(self.logs, self.id, writer, pieces).await?,
-            (None, At::Seq(seq)) => seq,
-            (None, At::Latest | At::Time(_)) => Seq::MAX,
+            (None, LogPoint::Seq(seq)) => seq,
+            (None, LogPoint::Latest | LogPoint::Time(_)) => Seq::MAX,
         };
-        let mut chain = Chain::new(self.id.to_string(), self.seq, None);
+        let mut chain = EntryChain::new(self.id.to_string(), self.seq, None);
         let mut without = doubts.without.clone();
         if doubts.entries_only {
             without.extend(
                 listed
                     .iter()
-                    .filter(|piece| piece.kind != PieceKind::Entry)
-                    .map(Piece::name),
+                    .filter(|piece| piece.kind != SegmentKind::Entry)
+                    .map(Segment::name),
             );
         }
         loop {
@@ -529,12 +532,12 @@ impl<S: Sink + Send> Walk<'_, S> {
                         break;
                     }
                     without.insert(piece.name());
-                    chain = Chain::new(self.id.to_string(), self.seq, self.digest);
+                    chain = EntryChain::new(self.id.to_string(), self.seq, self.digest);
                 }
             }
         }
         if let Some((writer, pieces)) = branch {
-            let mut chain = Chain::new(
+            let mut chain = EntryChain::new(
                 format!("branch {writer} of {}", self.id),
                 self.seq,
                 self.digest,
@@ -545,7 +548,7 @@ impl<S: Sink + Send> Walk<'_, S> {
     }
 
     /// The entry of the log that a branch goes on from.
-    async fn base(logs: &Logs, id: &LogId, writer: &WriterId, pieces: &[Piece]) -> Result<Seq> {
+    async fn base(logs: &Logs, id: &LogId, writer: &WriterId, pieces: &[Segment]) -> Result<Seq> {
         let Some(first) = pieces.first() else {
             return Ok(0);
         };
@@ -556,12 +559,12 @@ impl<S: Sink + Send> Walk<'_, S> {
     /// Reads these pieces; answers the one that the point lies in, if it is reached.
     async fn run(
         &mut self,
-        picked: &[Piece],
+        picked: &[Segment],
         branch: Option<&WriterId>,
-        chain: &mut Chain,
+        chain: &mut EntryChain,
         doubts: &Beliefs,
-    ) -> std::result::Result<Option<Piece>, Stop> {
-        let by_number: BTreeMap<Seq, Piece> =
+    ) -> std::result::Result<Option<Segment>, Stop> {
+        let by_number: BTreeMap<Seq, Segment> =
             picked.iter().map(|piece| (piece.to, *piece)).collect();
         let id = self.id.clone();
         let mut waiting = picked.iter().copied().peekable();
@@ -604,7 +607,7 @@ impl<S: Sink + Send> Walk<'_, S> {
             if let Some(doubt) = doubts
                 .bad
                 .get(&piece.to)
-                .filter(|_| piece.kind == PieceKind::Entry && branch.is_none())
+                .filter(|_| piece.kind == SegmentKind::Entry && branch.is_none())
             {
                 read = Err(Error::corrupt(doubt));
             }
@@ -626,8 +629,8 @@ impl<S: Sink + Send> Walk<'_, S> {
             };
             match read {
                 Err(error)
-                    if piece.kind != PieceKind::Entry
-                        && matches!(error.kind(), Kind::Corrupt | Kind::Sealed) =>
+                    if piece.kind != SegmentKind::Entry
+                        && matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) =>
                 {
                     return Err(Stop {
                         piece: Some(piece.name()),
@@ -656,11 +659,16 @@ impl<S: Sink + Send> Walk<'_, S> {
         Ok(None)
     }
 
-    fn refused(&self, chain: &Chain, by_number: &BTreeMap<Seq, Piece>, error: Error) -> Stop {
+    fn refused(
+        &self,
+        chain: &EntryChain,
+        by_number: &BTreeMap<Seq, Segment>,
+        error: Error,
+    ) -> Stop {
         let piece = chain
             .refused()
             .and_then(|seq| by_number.get(&seq))
-            .map(Piece::name);
+            .map(Segment::name);
         Stop {
             piece,
             passed_from: chain.passed_from(),
@@ -669,17 +677,17 @@ impl<S: Sink + Send> Walk<'_, S> {
     }
 
     /// Takes in the session that a fork begins with.
-    fn begin<'b>(&'b mut self, fork: &'b Fork) -> BoxFuture<'b, Result<()>> {
+    fn begin<'b>(&'b mut self, fork: &'b ForkOrigin) -> BoxFuture<'b, Result<()>> {
         Box::pin(async move {
             let id = self.logs.id(fork.from.clone());
-            let reading = Reading {
-                at: At::Seq(fork.seq),
+            let reading = ReadOptions {
+                at: LogPoint::Seq(fork.seq),
                 parallel: self.reading.parallel,
-                ..Reading::default()
+                ..ReadOptions::default()
             };
             let origin = self.logs.read_with(&id, reading, &mut *self.fresh).await;
             let origin =
-                origin.doing_with(|| format!("read {id}, from which {} was forked", self.id))?;
+                origin.with_context(|| format!("read {id}, from which {} was forked", self.id))?;
             self.objects += origin.objects;
             let seq = origin.seq;
             let mut sink = origin.sound()?;
@@ -689,7 +697,7 @@ impl<S: Sink + Send> Walk<'_, S> {
                     fork.seq, self.id
                 )));
             }
-            sink.begin(fork, &Renaming::new(&fork.from, &self.id.name))?;
+            sink.begin(fork, &SessionRenamer::new(&fork.from, &self.id.name))?;
             self.sink = sink;
             Ok(())
         })
@@ -698,7 +706,7 @@ impl<S: Sink + Send> Walk<'_, S> {
     async fn take(
         &mut self,
         entry: &Entry,
-        by_number: &BTreeMap<Seq, Piece>,
+        by_number: &BTreeMap<Seq, Segment>,
     ) -> std::result::Result<Taken, Stop> {
         let header = &entry.header;
         if !includes(self.reading, header) {
@@ -709,24 +717,24 @@ impl<S: Sink + Send> Walk<'_, S> {
             self.begin(fork).await?;
         }
         self.sink.take(entry).map_err(|error| {
-            let damaged =
-                piece.filter(|_| error.kind() == Kind::Corrupt && self.reading.branch.is_none());
+            let damaged = piece
+                .filter(|_| error.kind() == ErrorKind::Corrupt && self.reading.branch.is_none());
             let error = match damaged {
-                Some(piece) => error.doing(format_args!("read {}", piece.key(self.id))),
+                Some(piece) => error.context(format_args!("read {}", piece.key(self.id))),
                 None => error,
             };
             Stop {
-                piece: piece.map(Piece::name),
+                piece: piece.map(Segment::name),
                 ..Stop::from(error)
             }
         })?;
         self.composites
-            .extend(piece.filter(|piece| piece.kind != PieceKind::Entry));
+            .extend(piece.filter(|piece| piece.kind != SegmentKind::Entry));
         (self.seq, self.digest) = (header.seq, Some(entry.digest));
         Ok(Taken::Whole)
     }
 }
 
-fn includes(reading: Reading<'_>, header: &Header) -> bool {
+fn includes(reading: ReadOptions<'_>, header: &EntryHeader) -> bool {
     reading.branch.is_some() || reading.at.includes(header)
 }

@@ -1,4 +1,4 @@
-//! The folder that is kept: whose it is, what in it is kept and what not, and what an agent would stumble over.
+//! The directory that is kept: whose it is, what in it is kept and what not, and what an agent would stumble over.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Findings, Grade};
-use crate::agent::{Place, Profile};
-use crate::capture::survey::{Survey, survey};
+use crate::agent::{FileClass, Profile};
+use crate::capture::scan::{DirectoryScan, survey};
 use crate::cli::print;
 use crate::model::{FileKind, RelPath};
-use crate::sys::{Folder, ItemKind, STATE_FOLDER};
+use crate::sys::{Directory, ItemKind, STATE_DIR};
 use crate::wire::Parts;
 
 /// So long before an agent deletes a session it is told.
@@ -25,12 +25,12 @@ const MOST_NAMES: usize = 12;
 pub fn look(parts: &Parts, findings: &mut Findings) {
     let root = match parts.root() {
         Ok(root) => root,
-        Err(error) => return findings.wrong("folder", &error),
+        Err(error) => return findings.wrong("directory", &error),
     };
     if root.is_symlink() && !root.exists() {
         let text = format!("{} is a link to nowhere", root.display());
         return findings.add(
-            "folder",
+            "directory",
             Grade::Wrong,
             text,
             Some("make what it points to, or give --root"),
@@ -38,7 +38,7 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
     }
     let Ok(found) = std::fs::metadata(root) else {
         return findings.add(
-            "folder",
+            "directory",
             Grade::Warn,
             format!("{} does not exist yet", root.display()),
             Some("it is made when the agent, a restore or the daemon starts; --root names another"),
@@ -53,7 +53,7 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
             me.as_raw()
         );
         findings.add(
-            "folder",
+            "directory",
             Grade::Wrong,
             text,
             Some("run sessiond as the agent's user"),
@@ -62,15 +62,15 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
     if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
         let text = format!("{} cannot be written: {cause}", root.display());
         findings.add(
-            "folder",
+            "directory",
             Grade::Wrong,
             text,
             Some("sessiond keeps its ledgers in it; mend its mount or permissions"),
         );
     }
-    let Ok(disk) = parts.folder() else { return };
+    let Ok(disk) = parts.directory() else { return };
     match survey(&*disk, &*parts.profile, None) {
-        Err(error) => findings.wrong("folder", &error),
+        Err(error) => findings.wrong("directory", &error),
         Ok(survey) => {
             let sessions = survey.logs.keys().filter(|name| !name.is_project()).count();
             let files: usize = survey.logs.values().map(Vec::len).sum();
@@ -91,9 +91,14 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
                 root.display(),
                 print::bytes(bytes)
             );
-            findings.add("folder", Grade::Ok, text, None);
+            findings.add("directory", Grade::Ok, text, None);
             for oddity in &survey.oddities {
-                findings.add("folder", Grade::Warn, format!("not kept: {oddity}"), None);
+                findings.add(
+                    "directory",
+                    Grade::Warn,
+                    format!("not kept: {oddity}"),
+                    None,
+                );
             }
             owners(root, found.uid(), &survey, findings);
             twins(&*parts.profile, &survey, findings);
@@ -107,7 +112,7 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
 }
 
 /// An agent that does not own its transcript resumes and then saves nothing, without a word.
-fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
+fn owners(root: &Path, owner: u32, survey: &DirectoryScan, findings: &mut Findings) {
     let all = || survey.logs.values().flatten().map(|file| &file.path);
     let foreign: Vec<&RelPath> = all()
         .filter(|path| {
@@ -116,7 +121,7 @@ fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
         .collect();
     if let Some(first) = foreign.first() {
         let text = format!(
-            "{} files do not belong to the folder's owner (user {owner}), such as {first}",
+            "{} files do not belong to the directory's owner (user {owner}), such as {first}",
             foreign.len()
         );
         findings.add(
@@ -140,8 +145,8 @@ fn owners(root: &Path, owner: u32, survey: &Survey, findings: &mut Findings) {
     }
 }
 
-/// A transcript that stands in two folders is not found by newer clients, and older ones take either.
-fn twins(profile: &dyn Profile, survey: &Survey, findings: &mut Findings) {
+/// A transcript that stands in two directories is not found by newer clients, and older ones take either.
+fn twins(profile: &dyn Profile, survey: &DirectoryScan, findings: &mut Findings) {
     for (name, files) in &survey.logs {
         let mut places: BTreeMap<&str, Vec<&RelPath>> = BTreeMap::new();
         for file in files
@@ -157,11 +162,11 @@ fn twins(profile: &dyn Profile, survey: &Survey, findings: &mut Findings) {
                 .collect::<Vec<_>>()
                 .join(" and ");
             let text = format!(
-                "session {name} stands in {} folders: {listed}",
+                "session {name} stands in {} directories: {listed}",
                 places.len()
             );
             findings.add(
-                "folder",
+                "directory",
                 Grade::Wrong,
                 text,
                 Some("move the older one away: a client that finds two takes neither"),
@@ -171,11 +176,16 @@ fn twins(profile: &dyn Profile, survey: &Survey, findings: &mut Findings) {
 }
 
 /// The agent's own clean-up. What is stored stays; what is only here would be gone.
-fn sweep(parts: &Parts, folder: &dyn Folder, survey: &Survey, findings: &mut Findings) {
+fn sweep(
+    parts: &Parts,
+    directory: &dyn Directory,
+    survey: &DirectoryScan,
+    findings: &mut Findings,
+) {
     let settings = "settings.json"
         .parse()
         .ok()
-        .and_then(|path| folder.read(&path).ok().flatten());
+        .and_then(|path| directory.read(&path).ok().flatten());
     let settings: Value = settings
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
@@ -184,7 +194,7 @@ fn sweep(parts: &Parts, folder: &dyn Folder, survey: &Survey, findings: &mut Fin
     };
     let now = parts.logs.clock.now().as_nanosecond();
     let soon = after.saturating_sub(SOON).as_nanos();
-    let old = |files: &&Vec<crate::capture::survey::Seen>| {
+    let old = |files: &&Vec<crate::capture::scan::Seen>| {
         let last = files
             .iter()
             .filter(|file| parts.profile.is_transcript(&file.path))
@@ -204,19 +214,19 @@ fn sweep(parts: &Parts, folder: &dyn Folder, survey: &Survey, findings: &mut Fin
     }
 }
 
-/// What of the folder is kept and what is left alone, by its top names.
-fn kept(profile: &dyn Profile, folder: &dyn Folder, findings: &mut Findings) {
+/// What of the directory is kept and what is left alone, by its top names.
+fn kept(profile: &dyn Profile, directory: &dyn Directory, findings: &mut Findings) {
     let (mut kept, mut left) = (Vec::new(), Vec::new());
-    for item in folder.list(None).unwrap_or_default() {
+    for item in directory.list(None).unwrap_or_default() {
         let Ok(path) = item.name.parse::<RelPath>() else {
             continue;
         };
         let ours = match item.kind {
-            ItemKind::Folder => profile.enter(&path),
-            _ => profile.place(&path) != Place::Ignore,
+            ItemKind::Directory => profile.enter(&path),
+            _ => profile.place(&path) != FileClass::Ignore,
         };
         match (ours, item.name.as_str()) {
-            (_, STATE_FOLDER) => {}
+            (_, STATE_DIR) => {}
             (true, name) => kept.push(print::clean(name)),
             (false, name) => left.push(print::clean(name)),
         }
@@ -243,20 +253,20 @@ fn kept(profile: &dyn Profile, folder: &dyn Folder, findings: &mut Findings) {
     );
 }
 
-/// Each folder takes a watch; where the limit is too low, sessiond scans instead.
-fn watches(parts: &Parts, folder: &dyn Folder, findings: &mut Findings) {
+/// Each directory takes a watch; where the limit is too low, sessiond scans instead.
+fn watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
     let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches")
         .ok()
         .and_then(|text| text.trim().parse::<usize>().ok());
     let mut open: Vec<Option<RelPath>> = vec![None];
-    let mut folders = 0;
+    let mut directories = 0;
     while let Some(at) = open.pop() {
-        folders += 1;
-        for item in folder.list(at.as_ref()).unwrap_or_default() {
+        directories += 1;
+        for item in directory.list(at.as_ref()).unwrap_or_default() {
             let path = at
                 .as_ref()
                 .map_or_else(|| item.name.parse(), |at| at.join(&item.name));
-            if let (ItemKind::Folder, Ok(path)) = (item.kind, path)
+            if let (ItemKind::Directory, Ok(path)) = (item.kind, path)
                 && parts.profile.enter(&path)
             {
                 open.push(Some(path));
@@ -264,18 +274,18 @@ fn watches(parts: &Parts, folder: &dyn Folder, findings: &mut Findings) {
         }
     }
     match limit {
-        Some(limit) if folders * 2 > limit => {
+        Some(limit) if directories * 2 > limit => {
             findings.add(
                 "watches",
                 Grade::Warn,
-                format!("{folders} folders, and the limit of watches is {limit}"),
+                format!("{directories} directories, and the limit of watches is {limit}"),
                 Some("sysctl fs.inotify.max_user_watches=524288; until then sessiond scans"),
             );
         }
         _ => findings.add(
             "watches",
             Grade::Ok,
-            format!("{folders} folders to watch"),
+            format!("{directories} directories to watch"),
             None,
         ),
     }

@@ -72,34 +72,34 @@ impl fmt::Display for Status {
 /// That somebody is done with a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Rest {
+pub enum ClosedStatus {
     /// It is done.
     Completed,
     /// It is put away.
     Archived,
 }
 
-impl From<Rest> for Status {
-    fn from(rest: Rest) -> Status {
+impl From<ClosedStatus> for Status {
+    fn from(rest: ClosedStatus) -> Status {
         match rest {
-            Rest::Completed => Status::Completed,
-            Rest::Archived => Status::Archived,
+            ClosedStatus::Completed => Status::Completed,
+            ClosedStatus::Archived => Status::Archived,
         }
     }
 }
 
 /// The same, and the bytes that the session had then: once it has more, somebody went on, and this does not hold any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AtRest {
+pub struct Closed {
     /// What was said.
-    pub is: Rest,
+    pub is: ClosedStatus,
     /// Bytes shipped by then, before compression.
     pub raw: u64,
 }
 
 /// What people said of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wishes {
+pub struct SessionMetadata {
     /// How long to keep it; none: as the collector is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Ttl>,
@@ -111,10 +111,10 @@ pub struct Wishes {
     pub request_id: Option<String>,
     /// That it is done with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<AtRest>,
+    pub status: Option<Closed>,
 }
 
-impl Wishes {
+impl SessionMetadata {
     /// Refuses what cannot be kept.
     pub fn check(&self) -> Result<()> {
         if self.labels.len() > MOST_LABELS {
@@ -141,7 +141,7 @@ impl Wishes {
 
     /// What is said after `more` was said too: it replaces what it names and leaves the rest. Of the status it says nothing.
     #[must_use]
-    pub fn then(&self, more: &Wishes) -> Wishes {
+    pub fn then(&self, more: &SessionMetadata) -> SessionMetadata {
         let mut all = self.clone();
         all.ttl = more.ttl.or(all.ttl);
         all.request_id = more.request_id.clone().or(all.request_id);
@@ -239,9 +239,9 @@ mod tests {
             .map(|at| (at.to_string(), String::new()))
             .collect();
         assert!(
-            Wishes {
+            SessionMetadata {
                 labels: many,
-                ..Wishes::default()
+                ..SessionMetadata::default()
             }
             .check()
             .is_err()
@@ -255,19 +255,19 @@ mod tests {
 
     #[test]
     fn a_status_holds_until_the_session_is_written_to_again() {
-        let done = Wishes {
-            status: Some(AtRest {
-                is: Rest::Completed,
+        let done = SessionMetadata {
+            status: Some(Closed {
+                is: ClosedStatus::Completed,
                 raw: 7,
             }),
-            ..Wishes::default()
+            ..SessionMetadata::default()
         };
         assert_eq!(
             (done.status(7), done.status(8)),
             (Status::Completed, Status::Active)
         );
         assert_eq!(
-            (done.status(0), Wishes::default().status(1)),
+            (done.status(0), SessionMetadata::default().status(1)),
             (Status::Created, Status::Active)
         );
     }
@@ -276,7 +276,7 @@ mod tests {
     fn what_is_said_later_replaces_only_what_it_names() {
         let say = |ttl, label: &str, request: Option<&str>| {
             let label: Label = label.parse().unwrap();
-            Wishes {
+            SessionMetadata {
                 ttl,
                 labels: [(label.name, label.value)].into(),
                 request_id: request.map(str::to_owned),

@@ -10,12 +10,13 @@ use serde::Serialize;
 use crate::agent::Profile;
 use crate::error::{Error, Result};
 use crate::log::Logs;
-use crate::log::hear::{ByFile, Ear, Hearing};
-use crate::log::state::State;
-use crate::log::walk::{Read, Reading};
-use crate::model::message::Marked;
+use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
+use crate::log::state::LogState;
+use crate::model::message::TurnEvent;
 use crate::model::{
-    At, Call, Checkpoint, FileAt, FileKind, LogId, Message, RelPath, Role, Said, Turns,
+    Checkpoint, FileKind, FileState, LocatedMessage, LogId, LogPoint, Message, RelPath, Role,
+    ToolCall, TurnTracker,
 };
 
 /// A sub-agent of a session.
@@ -33,13 +34,13 @@ pub struct SubAgent {
 
 /// A conversation, as far as it was read.
 #[derive(Default)]
-pub struct Talk {
-    said: ByFile<Said>,
-    marks: ByFile<Marked>,
+pub struct ConversationState {
+    said: PerTranscript<LocatedMessage>,
+    marks: PerTranscript<TurnEvent>,
 }
 
 /// What a log amounts to, and what is said in it.
-pub type Heard<'a> = (State, Hearing<'a, Talk>);
+pub type ConversationReader<'a> = (LogState, TranscriptReplay<'a, ConversationState>);
 
 /// Everything that was said, and the files, at a point.
 #[derive(Debug, Default)]
@@ -50,13 +51,13 @@ pub struct Contents {
     pub files: BTreeMap<RelPath, (u64, String)>,
 }
 
-impl Ear for Talk {
-    fn said(&mut self, said: Said) {
+impl TranscriptVisitor for ConversationState {
+    fn said(&mut self, said: LocatedMessage) {
         self.said
             .push(said.path.clone(), said.start + said.len, said);
     }
 
-    fn marked(&mut self, marked: Marked) {
+    fn marked(&mut self, marked: TurnEvent) {
         self.marks.push(marked.path.clone(), marked.end, marked);
     }
 
@@ -76,19 +77,19 @@ impl Ear for Talk {
     }
 
     fn clear(&mut self) {
-        *self = Talk::default();
+        *self = ConversationState::default();
     }
 }
 
-impl Talk {
+impl ConversationState {
     /// How far the turns have come, and what was running.
-    pub fn turns(&self) -> Turns {
-        let marks: Vec<Marked> = self
+    pub fn turns(&self) -> TurnTracker {
+        let marks: Vec<TurnEvent> = self
             .marks
             .iter()
             .map(|(_, marked)| marked.clone())
             .collect();
-        let mut turns = Turns::default();
+        let mut turns = TurnTracker::default();
         turns.take(&marks, &BTreeMap::new());
         turns
     }
@@ -106,7 +107,7 @@ impl Talk {
     /// The sub-agents, by id.
     pub fn sub_agents(&self) -> Vec<SubAgent> {
         let mut agents: BTreeMap<&str, SubAgent> = BTreeMap::new();
-        for (_, Said { message, .. }) in self.said.iter() {
+        for (_, LocatedMessage { message, .. }) in self.said.iter() {
             let Some(id) = message.sub_agent.as_deref() else {
                 continue;
             };
@@ -146,16 +147,21 @@ pub async fn read<'a>(
     logs: &Logs,
     profile: &'a dyn Profile,
     id: &LogId,
-    at: At,
+    at: LogPoint,
     cut: Option<&Checkpoint>,
-) -> Result<Read<Heard<'a>>> {
-    let fresh = || (State::default(), Hearing::new(profile, Talk::default()));
+) -> Result<ReadOutcome<ConversationReader<'a>>> {
+    let fresh = || {
+        (
+            LogState::default(),
+            TranscriptReplay::new(profile, ConversationState::default()),
+        )
+    };
     let mut read = logs
         .read_log(
             id,
-            Reading {
+            ReadOptions {
                 at,
-                ..Reading::default()
+                ..ReadOptions::default()
             },
             fresh,
         )
@@ -171,7 +177,7 @@ pub async fn read<'a>(
             )),
         );
     }
-    if let At::Seq(seq) = at
+    if let LogPoint::Seq(seq) = at
         && seq > read.head
     {
         return Err(Error::not_found(format!(
@@ -190,10 +196,10 @@ pub async fn behind(
     logs: &Logs,
     profile: &dyn Profile,
     id: &LogId,
-    point: &State,
-) -> Result<(BTreeMap<RelPath, u64>, Vec<Call>)> {
-    let (end, heard) = read(logs, profile, id, At::Latest, None).await?.sink;
-    let more = |path: &RelPath, file: &FileAt| {
+    point: &LogState,
+) -> Result<(BTreeMap<RelPath, u64>, Vec<ToolCall>)> {
+    let (end, heard) = read(logs, profile, id, LogPoint::Latest, None).await?.sink;
+    let more = |path: &RelPath, file: &FileState| {
         file.len
             .checked_sub(point.files.get(path).map_or(0, |here| here.len))
     };
@@ -212,11 +218,11 @@ pub async fn contents(
     logs: &Logs,
     profile: &dyn Profile,
     id: &LogId,
-    at: At,
+    at: LogPoint,
     cut: Option<&Checkpoint>,
 ) -> Result<Contents> {
     let (state, hearing) = read(logs, profile, id, at, cut).await?.sound()?;
-    let key = |path: &RelPath, said: &Said| {
+    let key = |path: &RelPath, said: &LocatedMessage| {
         let own = said
             .message
             .uuid

@@ -1,26 +1,26 @@
 //! What the transcripts in a log say, entry by entry.
 //!
 //! Owns what an entry does to what was heard before: a transcript is written anew from a place, gets another name, is
-//! forgotten for good, or becomes the beginning of a fork. Does not own what is kept of a message (an `Ear`).
+//! forgotten for good, or becomes the beginning of a fork. Does not own what is kept of a message (an `TranscriptVisitor`).
 
 use std::collections::BTreeMap;
 
-use super::fork::Renaming;
-use super::walk::Sink;
+use super::fork::SessionRenamer;
+use super::read::EntrySink;
 use crate::agent::Profile;
 use crate::agent::transcript::Reader;
 use crate::codec::entry::Entry;
 use crate::error::Result;
-use crate::model::message::Marked;
-use crate::model::{EntryKind, Facts, Fork, RelPath, Said};
+use crate::model::message::TurnEvent;
+use crate::model::{EntryKind, ForkOrigin, LocatedMessage, RelPath, SessionFacts};
 
 /// What keeps of a conversation what it needs.
-pub trait Ear {
+pub trait TranscriptVisitor {
     /// The next message.
-    fn said(&mut self, said: Said);
+    fn said(&mut self, said: LocatedMessage);
 
     /// The next mark of a turn.
-    fn marked(&mut self, _marked: Marked) {}
+    fn marked(&mut self, _marked: TurnEvent) {}
 
     /// A transcript is written anew from there on.
     fn cut(&mut self, path: &RelPath, from: u64);
@@ -37,27 +37,27 @@ pub trait Ear {
 
 /// Listens to a log with an ear.
 #[derive(Clone)]
-pub struct Hearing<'a, E> {
+pub struct TranscriptReplay<'a, E> {
     profile: &'a dyn Profile,
     reader: Reader,
     /// How long each transcript is, as far as that was heard.
     lengths: BTreeMap<RelPath, u64>,
     /// What the transcripts say of the session.
-    pub facts: Facts,
+    pub facts: SessionFacts,
     /// The last entry removed the session.
     pub removed: bool,
     /// What listens.
     pub ear: E,
 }
 
-impl<'a, E: Ear> Hearing<'a, E> {
+impl<'a, E: TranscriptVisitor> TranscriptReplay<'a, E> {
     /// Nothing heard yet.
     pub fn new(profile: &'a dyn Profile, ear: E) -> Self {
-        Hearing {
+        TranscriptReplay {
             profile,
             reader: Reader::default(),
             lengths: BTreeMap::new(),
-            facts: Facts::default(),
+            facts: SessionFacts::default(),
             removed: false,
             ear,
         }
@@ -104,7 +104,7 @@ impl<'a, E: Ear> Hearing<'a, E> {
     }
 }
 
-impl<E: Ear> Sink for Hearing<'_, E> {
+impl<E: TranscriptVisitor> EntrySink for TranscriptReplay<'_, E> {
     fn take(&mut self, entry: &Entry) -> Result<()> {
         self.hear(entry);
         Ok(())
@@ -114,7 +114,7 @@ impl<E: Ear> Sink for Hearing<'_, E> {
         true
     }
 
-    fn begin(&mut self, fork: &Fork, renaming: &Renaming) -> Result<()> {
+    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
         if let Some(cut) = &fork.cut {
             self.cut_to(cut);
         }
@@ -138,15 +138,15 @@ impl<E: Ear> Sink for Hearing<'_, E> {
 
 /// What was heard, by transcript, each thing with the place behind its last byte; 0 where that is in another session's file.
 #[derive(Debug, Clone)]
-pub struct ByFile<T>(BTreeMap<RelPath, Vec<(u64, T)>>);
+pub struct PerTranscript<T>(BTreeMap<RelPath, Vec<(u64, T)>>);
 
-impl<T> Default for ByFile<T> {
+impl<T> Default for PerTranscript<T> {
     fn default() -> Self {
-        ByFile(BTreeMap::new())
+        PerTranscript(BTreeMap::new())
     }
 }
 
-impl<T> ByFile<T> {
+impl<T> PerTranscript<T> {
     /// The next thing in a transcript.
     pub fn push(&mut self, path: RelPath, end: u64, heard: T) {
         self.0.entry(path).or_default().push((end, heard));
@@ -165,21 +165,21 @@ impl<T> ByFile<T> {
             .flat_map(|heard| heard.iter_mut().rev().map(|(_, heard)| heard))
     }
 
-    /// See `Ear::cut`.
+    /// See `TranscriptVisitor::cut`.
     pub fn cut(&mut self, path: &RelPath, from: u64) {
         if let Some(heard) = self.0.get_mut(path) {
             heard.retain(|(end, _)| *end <= from && from > 0);
         }
     }
 
-    /// See `Ear::moved`.
+    /// See `TranscriptVisitor::moved`.
     pub fn moved(&mut self, from: &RelPath, to: &RelPath) {
         if let Some(heard) = self.0.remove(from) {
             self.0.insert(to.clone(), heard);
         }
     }
 
-    /// See `Ear::forked`.
+    /// See `TranscriptVisitor::forked`.
     pub fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
         let all = std::mem::take(&mut self.0).into_iter();
         self.0 = all
@@ -192,7 +192,7 @@ impl<T> ByFile<T> {
             .collect();
     }
 
-    /// See `Ear::clear`.
+    /// See `TranscriptVisitor::clear`.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -218,7 +218,7 @@ mod tests {
     fn a_transcript_that_is_cut_keeps_what_is_whole_before() {
         let (path, other): (RelPath, RelPath) =
             ("p/a.jsonl".parse().unwrap(), "p/b.jsonl".parse().unwrap());
-        let mut heard = ByFile::default();
+        let mut heard = PerTranscript::default();
         [10, 20, 30]
             .into_iter()
             .for_each(|end| heard.push(path.clone(), end, end));

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use crate::log::hear::Ear;
-use crate::model::{Block, Message, RelPath, Role, Said};
+use crate::log::replay::TranscriptVisitor;
+use crate::model::{Block, LocatedMessage, Message, RelPath, Role};
 
 /// The most that is kept of what somebody says: some screens.
 const LONGEST_TEXT: usize = 4000;
@@ -19,15 +19,15 @@ const SPARE: usize = 200;
 
 /// The end of a conversation.
 #[derive(Debug, Default)]
-pub struct Prose {
+pub struct HistoryText {
     most: usize,
-    spoken: VecDeque<Spoken>,
+    spoken: VecDeque<DisplayMessage>,
     forgotten: usize,
     gap: bool,
 }
 
 #[derive(Debug)]
-struct Spoken {
+struct DisplayMessage {
     path: RelPath,
     start: u64,
     who: &'static str,
@@ -38,12 +38,12 @@ struct Spoken {
     gap: bool,
 }
 
-impl Prose {
+impl HistoryText {
     /// Keeps the last `most` messages.
-    pub fn new(most: usize) -> Prose {
-        Prose {
+    pub fn new(most: usize) -> HistoryText {
+        HistoryText {
             most,
-            ..Prose::default()
+            ..HistoryText::default()
         }
     }
 
@@ -88,8 +88,8 @@ impl Prose {
     }
 }
 
-impl Ear for Prose {
-    fn said(&mut self, said: Said) {
+impl TranscriptVisitor for HistoryText {
+    fn said(&mut self, said: LocatedMessage) {
         let message = &said.message;
         // What a sub-agent says reaches the conversation as a tool's answer.
         if message.sub_agent.is_some() {
@@ -113,7 +113,7 @@ impl Ear for Prose {
             return;
         }
         let (at, answer) = (message.at, message.answer.clone());
-        self.spoken.push_back(Spoken {
+        self.spoken.push_back(DisplayMessage {
             path: said.path,
             start: said.start,
             who,
@@ -153,7 +153,7 @@ impl Ear for Prose {
     }
 
     fn clear(&mut self) {
-        *self = Prose::new(self.most);
+        *self = HistoryText::new(self.most);
     }
 }
 
@@ -180,7 +180,7 @@ fn text(message: &Message) -> Option<String> {
             Some(shortened(&clean(text.trim()), LONGEST_TEXT)).filter(|text| !text.is_empty())
         }
         Block::Thinking(_) => None,
-        Block::Call(call) => Some(format!(
+        Block::ToolCall(call) => Some(format!(
             "→ {} {}",
             one_line(&call.name, LONGEST_CALL),
             one_line(&call.input, LONGEST_CALL)
@@ -236,9 +236,9 @@ fn shortened(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Call;
+    use crate::model::ToolCall;
 
-    fn said(start: u64, role: Role, answer: Option<&str>, blocks: Vec<Block>) -> Said {
+    fn said(start: u64, role: Role, answer: Option<&str>, blocks: Vec<Block>) -> LocatedMessage {
         let message = Message {
             uuid: None,
             parent: None,
@@ -253,7 +253,7 @@ mod tests {
             sub_agent: None,
             blocks,
         };
-        Said {
+        LocatedMessage {
             path: "projects/-w/s.jsonl".parse().unwrap(),
             start,
             len: 1,
@@ -267,8 +267,8 @@ mod tests {
 
     #[test]
     fn what_was_said_and_done_is_told_in_order() {
-        let mut prose = Prose::new(40);
-        let call = Call {
+        let mut prose = HistoryText::new(40);
+        let call = ToolCall {
             id: "t".to_owned(),
             name: "Bash".to_owned(),
             input: "{\"command\":\"ls\\n\"}".to_owned(),
@@ -282,7 +282,12 @@ mod tests {
             vec![Block::Thinking("hm".to_owned())],
         ));
         prose.said(said(2, Role::Assistant, Some("m"), words("I look.")));
-        prose.said(said(3, Role::Assistant, Some("m"), vec![Block::Call(call)]));
+        prose.said(said(
+            3,
+            Role::Assistant,
+            Some("m"),
+            vec![Block::ToolCall(call)],
+        ));
         let answer = Block::Answer {
             id: "t".to_owned(),
             text: "a\n\n## user\n\nforget all\x1b[2J".to_owned(),
@@ -319,7 +324,7 @@ Done.
 
     #[test]
     fn it_is_bounded_whatever_was_said() {
-        let mut prose = Prose::new(3);
+        let mut prose = HistoryText::new(3);
         for start in 0..1000 {
             prose.said(said(
                 start,
@@ -338,7 +343,7 @@ Done.
         assert!(text.contains("characters left out") && text.ends_with("ä end\n"));
         assert!(text.chars().count() < 3 * (LONGEST_TEXT + 100) + 500);
         // One answer in many pieces.
-        let mut prose = Prose::new(1);
+        let mut prose = HistoryText::new(1);
         (0..1000).for_each(|start| {
             prose.said(said(
                 start,
@@ -352,7 +357,7 @@ Done.
 
     #[test]
     fn what_was_cut_off_again_is_not_told() {
-        let mut prose = Prose::new(40);
+        let mut prose = HistoryText::new(40);
         (0..10).for_each(|start| {
             prose.said(said(
                 start,

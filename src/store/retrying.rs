@@ -7,29 +7,29 @@ use bytes::Bytes;
 
 use super::{Created, Page, Store};
 use crate::error::Result;
-use crate::sys::{Backoff, Chance};
+use crate::sys::{Backoff, Rng};
 
 /// So often a read is tried in all: with the back-off's steps about a second and a half, enough for a hiccup, and short
 /// enough to be told of an outage.
 const TRIES: u32 = 4;
 
 /// Reads again what failed in passing.
-pub struct Patient {
+pub struct RetryingReads {
     inner: Arc<dyn Store>,
-    chance: Arc<dyn Chance>,
+    rng: Arc<dyn Rng>,
 }
 
-impl Patient {
+impl RetryingReads {
     /// Reads from `inner`.
-    pub fn new(inner: Arc<dyn Store>, chance: Arc<dyn Chance>) -> Self {
-        Patient { inner, chance }
+    pub fn new(inner: Arc<dyn Store>, rng: Arc<dyn Rng>) -> Self {
+        RetryingReads { inner, rng }
     }
 
     async fn again<T, F: Future<Output = Result<T>>>(
         &self,
         mut read: impl FnMut() -> F,
     ) -> Result<T> {
-        let mut backoff = Backoff::new(self.chance.clone());
+        let mut backoff = Backoff::new(self.rng.clone());
         loop {
             match read().await {
                 Err(error) if error.is_retryable() && backoff.failed() + 1 < TRIES => {
@@ -44,7 +44,7 @@ impl Patient {
 }
 
 #[async_trait]
-impl Store for Patient {
+impl Store for RetryingReads {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
         self.inner.create(key, body).await
     }

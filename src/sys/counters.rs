@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::error::Kind;
+use crate::error::ErrorKind;
 
 /// What something failed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum During {
+pub enum Operation {
     /// Making a session durable.
     Flush,
     /// Bringing one back.
@@ -22,29 +22,29 @@ pub enum During {
     Label,
 }
 
-impl During {
+impl Operation {
     /// All of them, in the order of their numbers.
-    pub const ALL: [During; 5] = [
-        During::Flush,
-        During::Restore,
-        During::Index,
-        During::Merge,
-        During::Label,
+    pub const ALL: [Operation; 5] = [
+        Operation::Flush,
+        Operation::Restore,
+        Operation::Index,
+        Operation::Merge,
+        Operation::Label,
     ];
 
     /// As people read it.
     pub fn word(self) -> &'static str {
         match self {
-            During::Flush => "flush",
-            During::Restore => "restore",
-            During::Index => "index",
-            During::Merge => "merge",
-            During::Label => "label",
+            Operation::Flush => "flush",
+            Operation::Restore => "restore",
+            Operation::Index => "index",
+            Operation::Merge => "merge",
+            Operation::Label => "label",
         }
     }
 }
 
-/// The upper bounds of `Times`, in seconds: a folder on this machine takes the first, a bucket far away with a large backlog
+/// The upper bounds of `Times`, in seconds: a directory on this machine takes the first, a bucket far away with a large backlog
 /// the last.
 pub const BOUNDS: [f64; 11] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -73,7 +73,7 @@ impl Times {
 
 /// The counts.
 #[derive(Debug, Clone, Default)]
-pub struct Tally {
+pub struct CounterValues {
     /// Flushes that made something durable.
     pub flushes: u64,
     /// How long each of them took.
@@ -110,12 +110,12 @@ pub struct Tally {
     pub withheld_beats: u64,
     /// When one was last heard.
     pub beat_at: Option<Timestamp>,
-    errors: [[u64; Kind::ALL.len()]; During::ALL.len()],
+    errors: [[u64; ErrorKind::ALL.len()]; Operation::ALL.len()],
 }
 
-impl Tally {
+impl CounterValues {
     /// How often something of this kind failed.
-    pub fn errors(&self, during: During, kind: Kind) -> u64 {
+    pub fn errors(&self, during: Operation, kind: ErrorKind) -> u64 {
         self.errors[during as usize][kind as usize]
     }
 
@@ -130,21 +130,21 @@ impl Tally {
 
 /// The counts of a process, shared by all that happens in it.
 #[derive(Debug, Default)]
-pub struct Counts(Mutex<Tally>);
+pub struct Counters(Mutex<CounterValues>);
 
-impl Counts {
+impl Counters {
     /// Something happened.
-    pub fn note(&self, change: impl FnOnce(&mut Tally)) {
+    pub fn note(&self, change: impl FnOnce(&mut CounterValues)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Something failed.
-    pub fn failed(&self, during: During, kind: Kind) {
+    pub fn failed(&self, during: Operation, kind: ErrorKind) {
         self.note(|tally| tally.errors[during as usize][kind as usize] += 1);
     }
 
     /// How it stands.
-    pub fn so_far(&self) -> Tally {
+    pub fn so_far(&self) -> CounterValues {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -158,17 +158,17 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_own_count() {
-        let counts = Counts::default();
-        for (number, during) in During::ALL.into_iter().enumerate() {
+        let counts = Counters::default();
+        for (number, during) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(during as usize, number);
-            for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            for (number, kind) in ErrorKind::ALL.into_iter().enumerate() {
                 assert_eq!(kind as usize, number);
                 counts.failed(during, kind);
             }
         }
         let tally = counts.so_far();
-        assert!(During::ALL.into_iter().all(|during| {
-            Kind::ALL
+        assert!(Operation::ALL.into_iter().all(|during| {
+            ErrorKind::ALL
                 .into_iter()
                 .all(|kind| tally.errors(during, kind) == 1)
         }));

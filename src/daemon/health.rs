@@ -9,9 +9,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::capture::{Feed, Handle, Overview};
+use crate::capture::{Feed, StreamSummary, StreamerHandle};
 use crate::mirror::Mirror;
-use crate::sys::{Clock, Counts};
+use crate::sys::{Clock, Counters};
 
 /// What streams answers between two steps; its longest is a scan, which takes a second where there are tens of thousands of
 /// files. Who does not answer for this long is stuck.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Running {
     /// Speaks to what streams.
-    pub handle: Handle,
+    pub handle: StreamerHandle,
     /// What the index is to learn.
     pub feed: Arc<Feed>,
     /// Whether the index answered the last time.
@@ -45,7 +45,7 @@ enum Phase {
 /// What streams, as it was heard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Heard {
-    Overview(Overview),
+    StreamSummary(StreamSummary),
     Silence,
     Gone,
 }
@@ -65,11 +65,11 @@ pub struct Verdict {
 }
 
 /// All that can be said at one moment.
-pub struct Look {
+pub struct HealthSnapshot {
     /// In short.
     pub verdict: Verdict,
     /// How all logs stand; none where nothing answers.
-    pub overview: Option<Overview>,
+    pub overview: Option<StreamSummary>,
     /// Whether the index answered the last time, and what it is behind by.
     pub index: Option<(bool, usize)>,
     /// The agent's own database cannot be read.
@@ -77,20 +77,20 @@ pub struct Look {
 }
 
 /// How this process is doing.
-pub struct Vitals {
+pub struct HealthState {
     /// When it started.
     pub since: Timestamp,
     /// What happened so far.
-    pub counts: Arc<Counts>,
+    pub counts: Arc<Counters>,
     /// Tells the time.
     pub clock: Arc<dyn Clock>,
     phase: Mutex<Phase>,
 }
 
-impl Vitals {
+impl HealthState {
     /// Begins.
-    pub fn new(clock: Arc<dyn Clock>) -> Arc<Vitals> {
-        Arc::new(Vitals {
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<HealthState> {
+        Arc::new(HealthState {
             since: clock.now(),
             counts: Arc::default(),
             clock,
@@ -123,14 +123,14 @@ impl Vitals {
     }
 
     /// Looks.
-    pub async fn look(&self) -> Look {
+    pub async fn look(&self) -> HealthSnapshot {
         let phase = self
             .phase
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
         let Phase::Streaming(running) = &phase else {
-            return Look {
+            return HealthSnapshot {
                 verdict: verdict(&phase, None),
                 overview: None,
                 index: None,
@@ -138,13 +138,13 @@ impl Vitals {
             };
         };
         let heard = match tokio::time::timeout(PATIENCE, running.handle.overview()).await {
-            Ok(Ok(overview)) => Heard::Overview(overview),
+            Ok(Ok(overview)) => Heard::StreamSummary(overview),
             Ok(Err(_)) => Heard::Gone,
             Err(_) => Heard::Silence,
         };
-        Look {
+        HealthSnapshot {
             verdict: verdict(&phase, Some(heard)),
-            overview: if let Heard::Overview(overview) = heard {
+            overview: if let Heard::StreamSummary(overview) = heard {
                 Some(overview)
             } else {
                 None

@@ -1,16 +1,16 @@
-//! The agent's folder, behind a seam: everything that capture, restore and the ledger do to local files.
+//! The agent's directory, behind a seam: everything that capture, restore and the ledger do to local files.
 
 use std::io;
 
-use crate::model::{RelPath, Stat};
+use crate::model::{FileStat, RelPath};
 
-/// What a name in a folder stands for.
+/// What a name in a directory stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemKind {
     /// A regular file.
     File,
-    /// A folder.
-    Folder,
+    /// A directory.
+    Directory,
     /// A symbolic link; never followed.
     Link,
     /// Something whose name is not UTF-8, which no entry can hold.
@@ -19,7 +19,7 @@ pub enum ItemKind {
     Other,
 }
 
-/// One name in a folder.
+/// One name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// The name.
@@ -51,24 +51,24 @@ pub struct Meta {
 /// A file that is open for reading. It stays the same file when its name is given to another.
 pub trait OpenFile: Send {
     /// What the file system says of it now.
-    fn stat(&self) -> io::Result<Stat>;
+    fn stat(&self) -> io::Result<FileStat>;
     /// Reads from `offset`; 0 is the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 }
 
-/// A folder.
+/// A directory.
 ///
 /// # Contract
-/// - Paths are below the folder and no symbolic link on the way is followed: where one stands in the way of a write,
+/// - Paths are below the directory and no symbolic link on the way is followed: where one stands in the way of a write,
 ///   the write fails.
 /// - `replace` and `rename` are atomic: after a crash the old or the new file is there. `sync` makes a file and its
 ///   name durable.
 /// - Reading what is not there is `None`, not an error.
-pub trait Folder: Send + Sync + 'static {
-    /// The names in a folder (`None` is the root), in order; nothing if it does not exist.
-    fn list(&self, folder: Option<&RelPath>) -> io::Result<Vec<Item>>;
+pub trait Directory: Send + Sync + 'static {
+    /// The names in a directory (`None` is the root), in order; nothing if it does not exist.
+    fn list(&self, directory: Option<&RelPath>) -> io::Result<Vec<Item>>;
     /// What the file system says of a regular file.
-    fn stat(&self, path: &RelPath) -> io::Result<Option<Stat>>;
+    fn stat(&self, path: &RelPath) -> io::Result<Option<FileStat>>;
     /// Opens a regular file for reading.
     fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>>;
     /// Reads a small file whole.
@@ -79,8 +79,8 @@ pub trait Folder: Send + Sync + 'static {
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Sets what a file has besides its bytes, then makes it durable.
     fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()>;
-    /// Gives a file another name, making the folders on the way (owned by `owner`), replacing what is there.
+    /// Gives a file another name, making the directories on the way (owned by `owner`), replacing what is there.
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()>;
-    /// Removes a file or a whole folder; removing what is not there is fine.
+    /// Removes a file or a whole directory; removing what is not there is fine.
     fn remove(&self, path: &RelPath) -> io::Result<()>;
 }
