@@ -3,7 +3,7 @@
 import lab
 from figures import Measured
 
-HEADS = ["row", "what", "ours", "against", "ratio or figure", "to reach", "reached"]
+HEADS = ["row", "what", "ours", "against", "ratio or value", "target", "met"]
 
 
 def table(found: dict[str, Measured], failed: dict[str, str]) -> str:
@@ -21,16 +21,17 @@ def document(found: dict[str, Measured], failed: dict[str, str], head: str) -> s
     unreached = [figure.key for figure in figures if not figure.reached]
     missed = unreached + list(failed)
     lines = [
-        "# Measured",
+        "# Benchmarks",
         "",
-        "Written by `python3 benches/run.py`; run it to get your own. All on one machine in one run, against the same S3 server (SeaweedFS on",
-        "loopback), with the same transcripts (`benches/transcripts.py`: the line shapes of Claude Code, which gzip makes 4.6 times smaller).",
-        "What is set against a bare request or the limit of the machine is measured in turns with it; times are medians unless they say",
-        "otherwise. Less is better everywhere.",
+        "`python3 benches/run.py` writes this document; run it to get your own figures. All figures come from one",
+        "run on one machine, against the same S3 server (SeaweedFS on loopback), with the same transcripts",
+        "(`benches/transcripts.py`: lines like those of Claude Code, which gzip compresses 4.6 times). A figure that is",
+        "compared with a bare request or with the limit of the machine is measured alternately with it. Times are",
+        "medians unless stated otherwise. Less is better in every row.",
         "",
         head,
         "",
-        f"{len(figures) - len(unreached)} of {len(figures)} are reached." + (f" Missed: {'; '.join(missed)}." if missed else ""),
+        f"{len(figures) - len(unreached)} of {len(figures)} targets are met." + (f" Missed: {'; '.join(missed)}." if missed else ""),
         "",
         table(found, failed),
     ]
@@ -39,6 +40,6 @@ def document(found: dict[str, Measured], failed: dict[str, str], head: str) -> s
         if row.texts or note.exists():
             lines += ["", f"## {name.capitalize()}", "", "\n\n".join(row.texts)]
         if note.exists():
-            lines += ["", "What the profile showed:", "", note.read_text().strip()]
+            lines += ["", "From the profile:", "", note.read_text().strip()]
     _, _, how = (lab.HERE / "README.md").read_text().partition("\n## ")
     return "\n".join([*lines, "", f"## {how.strip()}"]) + "\n"

@@ -1,4 +1,4 @@
-"""Measures sessiond against what people would use instead and against what the machine allows; prints a table and writes docs/BENCHMARKS.md.
+"""Measures sessiond against what people would use instead and against what the machine allows; prints a table and writes docs/explanation/benchmarks.md.
 
 See README.md beside this file. Every figure in that document comes from the run that wrote it.
 """
@@ -126,7 +126,7 @@ def main() -> int:
     )
     parser.add_argument("--accept", action="store_true", help="write the ratios of this run to expected.json instead of comparing them")
     parser.add_argument("--rustic", type=Path, help="a rustic program to measure too (building one takes ten minutes)")
-    parser.add_argument("--out", type=Path, default=lab.TREE / "docs/BENCHMARKS.md")
+    parser.add_argument("--out", type=Path, default=lab.TREE / "docs/explanation/benchmarks.md")
     args = parser.parse_args()
     if args.binary and not os.access(args.binary, os.X_OK):
         parser.error(f"--binary {args.binary}: there is no such program")

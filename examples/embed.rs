@@ -1,19 +1,19 @@
-//! sessiond as a library: a program that streams an agent's directory itself, and puts it back elsewhere.
+//! sessiond as a library: streams an agent's directory, and restores the session into another one.
 //!
 //!     cargo run --example embed
 //!
-//! Everything is in a temporary directory here; a real program says `s3://…` and `postgres://…` in the settings.
+//! All files are in a temporary directory. A real program uses `s3://…` and `postgres://…`.
 
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessiond::capture::watch::{EventBuffer, InotifyWatcher};
-use sessiond::capture::{self, Feed, Streamer};
-use sessiond::config::Settings;
-use sessiond::restore;
-use sessiond::wire::Parts;
+use sessiond::{
+    AgentConfig, Counters, HealthState, IndexConfig, IndexUpdate, Parts, RestoreRequest,
+    RestoreService, Service, ServiceOptions, SessionMetadata, SessionSelector, SessionSet, Settings,
+    StoreConfig, SystemClock,
+};
 use tokio::time::Instant;
 
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
@@ -21,84 +21,85 @@ const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"role
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let place = std::env::temp_dir().join(format!("sessiond-embed-{}", std::process::id()));
-    std::fs::create_dir_all(&place)?;
-    let told = tell(&place).await;
-    std::fs::remove_dir_all(&place)?;
-    told
+    let directory = std::env::temp_dir().join(format!("sessiond-embed-{}", std::process::id()));
+    std::fs::create_dir_all(&directory)?;
+    let result = stream_and_restore(&directory).await;
+    std::fs::remove_dir_all(&directory)?;
+    result
 }
 
-async fn tell(place: &Path) -> Result<(), Box<dyn Error>> {
-    let (here, there) = (place.join("here"), place.join("there"));
-    std::fs::create_dir(&here)?;
-    std::fs::create_dir(&there)?;
+async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
+    let (first, second) = (directory.join("first"), directory.join("second"));
+    std::fs::create_dir(&first)?;
+    std::fs::create_dir(&second)?;
 
-    // The parts that a daemon has: a store, an index, what is known of the agent, its directory.
+    // The parts of a daemon: the store, the index, the agent's profile and its directory.
     let settings = Settings {
-        store: Some(format!("file://{}", place.join("bucket").display())),
-        index: Some(format!("sqlite://{}", place.join("index.db").display())),
-        root: Some(here.clone()),
+        agent: AgentConfig {
+            root: Some(first.clone()),
+            ..AgentConfig::default()
+        },
+        store: StoreConfig {
+            url: Some(format!("file://{}", directory.join("bucket").display())),
+            ..StoreConfig::default()
+        },
+        index: IndexConfig {
+            url: Some(format!(
+                "sqlite://{}",
+                directory.join("index.db").display()
+            )),
+            ..IndexConfig::default()
+        },
         ..Settings::default()
     };
-    let parts = Parts::make(&settings, None).await?;
+    let parts = Parts::build(&settings, None).await?;
 
-    // Stream the directory. From here on whatever the agent appends is uploaded within the interval.
-    let context = capture::Context {
-        directory: parts.directory()?,
-        profile: parts.profile.clone(),
-        logs: parts.logs.clone(),
-        feed: Arc::new(Feed::default()),
+    // Lock the directory, then stream it: what the agent appends is uploaded within the flush interval.
+    let counters = Arc::new(Counters::default());
+    let lock = RestoreService::open(&parts, None, counters.clone(), IndexUpdate::Deferred)?;
+    let options = ServiceOptions {
         flush_interval: Duration::from_millis(200),
-        parallel: 8,
+        max_concurrent_flushes: 8,
+        ready_file: None,
+        metadata: SessionMetadata::default(),
+        heartbeat: None,
     };
-    let hints = Arc::new(EventBuffer::default());
-    let watch = InotifyWatcher::new(
-        here.clone(),
-        parts.directory()?,
-        parts.profile.clone(),
-        hints.clone(),
-    );
-    let streamer = Streamer::start(context, here.clone(), hints, Box::new(watch))?;
+    let health = HealthState::new(Arc::new(SystemClock));
+    let service = Service::start(&parts, options, Vec::new(), &health).await?;
 
-    // The agent writes.
+    // The agent writes a transcript.
     let transcript = format!("projects/-work-app/{SESSION}.jsonl");
-    std::fs::create_dir_all(here.join("projects/-work-app"))?;
-    std::fs::write(here.join(&transcript), LINE)?;
+    std::fs::create_dir_all(first.join("projects/-work-app"))?;
+    std::fs::write(first.join(&transcript), LINE)?;
 
-    // Make it durable now; then end, with the last of it.
-    let flushed = streamer.flush(Some(SESSION.parse()?)).await?;
+    // Flush now; then stop with a final flush.
+    let flushed = service.handle().flush(Some(SESSION.parse()?)).await?;
     println!("durable: {} log", flushed.logs.len());
-    std::fs::write(here.join(&transcript), LINE.repeat(2))?;
-    let left = streamer
-        .finish(Instant::now() + Duration::from_secs(8))
-        .await?
-        .left;
-    if !left.is_empty() {
-        return Err(format!("not durable: {left:?}").into());
+    std::fs::write(first.join(&transcript), LINE.repeat(2))?;
+    let deadline = Instant::now() + Duration::from_secs(8);
+    let not_durable = service.stop(deadline).await?.not_durable;
+    if !not_durable.is_empty() {
+        return Err(format!("not durable: {not_durable:?}").into());
     }
 
-    // Put it back in another directory, and take the session over: the writer above could write no more.
-    let parts = parts.rooted_at(there.clone());
-    let context = restore::Context {
-        directory: parts.directory()?,
-        profile: parts.profile.clone(),
-        logs: parts.logs.clone(),
-    };
-    let options = restore::Options {
-        claim: true,
-        ..restore::Options::default()
-    };
-    let report = restore::restore(&context, &parts.logs.id(SESSION.parse()?), &options).await?;
-    println!(
-        "restored: {} bytes from {} objects",
-        report.bytes, report.objects
-    );
-    let (before, after) = (
-        std::fs::read(here.join(&transcript))?,
-        std::fs::read(there.join(&transcript))?,
-    );
+    drop(lock);
+
+    // Restore the session into another directory and claim it. The first writer is fenced now.
+    let parts = parts.with_root(second.clone());
+    let service = RestoreService::open(&parts, None, counters, IndexUpdate::Immediate)?;
+    let selector = SessionSelector::Id(SESSION.to_owned());
+    let request = RestoreRequest::new(SessionSet::Selected(selector));
+    let summary = service.restore(&request).await?;
+    for report in &summary.restored {
+        println!(
+            "restored: {} bytes from {} objects",
+            report.bytes, report.objects
+        );
+    }
+    let before = std::fs::read(first.join(&transcript))?;
+    let after = std::fs::read(second.join(&transcript))?;
     if before != after || after.is_empty() {
-        return Err("the bytes differ".into());
+        return Err("the restored transcript differs".into());
     }
     println!("equal");
     Ok(())

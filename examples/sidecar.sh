@@ -1,37 +1,37 @@
 #!/bin/sh
-# Two processes on one directory, as two containers of a pod: sessiond beside an agent that knows nothing of it.
+# Sidecar: sessiond and an unmodified agent as two processes on one directory, like two containers of a pod.
 #   sidecar.sh 3f2a… claude --resume 3f2a…
-# SESSIOND_STORE and SESSIOND_INDEX say where sessions are kept; without them a directory below HOME is used.
+# SESSIOND_STORE and SESSIOND_INDEX select the store and the index; the default is a directory below HOME.
 set -eu
 session=$1
 shift
 
-# The init step: the agent's files are back, and checked, before anything else starts. The first time there is nothing to restore.
+# Init step: restore and verify the agent's files before anything else starts. The first start has nothing to restore.
 sessiond restore "$session" --if-exists
 
-# The sidecar. It adopts what the restore left, so it is the same writer.
+# Sidecar: the ledger that the restore wrote makes the daemon the same writer.
 ready=$(mktemp -u)
 sessiond daemon --ready-file "$ready" &
 daemon=$!
 trap 'kill -TERM "$daemon" 2> /dev/null || true' EXIT
 until [ -e "$ready" ]; do
-    kill -0 "$daemon" # or the script ends here: it says why on stderr
+    kill -0 "$daemon" # the script ends here if the daemon has exited; its error is on stderr
     sleep 0.1
 done
 
-# The agent. A signal is passed on; the agent may write once more before it ends.
+# Agent: forward signals to it. It may write once more before it exits.
 "$@" &
 agent=$!
 trap 'kill -TERM "$agent" 2> /dev/null || true' TERM INT
 code=0
 wait "$agent" || code=$?
-# A signal interrupts the wait before the agent has ended.
+# A signal interrupts wait before the agent has exited.
 while kill -0 "$agent" 2> /dev/null; do
     code=0
     wait "$agent" || code=$?
 done
 
-# Only then the final flush: SIGTERM to the daemon, which ends when all is durable, or with 9 when it gave up.
+# Final flush, only now: on SIGTERM the daemon exits with 0 once everything is durable, or with 9 at its deadline.
 trap - EXIT
 kill -TERM "$daemon"
 wait "$daemon"

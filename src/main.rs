@@ -1,7 +1,7 @@
-//! The binary: hands over to the library at once.
+//! The binary. Everything is in the library.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    sessiond::cli::main()
+    sessiond::run_command_line()
 }

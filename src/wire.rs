@@ -1,5 +1,8 @@
-//! Settings → parts: the only file that names concrete back ends.
+//! Builds the parts of the program from the settings.
+//!
+//! The only file that maps settings to the options of each part, and that names concrete back ends.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +14,7 @@ use crate::agent::gemini::Gemini;
 use crate::agent::generic::Generic;
 use crate::agent::opencode::OpenCode;
 use crate::config::{self, Settings};
-use crate::error::{Error, ErrorContext, Result, without_secret};
+use crate::error::{Error, ErrorContext, Result, redact_url};
 use crate::index::Catalog;
 use crate::index::sql::{IndexOptions, SqlIndex};
 use crate::log::Logs;
@@ -20,78 +23,72 @@ use crate::mirror::Mirror;
 use crate::model::{AgentName, Namespace};
 use crate::store::Store;
 use crate::store::encrypted::EncryptedStore;
-use crate::store::encrypted::keyring::Keyring;
+use crate::store::encrypted::keyring::{KeySettings, Keyring};
+use crate::store::encrypted::policy::EncryptionPolicy;
 use crate::store::file::FileStore;
 use crate::store::limited::ConcurrencyLimited;
 use crate::store::retrying::RetryingReads;
 use crate::store::s3::{S3Settings, S3Store, Sse};
 use crate::sys::{Disk, Rng, SystemClock, SystemRng};
 
-/// Sessions flushed at a time, unless the user says otherwise.
-pub const PARALLEL: usize = 8;
+/// Default number of concurrent flushes.
+pub const DEFAULT_CONCURRENT_FLUSHES: usize = 8;
 
-/// Requests to the store at a time, unless the user says otherwise: all that a restore reads of a log that is merged.
-const REQUESTS: usize = 32;
+/// Default number of concurrent store requests: enough to read a compacted log in one round.
+const DEFAULT_CONCURRENT_REQUESTS: usize = 32;
 
-/// The working parts.
+/// The parts that commands work with.
 #[derive(Clone)]
 pub struct Parts {
-    /// Where the logs are.
-    pub store: Arc<dyn Store>,
-    /// The view of them.
-    pub index: Arc<dyn Catalog>,
-    /// What we know of the agent.
-    pub profile: Arc<dyn Profile>,
+    /// The store. It encrypts and decrypts if a key is configured.
+    pub(crate) store: Arc<dyn Store>,
+    /// The index.
+    pub(crate) index: Arc<dyn Catalog>,
+    /// The profile of the agent.
+    pub(crate) profile: Arc<dyn Profile>,
     /// The logs of the agent.
-    pub logs: Logs,
-    /// What keeps the files in step with a database, where the agent has its sessions in one.
-    pub mirror: Option<Arc<Mirror>>,
-    /// Who can open what is stored.
-    pub keyring: Keyring,
-    /// The store as it is, where encrypted things are encrypted.
-    bare: Arc<dyn Store>,
+    pub(crate) logs: Logs,
+    /// The mirror of the agent's database, for an agent that stores its sessions in one.
+    pub(crate) mirror: Option<Arc<Mirror>>,
+    /// The recipients and identities.
+    pub(crate) keyring: Keyring,
+    /// The store without encryption: it returns objects as they are stored.
+    unencrypted_store: Arc<dyn Store>,
     root: Option<PathBuf>,
 }
 
 impl Parts {
-    /// Makes the parts; nothing is asked of any server yet.
-    pub async fn make(settings: &Settings, parallel: Option<usize>) -> Result<Parts> {
-        let environment = Environment::of_process();
-        let keyring = Keyring::read(settings)?;
-        if keyring.is_on() && settings.index_text {
-            return Err(Error::usage(
-                "keep text in the index: what is stored is encrypted, and the index would not be",
-            )
-            .hint("leave --index-text out, or --encrypt-to and --identity"));
-        }
-        let index_url = match &settings.index {
-            Some(url) => url.clone(),
-            None => format!(
-                "sqlite://{}",
-                environment.data()?.join("index.db").display()
-            ),
-        };
+    /// Builds the parts. Sends no request yet. `max_requests` limits the concurrent store requests.
+    pub async fn build(settings: &Settings, max_requests: Option<usize>) -> Result<Parts> {
+        let environment = Environment::from_process();
+        let keyring = load_keyring(settings)?;
+        check_index_text(settings, &keyring)?;
+        let index_url = index_url(settings, &environment)?;
         let store = ConcurrencyLimited::new(
-            store(settings, &environment).await?,
-            parallel.unwrap_or(REQUESTS),
+            open_store(store_target(settings, &environment)?).await?,
+            max_requests.unwrap_or(DEFAULT_CONCURRENT_REQUESTS),
         );
         let rng: Arc<dyn Rng> = Arc::new(SystemRng);
-        let bare: Arc<dyn Store> = Arc::new(RetryingReads::new(Arc::new(store), rng.clone()));
-        let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(bare.clone(), keyring.clone()));
-        let terms = IndexOptions {
+        let unencrypted_store: Arc<dyn Store> =
+            Arc::new(RetryingReads::new(Arc::new(store), rng.clone()));
+        let store = Arc::new(EncryptedStore::new(
+            unencrypted_store.clone(),
+            EncryptionPolicy::new(keyring.clone()),
+        ));
+        let options = IndexOptions {
             prices: settings.prices.clone(),
-            text: settings.index_text,
-            sealed: keyring.is_on(),
+            index_text: settings.index.text.unwrap_or(false),
+            omit_text: keyring.encrypts(),
         };
-        let index: Arc<dyn Catalog> = Arc::new(SqlIndex::open(&index_url)?.on(terms));
+        let index = Arc::new(SqlIndex::open(&index_url)?.with_options(options));
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;
-        let namespace: Namespace = settings.namespace.as_deref().unwrap_or("default").parse()?;
-        let wanted: FencingPolicy = settings.fencing.as_deref().unwrap_or("auto").parse()?;
-        let shared = index_url.starts_with("postgres");
+        let namespace = namespace(settings)?;
+        let policy: FencingPolicy = fencing_policy(settings)?;
+        let is_shared_database = index_url.starts_with("postgres");
         let logs = Logs {
             store: store.clone(),
-            fence: Arc::new(Fencing::new(wanted, index.clone(), shared)),
+            fence: Arc::new(Fencing::new(policy, index.clone(), is_shared_database)),
             namespace,
             agent: profile.name().clone(),
             clock: Arc::new(SystemClock),
@@ -106,29 +103,35 @@ impl Parts {
             logs,
             mirror: None,
             keyring,
-            bare,
+            unencrypted_store,
             root: None,
         };
-        Ok(root.map_or(parts.clone(), |root| parts.rooted_at(root)))
+        Ok(root.map_or(parts.clone(), |root| parts.with_root(root)))
     }
 
-    /// The agent's directory.
+    /// The agent's root.
     pub fn root(&self) -> Result<&Path> {
-        self.root.as_deref().ok_or_else(|| no_root(&*self.profile))
+        self.root
+            .as_deref()
+            .ok_or_else(|| unknown_root(&*self.profile))
     }
 
-    /// The agent's directory, to read and write. A root that is itself a link is followed, once.
+    /// The agent's root as a directory to read and write. A root that is a symlink is followed
+    /// once.
     pub fn directory(&self) -> Result<Arc<Disk>> {
         Ok(Arc::new(Disk::new(self.root()?)))
     }
 
-    /// The same parts for another directory of the agent's.
+    /// The same parts with another root.
     #[must_use]
-    pub fn rooted_at(&self, root: PathBuf) -> Parts {
+    pub fn with_root(&self, root: PathBuf) -> Parts {
         let mirror = mirror(&*self.profile, &root).map(Arc::new);
         let root = mirror.as_ref().map_or(root, |mirror| mirror.directory());
-        let keyring = self.keyring.at(Arc::new(Disk::new(&root)));
-        let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(self.bare.clone(), keyring));
+        let keyring = self.keyring.with_writer_key_in(Arc::new(Disk::new(&root)));
+        let store = Arc::new(EncryptedStore::new(
+            self.unencrypted_store.clone(),
+            EncryptionPolicy::new(keyring),
+        ));
         let logs = Logs {
             store: store.clone(),
             ..self.logs.clone()
@@ -143,39 +146,40 @@ impl Parts {
     }
 }
 
-/// The agent's directory, for who only wants to speak to the daemon that keeps it.
-pub fn root_of(settings: &Settings) -> Result<PathBuf> {
+/// The agent's root, for a command that only talks to the daemon of that root.
+pub fn agent_root(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
-    let root = find_root(settings, &*profile, &Environment::of_process())?
-        .ok_or_else(|| no_root(&*profile))?;
+    let root = find_root(settings, &*profile, &Environment::from_process())?
+        .ok_or_else(|| unknown_root(&*profile))?;
     Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.directory()))
 }
 
-/// The directory of a session store, which is nobody else's: one that is named, or one in the data directory.
-pub fn store_dir(settings: &Settings) -> Result<PathBuf> {
-    let environment = Environment::of_process();
+/// The root of a session store: the configured one, or one in the data directory. It must not be
+/// the root of an agent.
+pub fn session_store_root(settings: &Settings) -> Result<PathBuf> {
+    let environment = Environment::from_process();
     let profile = profile(settings)?;
     let Some(named) =
-        find_root(settings, &*profile, &environment)?.filter(|_| settings.root.is_some())
+        find_root(settings, &*profile, &environment)?.filter(|_| settings.agent.root.is_some())
     else {
-        return Ok(environment.data()?.join("session-store"));
+        return Ok(environment.data_directory()?.join("session-store"));
     };
     if profile
         .root(environment.home.as_deref(), &variable)
-        .is_some_and(|agents| agents == named)
+        .is_some_and(|root| root == named)
     {
         return Err(Error::usage(format!(
-            "keep a session store in {}: that is the agent's own directory",
-            named.display()
+            "invalid --root value {:?}: it is the agent's own directory",
+            named.display().to_string()
         ))
-        .hint("sessiond daemon keeps that one; give --root another directory, or none"));
+        .hint("pass another directory to --root, or omit it; \"sessiond daemon\" streams the agent's directory"));
     }
     Ok(named)
 }
 
-/// What keeps the files in step with the database in the agent's directory, if it has its sessions in one.
+/// The mirror of the agent's database, if the agent stores its sessions in one.
 fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
-    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::new(root))
+    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::open(root))
 }
 
 fn find_root(
@@ -183,55 +187,52 @@ fn find_root(
     profile: &dyn Profile,
     environment: &Environment,
 ) -> Result<Option<PathBuf>> {
-    match &settings.root {
+    match &settings.agent.root {
         Some(root) => std::path::absolute(root)
             .map(Some)
-            .map_err(|cause| Error::io(format!("find {}", root.display()), cause)),
+            .map_err(|cause| Error::io(format!("resolve {}", root.display()), cause)),
         None => Ok(profile.root(environment.home.as_deref(), &variable)),
     }
 }
 
-fn no_root(profile: &dyn Profile) -> Error {
-    Error::usage(format!(
-        "agent {} has no directory of its own",
-        profile.name()
-    ))
-    .hint("--root DIR says where its files are")
+fn unknown_root(profile: &dyn Profile) -> Error {
+    Error::usage(format!("agent {} has no default directory", profile.name()))
+        .hint("pass the directory of its files to --root")
 }
 
-/// What a variable of the environment says; nothing if it is empty.
+/// The value of an environment variable; `None` if it is empty.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
 }
 
-/// What the environment says about where things are.
+/// The directories that the environment defines.
 struct Environment {
     home: Option<PathBuf>,
     data: Option<PathBuf>,
 }
 
 impl Environment {
-    fn of_process() -> Environment {
+    fn from_process() -> Environment {
         let home = variable("HOME");
-        // The XDG specification: a path that is not absolute is to be ignored.
+        // According to the XDG specification, a relative path is invalid and ignored.
         let data = variable("XDG_DATA_HOME")
             .filter(|path| path.is_absolute())
             .or_else(|| home.as_ref().map(|home| home.join(".local/share")));
         Environment { home, data }
     }
 
-    fn data(&self) -> Result<PathBuf> {
+    fn data_directory(&self) -> Result<PathBuf> {
         let data = self.data.as_ref().map(|data| data.join("sessiond"));
         data.ok_or_else(|| {
-            Error::usage("find the data directory: neither HOME nor XDG_DATA_HOME is set")
-                .hint("give --store and --index")
+            Error::usage("the data directory is unknown: neither HOME nor XDG_DATA_HOME is set")
+                .hint("set HOME, or pass --store and --index")
         })
     }
 }
 
-/// The configuration file that is read where none is named.
+/// The default configuration file.
 pub fn default_config_file() -> Option<PathBuf> {
     let configuration = variable("XDG_CONFIG_HOME")
         .filter(|path| path.is_absolute())
@@ -239,105 +240,210 @@ pub fn default_config_file() -> Option<PathBuf> {
     configuration.map(|path| path.join("sessiond/config.toml"))
 }
 
-async fn store(settings: &Settings, environment: &Environment) -> Result<Arc<dyn Store>> {
-    let timeout = config::duration(
-        "--request-timeout",
-        settings.request_timeout.as_deref(),
-        Duration::ZERO,
-    )?;
-    if settings.request_timeout.is_some() && timeout.is_zero() {
-        return Err(
-            Error::usage("--request-timeout: no request is answered in no time")
-                .hint("leave it out, or give some seconds, such as 30s"),
-        );
-    }
-    let Some(url) = &settings.store else {
-        return Ok(Arc::new(FileStore::open(
-            environment.data()?.join("store"),
-        )?));
+/// The address of the store, with its settings applied.
+enum StoreTarget {
+    File(PathBuf),
+    S3(Box<S3Settings>),
+}
+
+/// Parses the settings of the store. Opens nothing.
+fn store_target(settings: &Settings, environment: &Environment) -> Result<StoreTarget> {
+    let timeout = request_timeout(settings)?;
+    let Some(url) = &settings.store.url else {
+        return Ok(StoreTarget::File(
+            environment.data_directory()?.join("store"),
+        ));
     };
     if url.starts_with("s3://") {
         let mut s3 = S3Settings::from_url(url)?;
-        s3.region = settings.region.clone().or(s3.region);
-        s3.endpoint = settings.endpoint.clone().or(s3.endpoint);
-        s3.path_style = settings.path_style.or(s3.path_style);
-        s3.ca_file = settings.ca_file.clone().or(s3.ca_file);
-        s3.timeout = if settings.request_timeout.is_some() {
-            timeout
-        } else {
-            s3.timeout
-        };
-        if let Some(sse) = &settings.sse {
-            s3.sse = Some(sse_of(sse)?);
+        s3.region = settings.s3.region.clone().or(s3.region);
+        s3.endpoint = settings.s3.endpoint.clone().or(s3.endpoint);
+        s3.path_style = settings.s3.path_style.or(s3.path_style);
+        s3.ca_file = settings.network.ca_file.clone().or(s3.ca_file);
+        s3.timeout = timeout.unwrap_or(s3.timeout);
+        if let Some(sse) = &settings.s3.sse {
+            s3.sse = Some(parse_sse(sse)?);
         }
-        return Ok(Arc::new(
-            S3Store::connect(s3)
-                .await
-                .with_context(|| "connect to the store")?,
-        ));
+        return Ok(StoreTarget::S3(Box::new(s3)));
     }
-    if let Some(path) = url.strip_prefix("file://") {
-        let path = percent_encoding::percent_decode_str(path)
-            .decode_utf8_lossy()
-            .into_owned();
-        if !path.starts_with('/') {
-            return Err(Error::usage(format!(
-                "read store {}: the path must be absolute",
-                without_secret(url)
-            ))
-            .hint("name a directory, such as file:///var/lib/sessiond"));
-        }
-        if path.trim_matches('/').is_empty() {
-            return Err(Error::usage("read store file:///: that is the whole disk")
-                .hint("name a directory, such as file:///var/lib/sessiond"));
-        }
-        return Ok(Arc::new(FileStore::open(PathBuf::from(path))?));
+    let invalid = |reason: &str, hint: &str| {
+        let url = redact_url(url);
+        Err(Error::usage(format!("invalid store URL {url:?}: {reason}")).hint(hint))
+    };
+    let example = "use a directory, such as file:///var/lib/sessiond";
+    let Some(path) = url.strip_prefix("file://") else {
+        let hint = "use file:///DIR or s3://BUCKET/PREFIX?endpoint=URL";
+        return invalid("unknown scheme", hint);
+    };
+    let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
+    if !path.starts_with('/') {
+        return invalid("the path must be absolute", example);
     }
-    Err(Error::usage(format!(
-        "read store {}: unknown kind of store",
-        without_secret(url)
-    ))
-    .hint("use file:///PATH or s3://BUCKET/PREFIX?endpoint=URL"))
+    if path.trim_matches('/').is_empty() {
+        return invalid("the root of the file system cannot be a store", example);
+    }
+    Ok(StoreTarget::File(PathBuf::from(path.into_owned())))
 }
 
-fn sse_of(text: &str) -> Result<Sse> {
+fn request_timeout(settings: &Settings) -> Result<Option<Duration>> {
+    let Some(text) = settings.store.request_timeout.as_deref() else {
+        return Ok(None);
+    };
+    let timeout = config::duration("--request-timeout", Some(text), Duration::ZERO)?;
+    if timeout.is_zero() {
+        return Err(Error::usage(format!(
+            "invalid --request-timeout value {text:?}: must be more than zero"
+        ))
+        .hint("use a duration such as 30s, or leave the setting out"));
+    }
+    Ok(Some(timeout))
+}
+
+async fn open_store(target: StoreTarget) -> Result<Arc<dyn Store>> {
+    match target {
+        StoreTarget::File(path) => Ok(Arc::new(FileStore::open(path)?)),
+        StoreTarget::S3(s3) => {
+            let store = S3Store::connect(*s3).await;
+            Ok(Arc::new(store.context("connect to the store")?))
+        }
+    }
+}
+
+/// The URL of the index.
+fn index_url(settings: &Settings, environment: &Environment) -> Result<String> {
+    match &settings.index.url {
+        Some(url) => Ok(url.clone()),
+        None => Ok(format!(
+            "sqlite://{}",
+            environment.data_directory()?.join("index.db").display()
+        )),
+    }
+}
+
+fn namespace(settings: &Settings) -> Result<Namespace> {
+    let name = settings.agent.namespace.as_deref();
+    name.unwrap_or("default").parse()
+}
+
+fn fencing_policy(settings: &Settings) -> Result<FencingPolicy> {
+    let mode = settings.store.fencing.as_deref();
+    mode.unwrap_or("auto").parse()
+}
+
+/// The index alone, for a caller that must neither wait for the store nor create anything: none if
+/// the SQLite file does not exist.
+pub fn existing_index(settings: &Settings) -> Result<Option<(Namespace, Arc<dyn Catalog>)>> {
+    let url = index_url(settings, &Environment::from_process())?;
+    let file = url.strip_prefix("sqlite://").map(Path::new);
+    if file.is_some_and(|file| !file.exists()) {
+        return Ok(None);
+    }
+    Ok(Some((
+        namespace(settings)?,
+        Arc::new(SqlIndex::open(&url)?),
+    )))
+}
+
+/// The locations that the settings leave to the environment: root, store, index and configuration
+/// file. A location that cannot be determined is missing.
+pub fn default_locations(settings: &Settings) -> BTreeMap<&'static str, String> {
+    let environment = Environment::from_process();
+    let root = profile(settings)
+        .and_then(|profile| find_root(settings, &*profile, &environment))
+        .ok()
+        .flatten();
+    let store = match store_target(settings, &environment) {
+        Ok(StoreTarget::File(path)) => Some(format!("file://{}", path.display())),
+        _ => None,
+    };
+    let locations = [
+        ("root", root.map(|path| path.display().to_string())),
+        ("store", store),
+        ("index", index_url(settings, &environment).ok()),
+        (
+            "config",
+            default_config_file().map(|path| path.display().to_string()),
+        ),
+    ];
+    locations
+        .into_iter()
+        .filter_map(|(name, location)| Some((name, location?)))
+        .collect()
+}
+
+/// Checks every setting that [`Parts::build`] uses. Connects to nothing and creates nothing.
+pub fn check(settings: &Settings) -> Result<()> {
+    let environment = Environment::from_process();
+    check_index_text(settings, &load_keyring(settings)?)?;
+    store_target(settings, &environment)?;
+    SqlIndex::open(&index_url(settings, &environment)?)?;
+    find_root(settings, &*profile(settings)?, &environment)?;
+    namespace(settings)?;
+    fencing_policy(settings)?;
+    Ok(())
+}
+
+fn load_keyring(settings: &Settings) -> Result<Keyring> {
+    Keyring::load(&KeySettings {
+        recipients: settings.encryption.encrypt_to.clone(),
+        identity_files: settings.encryption.identity.clone(),
+    })
+}
+
+fn check_index_text(settings: &Settings, keyring: &Keyring) -> Result<()> {
+    if keyring.encrypts() && settings.index.text.unwrap_or(false) {
+        return Err(Error::usage(
+            "--index-text would store message texts unencrypted in the index, and encryption is on",
+        )
+        .hint("remove --index-text, or remove --encrypt-to and --identity"));
+    }
+    Ok(())
+}
+
+fn parse_sse(text: &str) -> Result<Sse> {
     match text.split_once('=').unwrap_or((text, "")) {
         ("AES256", "") => Ok(Sse::Aes256),
         ("aws:kms", key) => Ok(Sse::Kms(Some(key.to_owned()).filter(|key| !key.is_empty()))),
-        _ => Err(Error::usage(format!("read --sse {text:?}"))
-            .hint("use AES256, aws:kms or aws:kms=KEY-ID")),
+        _ => Err(
+            Error::usage(format!("invalid --s3-sse value {text:?}: unknown mode"))
+                .hint("use AES256, aws:kms or aws:kms=KEY-ID"),
+        ),
     }
 }
 
 fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
     let name: AgentName = settings
         .agent
+        .name
         .as_deref()
         .unwrap_or(ClaudeCode::NAME)
         .parse()?;
-    if let Some(known) = known(&name) {
-        return Ok(known);
+    if let Some(profile) = built_in_profile(&name) {
+        return Ok(profile);
     }
     match (name.as_str(), &settings.profile) {
         (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
         (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
-        (other, None) => Err(
-            Error::usage(format!("unknown agent {other:?}")).hint(format!(
-                "{} and {} are known; for another, give a [profile] in the configuration file",
-                AGENTS.join(", "),
-                Generic::NAME
-            )),
-        ),
+        (other, None) => Err(Error::usage(format!(
+            "invalid --agent value {other:?}: unknown agent"
+        ))
+        .hint(format!(
+            "use {} or {}, or add a [profile] table to the configuration file",
+            AGENTS.join(", "),
+            Generic::NAME
+        ))),
     }
 }
 
-/// The agents that we know something of.
+/// The agents with a built-in profile.
 pub const AGENTS: [&str; 4] = [ClaudeCode::NAME, Codex::NAME, Gemini::NAME, OpenCode::NAME];
 
-/// Each of them and where it keeps its files, here.
-pub fn agents_here() -> Vec<(Arc<dyn Profile>, PathBuf)> {
-    let home = Environment::of_process().home;
-    let profiles = AGENTS.iter().filter_map(|name| known(&name.parse().ok()?));
+/// The profile of each of them, and its root on this machine.
+pub fn local_agents() -> Vec<(Arc<dyn Profile>, PathBuf)> {
+    let home = Environment::from_process().home;
+    let profiles = AGENTS
+        .iter()
+        .filter_map(|name| built_in_profile(&name.parse().ok()?));
     profiles
         .filter_map(|profile| {
             profile
@@ -347,10 +453,10 @@ pub fn agents_here() -> Vec<(Arc<dyn Profile>, PathBuf)> {
         .collect()
 }
 
-/// What we know of one of them.
-fn known(name: &AgentName) -> Option<Arc<dyn Profile>> {
+/// The built-in profile of an agent.
+fn built_in_profile(name: &AgentName) -> Option<Arc<dyn Profile>> {
     Some(match name.as_str() {
-        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone()).told(&variable)),
+        ClaudeCode::NAME => Arc::new(ClaudeCode::new(name.clone()).with_env(&variable)),
         Codex::NAME => Arc::new(Codex::new(name.clone())),
         Gemini::NAME => Arc::new(Gemini::new(name.clone())),
         OpenCode::NAME => Arc::new(OpenCode::new(name.clone())),

@@ -1,4 +1,4 @@
-"""Compares the Agent SDK's reference S3 adapter with sessiond under the same faults, and writes docs/COMPARISON.md.
+"""Compares the Agent SDK's reference S3 adapter with sessiond under the same faults, and writes docs/explanation/comparison.md.
 
 See README.md beside this file. Every figure in that document comes from the run that wrote it.
 """
@@ -26,7 +26,7 @@ from drive import PROJECT, SESSION  # noqa: E402
 from lab import KEYS, TREE  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = {"s3": "SDK + S3 adapter", "serve": "SDK + `sessiond serve-store`", "sidecar": "`sessiond daemon` beside the agent"}
+SYSTEMS = {"s3": "SDK + S3 adapter", "serve": "SDK + `sessiond serve-store`", "sidecar": "`sessiond daemon` as a sidecar"}
 
 
 def tools() -> dict:
@@ -254,19 +254,19 @@ class Bench:
 
 
 FAULTS = [
-    ("nothing", {}),
-    ("a reply is lost (the third write arrives, the connection breaks)", {"fault": "lost"}),
-    ("three 503 in a row (from the third write on)", {"fault": "503"}),
-    ("the machine is switched off mid-turn, two seconds after entry 205 of 300", {"pause": 205}),
-    ("resumed after 150 entries where the clock is 2 s behind", {"lives": ((0, 150), (150, 300)), "behind": "-2s"}),
-    ("1,500 appends of one entry, then a load", {"lives": ((0, 1500),), "turn": 1}),
+    ("No fault", {}),
+    ("Lost reply: the third write succeeds, and the connection breaks", {"fault": "lost"}),
+    ("Three 503 responses in a row, from the third write on", {"fault": "503"}),
+    ("Power loss during a turn, two seconds after entry 205 of 300", {"pause": 205}),
+    ("Resumed after 150 entries on a machine whose clock is 2 s behind", {"lives": ((0, 150), (150, 300)), "behind": "-2s"}),
+    ("1,500 appends of one entry each, then a load", {"lives": ((0, 1500),), "turn": 1}),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessiond", default=str(TREE / "target/release/sessiond"))
-    parser.add_argument("--out", default=str(TREE / "docs/COMPARISON.md"))
+    parser.add_argument("--out", default=str(TREE / "docs/explanation/comparison.md"))
     args = parser.parse_args()
     found = tools()
     version = subprocess.run([args.sessiond, "--version"], check=True, capture_output=True, text=True).stdout.strip()
@@ -289,24 +289,32 @@ def main() -> None:
 def document(tables, sdk: str, version: str, build: str) -> str:
     boto = next(line for line in (HERE / "requirements.txt").read_text().splitlines() if line.startswith("boto3"))
     lines = [
-        "# The Agent SDK's own session store and sessiond",
+        "# Comparison with the Agent SDK's S3 store",
         "",
-        "Written by `benches/compare/run.py`; run it to get your own. The same conversation (entries of about a kilobyte, ten a turn, every",
-        "tenth a title without an id) on the same S3 server (SeaweedFS) behind the same proxy, under the same faults:",
+        "`benches/compare/run.py` writes this document; run it to get your own figures. It sends the same",
+        "conversation (entries of about a kilobyte, ten per turn, every tenth a title without an ID) through three",
+        "setups, on the same S3 server (SeaweedFS) behind the same proxy, under the same faults:",
         "",
-        f"- **{SYSTEMS['s3']}**: {sdk} from PyPI with its reference adapter `s3_session_store.py`, unmodified, {boto} with its defaults,",
-        "  fed by the SDK's own batcher, which flushes at the end of a turn;",
-        f"- **{SYSTEMS['serve']}**: the same batcher, with the adapter in `examples/session-store-py`;",
-        f"- **{SYSTEMS['sidecar']}**: the agent writes its file, an entry every 20 ms, and knows of nothing.",
+        f"- **{SYSTEMS['s3']}**: {sdk} from PyPI with its reference adapter",
+        f"  `s3_session_store.py`, unmodified, {boto} with its defaults. The SDK's own batcher sends",
+        "  the entries at the end of a turn.",
+        f"- **{SYSTEMS['serve']}**: the same batcher, with the adapter in",
+        "  `examples/session-store-py`.",
+        f"- **{SYSTEMS['sidecar']}**: the agent appends an entry to its file every 20",
+        "  ms and does not know about sessiond.",
         "",
         f"{version} ({build} build), Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
-        "*Lost*: entries that the agent had written when it ended and that a load does not bring. *Doubled*, and *out of order* (behind a later",
-        "one): by the numbers in the entries. *Objects*: of the session, at the end; sessiond's own clean-up of what merges stand for comes a day later. *Requests to load*: in a new",
-        "container. *Peak*: of sessiond; for the adapter, what the agent's process grew by while it said the conversation (not measured when it was killed).",
+        "| column | meaning |",
+        "|---|---|",
+        "| lost | entries that the agent had written and that a load does not return |",
+        "| doubled, out of order | entries that a load returns twice, or after a later one |",
+        "| objects | objects of the session at the end, before garbage collection |",
+        "| requests to load | requests of a load in a new container |",
+        "| peak MiB | peak memory of sessiond; for the adapter, growth of the agent's process |",
     ]
     for name, rows in tables:
-        lines += ["", f"## Fault: {name}", ""]
+        lines += ["", f"## {name}", ""]
         if rows is None:
             lines.append("Not run: libfaketime could not be fetched.")
             continue

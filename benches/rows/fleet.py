@@ -125,7 +125,7 @@ def measure(bench) -> Measured:
             deadline = time.monotonic() + (0 if bench.short else RELEASED)
             while (left := connections(port)) and time.monotonic() < deadline:
                 time.sleep(1)
-            noted = int(lab.psql(port, "SELECT count(*) FROM errors", "bench").stdout)
+            noted = int(lab.psql(port, "SELECT count(*) FROM failures", "bench").stdout)
             for kept in fleet.values():
                 kept.process.child.send_signal(signal.SIGTERM)
             complaints, kinds = 0, set()

@@ -1,13 +1,15 @@
--- Roles for the index of sessiond: one that owns the tables, one that sees every namespace, and one for each namespace that sees
--- its own rows and no others. Run it as a superuser, in the index's database, and again whenever sessiond has new tables:
+-- Roles for the index of sessiond: an owner of the tables, an operator that sees all namespaces, and
+-- one role per namespace that sees only its own rows. Run it as a superuser in the database of the
+-- index, and again after an upgrade that adds tables:
 --
---     1. psql -d sessiond -f roles.sql            makes the roles
---     2. sessiond doctor --index 'postgres://sessiond_owner@HOST/sessiond'     makes the tables
---     3. psql -d sessiond -f roles.sql            puts the walls up
---     4. psql -d sessiond -c "SELECT sessiond_add_namespace('team-a')"         a role for a namespace; then give it a password
+--     1. psql -d sessiond -f roles.sql            make the roles
+--     2. sessiond doctor --index 'postgres://sessiond_owner@HOST/sessiond'     make the tables
+--     3. psql -d sessiond -f roles.sql            restrict the tables
+--     4. psql -d sessiond -c "SELECT sessiond_add_namespace('team-a')"         add a role; then set its password
 --
--- A namespace's role is named sessiond_ns_ and the namespace: sessiond --namespace team-a logs in as "sessiond_ns_team-a". Names of
--- roles have at most 63 bytes, so a namespace that gets a role has at most 51.
+-- The role of a namespace is sessiond_ns_ and the namespace: sessiond --namespace team-a logs in as
+-- "sessiond_ns_team-a". PostgreSQL limits role names to 63 bytes, so the namespace of a role has at
+-- most 51.
 
 DO $$
 BEGIN
@@ -17,19 +19,19 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'sessiond_operator') THEN
         CREATE ROLE sessiond_operator LOGIN;
     END IF;
-    -- What all namespaces may do to the rows that they see. Nobody logs in as this.
+    -- The rights of all namespaces on the rows that they see. It cannot log in.
     IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'sessiond_namespaces') THEN
         CREATE ROLE sessiond_namespaces NOLOGIN;
     END IF;
 END
 $$;
 
--- Only the owner makes tables, and so only the owner migrates.
+-- Only the owner can create tables, so only the owner migrates.
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 GRANT USAGE, CREATE ON SCHEMA public TO sessiond_owner;
 GRANT USAGE ON SCHEMA public TO sessiond_operator, sessiond_namespaces;
 
--- Makes the role of a namespace, or does nothing if it is there.
+-- Creates the role of a namespace, if it does not exist.
 CREATE OR REPLACE FUNCTION sessiond_add_namespace(namespace TEXT) RETURNS TEXT LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
     role TEXT := 'sessiond_ns_' || namespace;
@@ -45,7 +47,8 @@ END
 $$;
 REVOKE ALL ON FUNCTION sessiond_add_namespace(TEXT) FROM PUBLIC;
 
--- The walls. Every table of sessiond has a namespace but the list of migrations, which all read to see that it is complete.
+-- Row level security. Every table has a namespace, except the list of migrations, which all roles can
+-- read.
 DO $$
 DECLARE
     found RECORD;
@@ -61,7 +64,8 @@ BEGIN
         EXECUTE format('DROP POLICY IF EXISTS sessiond_all ON public.%I', found.name);
         EXECUTE format('CREATE POLICY sessiond_all ON public.%I TO sessiond_operator USING (true) WITH CHECK (true)', found.name);
         EXECUTE format('DROP POLICY IF EXISTS sessiond_own ON public.%I', found.name);
-        -- Equal to a value that is known before the rows are, so that indexes that begin with the namespace serve.
+        -- Compares with a value that is known before the rows are read, so that indexes that start with
+        -- the namespace can be used.
         EXECUTE format(
             'CREATE POLICY sessiond_own ON public.%I TO sessiond_namespaces '
             'USING (starts_with(current_user, ''sessiond_ns_'') AND namespace = substr(current_user, 13)) '

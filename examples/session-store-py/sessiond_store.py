@@ -3,8 +3,9 @@
     store = SessiondStore("unix:///home/me/.local/share/sessiond/session-store/.sessiond/session-store")
     options = ClaudeAgentOptions(session_store=store, session_store_flush="eager")
 
-An append returns when its entries are durable in the session's log, and may be repeated: the SDK does so when a call fails,
-and nothing is stored twice. It raises Fenced when another writer took the session over; loading it again goes on from there.
+An append returns once its entries are durable in the session's log. The SDK repeats an append that failed; no entry is stored
+twice. An append raises Fenced if another writer took the session over. Load the session again to continue from that writer's
+entries.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 from claude_agent_sdk import SessionStore, fold_session_summary
 
-# The server says by then that the store does not answer; the SDK waits for 60 seconds.
+# The server reports an unresponsive store before this time-out; the SDK waits for 60 seconds.
 TIMEOUT = 45.0
 
 
 class StoreError(Exception):
-    """The server refused, and says why."""
+    """The server rejected a request; the message has the reason."""
 
-    def __init__(self, status: int, answer: dict[str, Any]) -> None:
-        hint = answer.get("hint")
-        super().__init__(f"{answer.get('error', 'no reason given')}" + (f" ({hint})" if hint else ""))
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        hint = body.get("hint")
+        super().__init__(body.get("error", "unknown error") + (f" ({hint})" if hint else ""))
         self.status = status
 
 
@@ -47,20 +48,21 @@ class SessiondStore(SessionStore):
     async def append(self, key, entries) -> None:
         if not entries:
             return
-        named = _named(key)
-        body: dict[str, Any] = {"key": named, "batch": self._batch(named, entries), "entries": entries}
-        if "subpath" in named:
+        request_key = _request_key(key)
+        batch_id = self._batch_id(request_key, entries)
+        body: dict[str, Any] = {"key": request_key, "batch_id": batch_id, "entries": entries}
+        if "subpath" in request_key:
             await self._call("append", body)
         else:
-            await self._append_and_summarise(key, body)
-        self._appended[_text(named)] = self._appended.get(_text(named), 0) + 1
+            await self._append_with_summary(key, body)
+        self._appended[_text(request_key)] = self._appended.get(_text(request_key), 0) + 1
 
     async def load(self, key):
-        status, answer = await self._ask("load", {"key": _named(key)})
+        status, body = await self._send("load", {"key": _request_key(key)})
         if status == 404:
             return None
-        # An agent that was killed may have left a line that is none; the agent itself passes over it.
-        return [entry for entry in map(_entry, answer.split(b"\n")) if entry is not None]
+        # A killed agent may have left an incomplete line. The agent itself ignores it, too.
+        return [entry for entry in map(_parse_entry, body.split(b"\n")) if entry is not None]
 
     async def list_sessions(self, project_key):
         return (await self._call("list-sessions", {"project_key": project_key}))["sessions"]
@@ -70,60 +72,61 @@ class SessiondStore(SessionStore):
         return [{name: summary[name] for name in ("session_id", "mtime", "data")} for summary in found]
 
     async def list_subkeys(self, key):
-        return (await self._call("list-subkeys", {"key": _named(key)}))["subkeys"]
+        return (await self._call("list-subkeys", {"key": _request_key(key)}))["subkeys"]
 
     async def delete(self, key) -> None:
         self._summaries.pop((key["project_key"], key["session_id"]), None)
-        await self._call("delete", {"key": _named(key)})
+        await self._call("delete", {"key": _request_key(key)})
 
-    def _batch(self, named, entries) -> str:
-        """The same for an append that is repeated, since only one that went well is counted."""
-        count = self._appended.get(_text(named), 0)
-        text = json.dumps([count, named, entries], sort_keys=True)
+    def _batch_id(self, request_key, entries) -> str:
+        """A repeated append gets the same batch ID, because only successful appends are counted."""
+        count = self._appended.get(_text(request_key), 0)
+        text = json.dumps([count, request_key, entries], sort_keys=True)
         return hashlib.sha256(self._nonce + text.encode()).hexdigest()
 
-    async def _append_and_summarise(self, key, body) -> None:
-        """What the SDK makes of the entries goes along; if another process did so in between, it is made anew."""
-        place = (key["project_key"], key["session_id"])
+    async def _append_with_summary(self, key, body) -> None:
+        """Appends with an updated summary. If another process has changed the summary, computes it again."""
+        session = (key["project_key"], key["session_id"])
         for _ in range(10):
-            version, data = self._summaries.pop(place, None) or await self._summary(key)
-            before = None if data is None else {"session_id": key["session_id"], "mtime": 0, "data": data}
-            data = fold_session_summary(before, key, body["entries"])["data"]
-            status, answer = await self._ask("append", {**body, "summary": {"after": version, "data": data}}, {412})
+            version, data = self._summaries.pop(session, None) or await self._summary(key)
+            previous = None if data is None else {"session_id": key["session_id"], "mtime": 0, "data": data}
+            data = fold_session_summary(previous, key, body["entries"])["data"]
+            summary = {"base_version": version, "data": data}
+            status, response = await self._send("append", {**body, "summary": summary}, {412})
             if status != 412:
-                if json.loads(answer)["summary"] == version + 1:
-                    self._summaries[place] = (version + 1, data)
+                if json.loads(response)["summary_version"] == version + 1:
+                    self._summaries[session] = (version + 1, data)
                 return
-        raise StoreError(412, {"error": "others keep writing to this session"})
+        raise StoreError(412, {"error": "other processes keep changing the summary of this session"})
 
     async def _summary(self, key) -> tuple[int, dict[str, Any] | None]:
-        status, answer = await self._ask("summary", {"key": _named(key)})
+        status, body = await self._send("summary", {"key": _request_key(key)})
         if status == 404:
             return 0, None
-        found = json.loads(answer)
-        return found["version"], found["data"]
+        summary = json.loads(body)
+        return summary["version"], summary["data"]
 
     async def _call(self, call: str, body: dict[str, Any]) -> Any:
-        return json.loads((await self._ask(call, body, ()))[1])
+        return json.loads((await self._send(call, body, ()))[1])
 
-    async def _ask(self, call: str, body: dict[str, Any], expected=(404,)) -> tuple[int, bytes]:
-        # NaN and the like are not JSON.
-        sent = json.dumps(body, allow_nan=False).encode()
-        status, answer = await anyio.to_thread.run_sync(self._post, f"/v1/{call}", sent)
+    async def _send(self, call: str, body: dict[str, Any], expected=(404,)) -> tuple[int, bytes]:
+        # NaN and infinity are not valid JSON.
+        request = json.dumps(body, allow_nan=False).encode()
+        status, response = await anyio.to_thread.run_sync(self._post, f"/v1/{call}", request)
         if status == 200 or status in expected:
-            return status, answer
+            return status, response
         try:
-            reason = json.loads(answer)
+            error = json.loads(response)
         except ValueError:
-            reason = {}
-        raise (Fenced if status == 409 else StoreError)(status, reason)
+            error = {}
+        raise (Fenced if status == 409 else StoreError)(status, error)
 
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         connection = _connection(self._address)
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            response = connection.getresponse()
+            return response.status, response.read()
         finally:
             connection.close()
 
@@ -146,15 +149,15 @@ def _connection(address: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=TIMEOUT)
 
 
-def _named(key) -> dict[str, str]:
+def _request_key(key) -> dict[str, str]:
     return {name: key[name] for name in ("project_key", "session_id", "subpath") if key.get(name) is not None}
 
 
-def _text(named) -> str:
-    return json.dumps(named, sort_keys=True)
+def _text(request_key) -> str:
+    return json.dumps(request_key, sort_keys=True)
 
 
-def _entry(line: bytes) -> Any | None:
+def _parse_entry(line: bytes) -> Any | None:
     try:
         return json.loads(line)
     except ValueError:

@@ -4,9 +4,9 @@
  *     const store = new SessiondStore("http://127.0.0.1:7474");
  *     for await (const message of query({ prompt, options: { sessionStore: store, sessionStoreFlush: "eager" } })) …
  *
- * An append resolves when its entries are durable in the session's log, and may be repeated: the SDK does so when a call
- * fails, and nothing is stored twice. It rejects with Fenced when another writer took the session over; loading it again
- * goes on from there.
+ * An append resolves once its entries are durable in the session's log. The SDK repeats an append that failed; no entry is
+ * stored twice. An append rejects with Fenced if another writer took the session over. Load the session again to continue
+ * from that writer's entries.
  */
 
 import { createHash, randomBytes } from "node:crypto";
@@ -14,18 +14,18 @@ import { request } from "node:http";
 import { foldSessionSummary } from "@anthropic-ai/claude-agent-sdk";
 import type { SessionKey, SessionStore, SessionStoreEntry, SessionSummaryEntry } from "@anthropic-ai/claude-agent-sdk";
 
-/** The server says by then that the store does not answer; the SDK waits for 60 seconds. */
+/** The server reports an unresponsive store before this time-out; the SDK waits for 60 seconds. */
 const TIMEOUT = 45_000;
 
-type Answer = { status: number; body: string };
-type Known = { version: number; data: Record<string, unknown> | undefined };
+type Response = { status: number; body: string };
+type Summary = { version: number; data: Record<string, unknown> | undefined };
 
-/** The server refused, and says why. */
+/** The server rejected a request; the message has the reason. */
 export class StoreError extends Error {
   readonly status: number;
 
-  constructor(status: number, answer: { error?: string; hint?: string | null }) {
-    super((answer.error ?? "no reason given") + (answer.hint ? ` (${answer.hint})` : ""));
+  constructor(status: number, body: { error?: string; hint?: string | null }) {
+    super((body.error ?? "unknown error") + (body.hint ? ` (${body.hint})` : ""));
     this.status = status;
   }
 }
@@ -37,29 +37,29 @@ export class SessiondStore implements SessionStore {
   readonly #address: URL;
   readonly #nonce = randomBytes(16);
   readonly #appended = new Map<string, number>();
-  readonly #summaries = new Map<string, Known>();
+  readonly #summaries = new Map<string, Summary>();
 
-  /** `unix:///PATH` or `http://127.0.0.1:PORT`, as the server says when it starts. */
+  /** `unix:///PATH` or `http://127.0.0.1:PORT`, as the server prints when it starts. */
   constructor(address: string) {
     this.#address = new URL(address);
   }
 
   async append(key: SessionKey, entries: SessionStoreEntry[]): Promise<void> {
     if (entries.length === 0) return;
-    const place = JSON.stringify(named(key));
-    // The same for an append that is repeated, since only one that went well is counted.
-    const count = this.#appended.get(place) ?? 0;
-    const hash = createHash("sha256").update(this.#nonce).update(JSON.stringify([count, place, entries]));
-    const body = { key: named(key), batch: hash.digest("hex"), entries };
-    if (key.subpath === undefined) await this.#appendAndSummarise(key, place, body);
+    const id = JSON.stringify(requestKey(key));
+    // A repeated append gets the same batch ID, because only successful appends are counted.
+    const count = this.#appended.get(id) ?? 0;
+    const hash = createHash("sha256").update(this.#nonce).update(JSON.stringify([count, id, entries]));
+    const body = { key: requestKey(key), batch_id: hash.digest("hex"), entries };
+    if (key.subpath === undefined) await this.#appendWithSummary(key, id, body);
     else await this.#call("append", body);
-    this.#appended.set(place, count + 1);
+    this.#appended.set(id, count + 1);
   }
 
   async load(key: SessionKey): Promise<SessionStoreEntry[] | null> {
-    const { status, body } = await this.#ask("load", { key: named(key) }, 404);
-    // An agent that was killed may have left a line that is none; the agent itself passes over it.
-    return status === 404 ? null : body.split("\n").flatMap(entry);
+    const { status, body } = await this.#send("load", { key: requestKey(key) }, 404);
+    // A killed agent may have left an incomplete line. The agent itself ignores it, too.
+    return status === 404 ? null : body.split("\n").flatMap(parseEntry);
   }
 
   async listSessions(projectKey: string): Promise<Array<{ sessionId: string; mtime: number }>> {
@@ -73,76 +73,76 @@ export class SessiondStore implements SessionStore {
   }
 
   async listSubkeys(key: { projectKey: string; sessionId: string }): Promise<string[]> {
-    return (await this.#call("list-subkeys", { key: named(key) })).subkeys;
+    return (await this.#call("list-subkeys", { key: requestKey(key) })).subkeys;
   }
 
   async delete(key: SessionKey): Promise<void> {
-    this.#summaries.delete(JSON.stringify(named({ projectKey: key.projectKey, sessionId: key.sessionId })));
-    await this.#call("delete", { key: named(key) });
+    this.#summaries.delete(JSON.stringify(requestKey({ projectKey: key.projectKey, sessionId: key.sessionId })));
+    await this.#call("delete", { key: requestKey(key) });
   }
 
-  /** What the SDK makes of the entries goes along; if another process did so in between, it is made anew. */
-  async #appendAndSummarise(key: SessionKey, place: string, body: { entries: SessionStoreEntry[] }): Promise<void> {
+  /** Appends with an updated summary. If another process has changed the summary, computes it again. */
+  async #appendWithSummary(key: SessionKey, id: string, body: { entries: SessionStoreEntry[] }): Promise<void> {
     for (let attempt = 0; attempt < 10; attempt++) {
-      const { version, data } = this.#summaries.get(place) ?? (await this.#summary(key));
-      this.#summaries.delete(place);
-      const before = data && { sessionId: key.sessionId, mtime: 0, data };
-      const folded = foldSessionSummary(before, key, body.entries).data;
-      const answer = await this.#ask("append", { ...body, summary: { after: version, data: folded } }, 412);
-      if (answer.status === 412) continue;
-      if (JSON.parse(answer.body).summary === version + 1) this.#summaries.set(place, { version: version + 1, data: folded });
+      const { version, data } = this.#summaries.get(id) ?? (await this.#summary(key));
+      this.#summaries.delete(id);
+      const previous = data && { sessionId: key.sessionId, mtime: 0, data };
+      const folded = foldSessionSummary(previous, key, body.entries).data;
+      const response = await this.#send("append", { ...body, summary: { base_version: version, data: folded } }, 412);
+      if (response.status === 412) continue;
+      if (JSON.parse(response.body).summary_version === version + 1) this.#summaries.set(id, { version: version + 1, data: folded });
       return;
     }
-    throw new StoreError(412, { error: "others keep writing to this session" });
+    throw new StoreError(412, { error: "other processes keep changing the summary of this session" });
   }
 
-  async #summary(key: SessionKey): Promise<Known> {
-    const { status, body } = await this.#ask("summary", { key: named(key) }, 404);
+  async #summary(key: SessionKey): Promise<Summary> {
+    const { status, body } = await this.#send("summary", { key: requestKey(key) }, 404);
     if (status === 404) return { version: 0, data: undefined };
     const { version, data } = JSON.parse(body);
     return { version, data };
   }
 
   async #call(call: string, body: unknown): Promise<any> {
-    return JSON.parse((await this.#ask(call, body)).body);
+    return JSON.parse((await this.#send(call, body)).body);
   }
 
-  async #ask(call: string, body: unknown, expected?: number): Promise<Answer> {
-    const answer = await this.#post(`/v1/${call}`, Buffer.from(JSON.stringify(body)));
-    if (answer.status === 200 || answer.status === expected) return answer;
-    let reason = {};
+  async #send(call: string, body: unknown, expected?: number): Promise<Response> {
+    const response = await this.#post(`/v1/${call}`, Buffer.from(JSON.stringify(body)));
+    if (response.status === 200 || response.status === expected) return response;
+    let error = {};
     try {
-      reason = JSON.parse(answer.body);
+      error = JSON.parse(response.body);
     } catch {
-      // Not our server, or one that broke off.
+      // The response is incomplete, or comes from another server.
     }
-    throw answer.status === 409 ? new Fenced(409, reason) : new StoreError(answer.status, reason);
+    throw response.status === 409 ? new Fenced(409, error) : new StoreError(response.status, error);
   }
 
-  #post(path: string, body: Buffer): Promise<Answer> {
+  #post(path: string, body: Buffer): Promise<Response> {
     const { protocol, hostname, port, pathname } = this.#address;
     const where = protocol === "unix:" ? { socketPath: decodeURIComponent(pathname) } : { host: hostname.replace(/^\[|\]$/g, ""), port };
     const headers = { "content-type": "application/json", "content-length": body.length };
     return new Promise((resolve, reject) => {
-      const call = request({ ...where, method: "POST", path, headers, timeout: TIMEOUT }, (answer) => {
-        const pieces: Buffer[] = [];
-        answer.on("data", (piece) => pieces.push(piece));
-        answer.on("error", reject);
-        answer.on("end", () => resolve({ status: answer.statusCode ?? 0, body: Buffer.concat(pieces).toString() }));
+      const call = request({ ...where, method: "POST", path, headers, timeout: TIMEOUT }, (response) => {
+        const chunks: Buffer[] = [];
+        response.on("data", (chunk) => chunks.push(chunk));
+        response.on("error", reject);
+        response.on("end", () => resolve({ status: response.statusCode ?? 0, body: Buffer.concat(chunks).toString() }));
       });
-      call.on("timeout", () => call.destroy(new Error(`sessiond did not answer ${path} within ${TIMEOUT} ms`)));
+      call.on("timeout", () => call.destroy(new Error(`sessiond did not respond to ${path} within ${TIMEOUT} ms`)));
       call.on("error", reject);
       call.end(body);
     });
   }
 }
 
-function named(key: SessionKey): Record<string, string> {
-  const named = { project_key: key.projectKey, session_id: key.sessionId };
-  return key.subpath === undefined ? named : { ...named, subpath: key.subpath };
+function requestKey(key: SessionKey): Record<string, string> {
+  const main = { project_key: key.projectKey, session_id: key.sessionId };
+  return key.subpath === undefined ? main : { ...main, subpath: key.subpath };
 }
 
-function entry(line: string): SessionStoreEntry[] {
+function parseEntry(line: string): SessionStoreEntry[] {
   try {
     return [JSON.parse(line)];
   } catch {

@@ -1,4 +1,5 @@
-//! Writes the committed corpus. Run it from the repository: `cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seed`.
+//! Writes the committed corpus:
+//! `cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seed`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A stored entry. What must hold of it is in `src/checks.rs`.
+//! Fuzz target: a stored entry. Its properties are in `src/checks.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A path and a key. What must hold of it is in `src/checks.rs`.
+//! Fuzz target: a path and a key. Its properties are in `src/checks.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A stored snapshot. What must hold of it is in `src/checks.rs`.
+//! Fuzz target: a stored snapshot. Its properties are in `src/checks.rs`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A piece of a transcript. What must hold of it is in `src/checks.rs`.
+//! Fuzz target: a part of a transcript. Its properties are in `src/checks.rs`.
 
 #![no_main]
 

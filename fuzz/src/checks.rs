@@ -1,7 +1,8 @@
-//! What must hold of every input, whoever made it: one function a fuzz target, which says whether the input was accepted.
+//! The properties of every input: one function per fuzz target, which returns whether the input was
+//! accepted.
 //!
-//! `tests/it/corpus.rs` runs the same functions over the committed corpus. `super` is where sessiond's modules are: mounted
-//! here, imported there.
+//! `tests/it/corpus.rs` runs the same functions on the committed corpus. `super` provides the
+//! modules of sessiond: included by path here, imported there.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +13,7 @@ use flate2::write::GzEncoder;
 
 use super::agent::claude_code::ClaudeCode;
 use super::agent::generic::Generic;
-use super::agent::transcript::Reader;
+use super::agent::transcript::TranscriptReader;
 use super::agent::{FileClass, Profile};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
@@ -24,13 +25,14 @@ use super::model::{
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
-/// Made once: its patterns take longer to read than a path.
+/// Created once: parsing its patterns takes longer than checking a path.
 static GENERIC: LazyLock<Generic> = LazyLock::new(|| {
     Generic::new(plain("generic"), &Patterns::default())
         .unwrap_or_else(|error| panic!("the default patterns: {error}"))
 });
 
-/// A stored entry. What does not begin as gzip is compressed first, so that a fuzzer gets to the header.
+/// A stored entry. An input that is not gzip is compressed first, so that the fuzzer reaches the
+/// header.
 pub fn entry(input: &[u8]) -> bool {
     let stored = if input.starts_with(GZIP) {
         input.to_vec()
@@ -39,30 +41,30 @@ pub fn entry(input: &[u8]) -> bool {
     };
     let entry = match entry::decode("log/x.gz", &stored) {
         Ok(entry) => entry,
-        Err(error) => return refused(&error),
+        Err(error) => return rejected(&error),
     };
     check_digest(&entry, &stored);
     let bodies: Vec<Vec<u8>> = entry.parts().map(|(_, bytes)| bytes.to_vec()).collect();
     assert_eq!(
         bodies.concat(),
         entry.body,
-        "the parts are not the whole body"
+        "the parts are not the complete body"
     );
     let again = entry::encode(entry.header.clone(), &bodies)
-        .unwrap_or_else(|error| panic!("encode what was decoded: {error}"));
+        .unwrap_or_else(|error| panic!("cannot encode the decoded entry: {error}"));
     let again = entry::decode("log/x.gz", &again.bytes)
-        .unwrap_or_else(|error| panic!("decode it again: {error}"));
+        .unwrap_or_else(|error| panic!("cannot decode it again: {error}"));
     assert_eq!(
         (again.header, again.body),
         (entry.header, entry.body),
-        "it did not survive a round trip"
+        "the round trip changed it"
     );
     true
 }
 
-/// A stored snapshot, accepted if every file has its digest. What begins with a brace is a header in one line and the
-/// bytes of its files; what is neither that nor gzip is a tar archive whose checksums are set right: a fuzzer does not
-/// guess those.
+/// A stored snapshot, accepted if every file has its digest. An input that starts with a brace is a
+/// header line and the bytes of its files; any other input that is not gzip is a tar file, whose
+/// checksums are corrected because a fuzzer does not guess them.
 pub fn snapshot(input: &[u8]) -> bool {
     let stored = match input.first() {
         _ if input.starts_with(GZIP) => input.to_vec(),
@@ -71,43 +73,46 @@ pub fn snapshot(input: &[u8]) -> bool {
     };
     let entry = match snapshot::decode("snap/x.tar.gz", &stored) {
         Ok(entry) => entry,
-        Err(error) => return refused(&error),
+        Err(error) => return rejected(&error),
     };
     check_digest(&entry, &stored);
     let bodies: Vec<&[u8]> = entry.parts().map(|(_, bytes)| bytes).collect();
     assert_eq!(
         bodies.concat(),
         entry.body,
-        "the files are not the whole body"
+        "the files are not the complete body"
     );
     let again = snapshot::encode(entry.header.clone(), &bodies)
-        .unwrap_or_else(|error| panic!("encode what was decoded: {error}"));
+        .unwrap_or_else(|error| panic!("cannot encode the decoded entry: {error}"));
     let again = snapshot::decode("snap/x.tar.gz", &again.bytes)
-        .unwrap_or_else(|error| panic!("decode it again: {error}"));
+        .unwrap_or_else(|error| panic!("cannot decode it again: {error}"));
     assert_eq!(
         (&again.header, &again.body),
         (&entry.header, &entry.body),
-        "it did not survive a round trip"
+        "the round trip changed it"
     );
     entry
         .parts()
         .all(|(part, bytes)| Digest::of(bytes) == part.file_sha256)
 }
 
-/// What stands for many entries has the digest of the last of them: the next one names that.
+/// A compacted segment has the digest of its last entry: the `prev_digest` of the next one.
 fn check_digest(entry: &entry::Entry, stored: &[u8]) {
     let digest = entry
         .header
         .covers
         .as_ref()
         .map_or_else(|| Digest::of(stored), |covers| covers.digest);
-    assert_eq!((entry.digest, entry.stored), (digest, stored.len() as u64));
+    assert_eq!(
+        (entry.digest, entry.stored_bytes),
+        (digest, stored.len() as u64)
+    );
 }
 
-/// A piece of a transcript, accepted if it told anything.
+/// A part of a transcript, accepted if it contains any fact.
 pub fn transcript(input: &[u8]) -> bool {
     let profile = ClaudeCode::new(plain("claude-code"));
-    let read = |reader: &mut Reader, path: &str, start: usize, bytes: &[u8]| {
+    let read = |reader: &mut TranscriptReader, path: &str, start: usize, bytes: &[u8]| {
         let path: RelPath = plain(path);
         let (start, len) = (start as u64, bytes.len() as u64);
         let part = Part {
@@ -123,7 +128,7 @@ pub fn transcript(input: &[u8]) -> bool {
         reader.read(&profile, [(&part, bytes)].into_iter())
     };
     const PATH: &str = "projects/-work-app/3f2a.jsonl";
-    let whole = read(&mut Reader::default(), PATH, 0, input);
+    let whole = read(&mut TranscriptReader::default(), PATH, 0, input);
     let facts = [
         &whole.facts.cwd,
         &whole.facts.title,
@@ -131,63 +136,66 @@ pub fn transcript(input: &[u8]) -> bool {
         &whole.facts.agent_version,
     ];
     for text in facts.into_iter().flatten() {
-        assert!(
-            text.len() <= input.len(),
-            "a fact is longer than all that was read"
-        );
+        assert!(text.len() <= input.len(), "a fact is longer than the input");
     }
-    let mut behind = 0;
-    for said in &whole.said {
+    let mut end = 0;
+    for message in &whole.messages {
         assert!(
-            said.start >= behind && said.len > 0 && said.start + said.len <= input.len() as u64,
-            "messages overlap, or leave their file"
+            message.start >= end
+                && message.len > 0
+                && message.start + message.len <= input.len() as u64,
+            "messages overlap, or exceed their file"
         );
-        behind = said.start + said.len;
+        end = message.start + message.len;
     }
-    // An entry may end anywhere: what is said is the same.
+    // An entry may end anywhere; the result is the same.
     for cut in [
         input.len() / 3,
         input.len() / 2,
         input.len().saturating_sub(1),
     ] {
-        let mut reader = Reader::default();
+        let mut reader = TranscriptReader::default();
         let (first, second) = (
             read(&mut reader, PATH, 0, &input[..cut]),
             read(&mut reader, PATH, cut, &input[cut..]),
         );
-        let unread = |told: &ParsedTranscripts| told.unread.values().sum::<u64>();
+        let unparsed = |parsed: &ParsedTranscripts| parsed.unparsed_lines.values().sum::<u64>();
         assert_eq!(
-            unread(&first) + unread(&second),
-            unread(&whole),
+            unparsed(&first) + unparsed(&second),
+            unparsed(&whole),
             "cut at {cut}"
         );
         assert_eq!(
-            [first.said, second.said].concat(),
-            whole.said,
+            [first.messages, second.messages].concat(),
+            whole.messages,
             "cut at {cut}"
         );
-        assert_eq!(first.facts.then(second.facts), whole.facts, "cut at {cut}");
+        assert_eq!(
+            first.facts.updated_with(second.facts),
+            whole.facts,
+            "cut at {cut}"
+        );
     }
-    // Bytes that are no transcript's tell nothing.
+    // A file that is not a transcript has no facts.
     let other = read(
-        &mut Reader::default(),
+        &mut TranscriptReader::default(),
         "projects/-work-app/3f2a/tool-results/t.txt",
         0,
         input,
     );
-    assert!(other.said.is_empty() && other.facts == Default::default());
+    assert!(other.messages.is_empty() && other.facts == Default::default());
     facts.iter().any(|fact| fact.is_some())
 }
 
-/// A path, as an entry or a directory names it; accepted if a file may have it.
+/// A path from an entry or a listing, accepted if a file may have it.
 pub fn path(input: &[u8]) -> bool {
     let text = String::from_utf8_lossy(input);
-    // Listings hand over whatever stands in the bucket.
-    if let Some(seq) = keys::entry_number(&text).or_else(|| keys::snapshot_number(&text)) {
+    // Listings return any key in the bucket.
+    if let Some(seq) = keys::entry_seq(&text).or_else(|| keys::snapshot_seq(&text)) {
         assert!(seq > 0);
     }
     if let Some(name) = keys::log_name(&text) {
-        survives(&name);
+        check_round_trip(&name);
     }
     let Ok(path) = text.parse::<RelPath>() else {
         return false;
@@ -204,46 +212,50 @@ pub fn path(input: &[u8]) -> bool {
         "{below:?} leaves the root"
     );
     assert!(
-        inside.components().count() == path.parts().count()
-            && path.parts().next_back() == Some(path.name())
+        inside.components().count() == path.components().count()
+            && path.components().next_back() == Some(path.name())
     );
     let claude_code = ClaudeCode::new(plain("claude-code"));
     for profile in [&claude_code as &dyn Profile, &*GENERIC] {
-        let FileClass::Keep(name, _) = profile.place(&path) else {
+        let FileClass::Stored(name, _) = profile.classify(&path) else {
             continue;
         };
-        survives(&name);
+        check_round_trip(&name);
         assert!(
-            !path.parts().any(|part| part == ".sessiond"),
-            "{path}: our own state was kept"
+            !path.components().any(|part| part == ".sessiond"),
+            "{path}: the state of sessiond is stored"
         );
-        // Every directory on the way is entered, or a scan would not find it.
+        // A scan finds the file only if it enters all parent directories.
         let mut directory = path.parent();
         while let Some(at) = directory {
             assert!(
-                profile.enter(&at),
-                "{path} is kept, and {at} is not entered"
+                profile.is_scanned(&at),
+                "{path} is stored, but {at} is not scanned"
             );
             directory = at.parent();
         }
-        for directory in profile.directories(&name, &[&path].into()) {
+        for directory in profile.log_directories(&name, &[&path].into()) {
             assert!(!directory.as_str().is_empty());
         }
-        profile.project_log(&path).iter().for_each(survives);
+        profile.project_log(&path).iter().for_each(check_round_trip);
     }
     true
 }
 
-/// A name that a key is made of must be read back from the key as the same.
-fn survives(name: &LogName) {
+/// A log name must be the same after parsing its key.
+fn check_round_trip(name: &LogName) {
     assert_eq!(
         keys::log_name(&format!("v1/n/a/{name}/")).as_ref(),
         Some(name)
     );
 }
 
-fn refused(error: &Error) -> bool {
-    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+/// A rejected input is damaged or of a newer format, and nothing else.
+fn rejected(error: &Error) -> bool {
+    assert!(
+        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NewerFormat),
+        "{error}"
+    );
     false
 }
 
@@ -252,7 +264,7 @@ fn plain<T: std::str::FromStr<Err = Error>>(text: &str) -> T {
         .unwrap_or_else(|error| panic!("{text} is plain: {error}"))
 }
 
-/// Stored, not compressed: as fast as a copy, and a small input stays what it is.
+/// A gzip stream without compression: as fast as a copy, and the input stays visible in it.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::none());
     gzip.write_all(bytes)
@@ -260,7 +272,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
         .unwrap_or_else(|error| panic!("write to memory: {error}"))
 }
 
-/// A tar archive of a header, as it is, and of the files it names, as far as there are bytes for them.
+/// A tar file of a header and of the files that it lists, as far as the input has bytes for them.
 fn archive(input: &[u8]) -> Vec<u8> {
     let end = input
         .iter()
@@ -272,25 +284,25 @@ fn archive(input: &[u8]) -> Vec<u8> {
         .into_iter()
         .flat_map(|header| header.parts)
     {
-        let (bytes, behind) = rest.split_at(
+        let (bytes, following) = rest.split_at(
             rest.len()
                 .min(usize::try_from(part.len).unwrap_or(usize::MAX)),
         );
         members.push((part.path.to_string(), bytes));
-        rest = behind;
+        rest = following;
     }
     let mut tar = tar::Builder::new(Vec::new());
     for (path, bytes) in members {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
-        // A name that tar cannot write is what the reader is to refuse: leave the member out.
+        // A name that tar cannot write is left out; the reader must reject the result.
         let _ = tar.append_data(&mut header, path, bytes);
     }
     tar.into_inner()
         .unwrap_or_else(|error| panic!("write to memory: {error}"))
 }
 
-/// Sets the checksum of every header of a tar archive right.
+/// Corrects the checksum of every header of a tar file.
 pub fn with_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     let mut at = 0usize;
     while let Some(block) = bytes.get_mut(at..at.saturating_add(512)) {

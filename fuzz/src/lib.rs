@@ -1,16 +1,15 @@
-//! What the fuzz targets stand on: the modules of sessiond that read untrusted bytes, and what must hold of them.
+//! The library of the fuzz targets: the modules of sessiond that parse untrusted bytes, and their
+//! checks.
 //!
-//! The modules are mounted from their files and not taken from the crate: all of sessiond with its store and database
-//! clients takes minutes to build with instrumentation, these take seconds. A module that is mounted here may import only
-//! other mounted ones, which rows 0 and 1 of ARCHITECTURE.md do.
+//! The modules are included by path instead of linking the crate: sessiond with its store and
+//! database clients takes minutes to build with instrumentation, these modules take seconds. A
+//! module that is included here may import only other included ones.
 
 #[path = "../../src/agent/mod.rs"]
 pub mod agent;
 pub mod checks;
 #[path = "../../src/codec/mod.rs"]
 pub mod codec;
-#[path = "../../src/config.rs"]
-pub mod config;
 #[path = "../../src/error.rs"]
 pub mod error;
 pub mod memory;
@@ -19,11 +18,18 @@ pub mod model;
 pub mod mutate;
 pub mod seeds;
 
-/// Every other time, changes one value of one of the first `lines` lines in place, if the result fits into the room; answers
-/// its length.
-pub fn change_in_place(room: &mut [u8], size: usize, lines: usize, seed: u32) -> Option<usize> {
-    let new = mutate::change_a_value(&room[..size], lines, seed)
-        .filter(|new| seed % 2 == 0 && new.len() <= room.len())?;
-    room[..new.len()].copy_from_slice(&new);
+/// A file with a directory of the same name has to be found by its name.
+#[path = "../../src"]
+mod included {
+    pub mod config;
+}
+pub use included::config;
+
+/// For every second seed, changes one value in one of the first `lines` lines in place, if the
+/// result fits into the buffer. Returns the new length.
+pub fn change_in_place(buffer: &mut [u8], size: usize, lines: usize, seed: u32) -> Option<usize> {
+    let new = mutate::change_a_value(&buffer[..size], lines, seed)
+        .filter(|new| seed % 2 == 0 && new.len() <= buffer.len())?;
+    buffer[..new.len()].copy_from_slice(&new);
     Some(new.len())
 }

@@ -1,25 +1,26 @@
-//! The committed corpus, as a value: real encodings, and what somebody who means ill or a broken disk makes of them.
+//! The committed corpus: valid encodings, and damaged or malicious variants of them.
 //!
-//! `cargo run --no-default-features --example seed` writes it. A name says what must become of the input: `good-` is accepted, `bad-` is refused. What
-//! a fuzzer finds is added by hand, with a name that begins with `found-`; of that it is only asked that it does no harm.
+//! `cargo run --no-default-features --example seed` writes it. The name of an input is the expected
+//! result: `good-` is accepted, `bad-` is rejected. Findings of the fuzzer are added by hand as
+//! `found-…`; they must only do no harm.
 
 use super::checks::{gzip, with_checksums};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
-use super::model::entry::FORMAT;
+use super::codec::version;
 use super::model::{Digest, EntryHeader, EntryKind, FileKind, FileMove, Part};
 
 /// One input.
 pub struct Seed {
-    /// The target it is for.
+    /// The fuzz target.
     pub target: &'static str,
-    /// Its name in the corpus.
+    /// The name in the corpus.
     pub name: &'static str,
     /// The input.
     pub bytes: Vec<u8>,
 }
 
-/// All of them.
+/// All inputs.
 pub fn all() -> Vec<Seed> {
     let targets = [
         ("entry", entries()),
@@ -43,7 +44,7 @@ const LINES: &[u8] = b"{\"type\":\"user\",\"cwd\":\"/work/app\",\"version\":\"2.
 const TRANSCRIPT: &str = "projects/-work-app/3f2a.jsonl";
 
 fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
-    result.unwrap_or_else(|error| panic!("make a seed: {error}"))
+    result.unwrap_or_else(|error| panic!("cannot make a seed: {error}"))
 }
 
 fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> EntryHeader {
@@ -59,48 +60,48 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> EntryHeader {
         file_sha256: Digest::of(body),
         mode: 0o600,
         mtime_ns: 1_777_636_800_000_000_000,
-        seq: kind.is_composite().then_some(2),
+        seq: kind.is_compacted().then_some(2),
     };
     let text = serde_json::json!({
-        "v": FORMAT, "kind": kind, "agent": "claude-code", "session": "3f2a", "seq": 2, "writer": "9c41",
-        "at": "2026-05-01T12:00:00Z", "prev": Digest::of(b"entry 1"),
+        "version": version::ENTRY, "kind": kind, "agent": "claude-code", "session": "3f2a", "seq": 2, "writer": "9c41",
+        "at": "2026-05-01T12:00:00Z", "prev_digest": Digest::of(b"entry 1"),
     });
-    // Through its text, so that a header that gains a field with a default needs no change here.
+    // Built from JSON, so that a new field with a default needs no change here.
     let header: EntryHeader = must(serde_json::from_value(text));
     let covers = serde_json::json!({
-        "from": 1, "digest": Digest::of(b"entry 2"), "began": "2026-05-01T11:00:00Z", "entries": 2, "raw": 10, "stored": 20,
+        "first_seq": 1, "digest": Digest::of(b"entry 2"), "first_at": "2026-05-01T11:00:00Z", "entries": 2, "raw_bytes": 10, "stored_bytes": 20,
         "writers": { "9c41": 2 },
     });
     let covers = kind
-        .is_composite()
+        .is_compacted()
         .then(|| must(serde_json::from_value(covers)));
-    let (prev, after) = if kind.is_composite() {
+    let (prev_digest, prev_seq) = if kind.is_compacted() {
         (None, Some(0))
     } else {
-        (header.prev, None)
+        (header.prev_digest, None)
     };
     EntryHeader {
         parts: bodies.iter().map(part).collect(),
         covers,
-        prev,
-        after,
+        prev_digest,
+        prev_seq,
         ..header
     }
 }
 
-/// A header as its text, to be changed by replacing.
+/// The JSON of a header, to be changed by replacing text.
 fn text(header: &EntryHeader) -> String {
     must(serde_json::to_string(header))
 }
 
-/// A header with another text in the place of one that is there.
+/// Replaces text in a header; the text must exist.
 fn replaced(line: &str, from: &str, to: &str) -> String {
     assert!(line.contains(from), "{from} is not in {line}");
     line.replace(from, to)
 }
 
-/// A gzip stream whose checksum is another.
-fn with_another_checksum(stored: &[u8]) -> Vec<u8> {
+/// A gzip stream with a wrong checksum.
+fn with_wrong_checksum(stored: &[u8]) -> Vec<u8> {
     let mut bytes = stored.to_vec();
     let at = bytes.len() - 6;
     bytes[at] ^= 1;
@@ -129,10 +130,10 @@ fn entries() -> Named {
         from: must("projects/-work-old/3f2a.jsonl".parse()),
         to: must(TRANSCRIPT.parse()),
     }];
-    moved.after = Some(0);
+    moved.prev_seq = Some(0);
     let half = LINES.len() / 2;
     let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
-    let crc = with_another_checksum(&stored);
+    let crc = with_wrong_checksum(&stored);
     let length = format!("\"len\":{}", LINES.len());
     let mut zeroes = header(EntryKind::Delta, &[(TRANSCRIPT, LINES)]);
     zeroes.parts[0].len = 20_000;
@@ -171,11 +172,14 @@ fn entries() -> Named {
             "bad-tombstone-with-parts",
             with("\"kind\":\"delta\"", "\"kind\":\"tombstone\""),
         ),
-        ("bad-number-nought", with("\"seq\":2", "\"seq\":0")),
-        ("bad-follows-itself", with("\"v\":1", "\"v\":1,\"after\":2")),
+        ("bad-seq-zero", with("\"seq\":2", "\"seq\":0")),
+        (
+            "bad-prev-seq-equals-seq",
+            with("\"version\":1", "\"version\":1,\"prev_seq\":2"),
+        ),
         ("good-claim", plain(&text(&claim), b"")),
         (
-            "good-first-of-a-project",
+            "good-claim-of-a-project",
             plain(&text(&claim).replace("3f2a", "@-work-app"), b""),
         ),
         (
@@ -185,18 +189,18 @@ fn entries() -> Named {
         ("good-zeroes.gz", zeroes),
         (
             "good-unknown-field",
-            with("\"v\":1", "\"v\":1,\"colour\":\"blue\""),
+            with("\"version\":1", "\"version\":1,\"color\":\"blue\""),
         ),
         (
-            "good-spaces-before-the-end",
+            "good-whitespace-before-newline",
             plain(&format!("{line}  \t\r"), LINES),
         ),
         (
-            "good-offset-at-the-end-of-numbers",
+            "good-maximum-offset",
             with("\"start\":0", "\"start\":18446744073709551615"),
         ),
         ("bad-empty", vec![]),
-        ("bad-only-the-magic.gz", vec![0x1f, 0x8b]),
+        ("bad-magic-only.gz", vec![0x1f, 0x8b]),
         ("bad-truncated.gz", stored[..stored.len() / 2].to_vec()),
         (
             "bad-without-its-trailer.gz",
@@ -204,14 +208,20 @@ fn entries() -> Named {
         ),
         ("bad-checksum.gz", crc),
         (
-            "bad-something-behind.gz",
+            "bad-trailing-data.gz",
             [stored.as_slice(), b"more"].concat(),
         ),
-        ("bad-second-member.gz", [stored, gzip(b"more")].concat()),
-        ("bad-no-line", line.clone().into_bytes()),
-        ("bad-future-version", with("\"v\":1", "\"v\":9")),
-        ("bad-version-is-text", with("\"v\":1", "\"v\":\"1\"")),
-        ("bad-two-versions", with("\"v\":1", "\"v\":1,\"v\":1")),
+        ("bad-extra-member.gz", [stored, gzip(b"more")].concat()),
+        ("bad-no-newline", line.clone().into_bytes()),
+        ("bad-newer-version", with("\"version\":1", "\"version\":9")),
+        (
+            "bad-version-as-text",
+            with("\"version\":1", "\"version\":\"1\""),
+        ),
+        (
+            "bad-two-versions",
+            with("\"version\":1", "\"version\":1,\"version\":1"),
+        ),
         ("bad-bomb", with(&length, "\"len\":1099511627776")),
         (
             "bad-lengths-that-overflow",
@@ -227,7 +237,7 @@ fn entries() -> Named {
         ),
         (
             "bad-kind",
-            with("\"kind\":\"delta\"", "\"kind\":\"rumour\""),
+            with("\"kind\":\"delta\"", "\"kind\":\"unknown\""),
         ),
         ("bad-path-above", with(TRANSCRIPT, "../../etc/passwd")),
         ("bad-path-absolute", with(TRANSCRIPT, "/etc/passwd")),
@@ -241,19 +251,19 @@ fn entries() -> Named {
             with("2026-05-01T12:00:00Z", "2026-13-01T12:00:00Z"),
         ),
         (
-            "bad-session-that-is-a-path",
+            "bad-session-as-path",
             with("\"session\":\"3f2a\"", "\"session\":\"../3f2a\""),
         ),
         ("bad-deep-nesting", plain(&"[".repeat(400), b"")),
         (
             "bad-utf8",
-            plain("{\"v\":1,\"kind\":\"\u{fffd}", b"\xff\xfe"),
+            plain("{\"version\":1,\"kind\":\"\u{fffd}", b"\xff\xfe"),
         ),
         ("bad-braces", b"}{\n".to_vec()),
     ]
 }
 
-/// One member of an archive, with a header of the caller's making.
+/// One member of a tar file, with a custom header.
 fn member(name: &str, kind: u8, size: &str, bytes: &[u8]) -> Vec<u8> {
     let mut block = vec![0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());
@@ -296,7 +306,7 @@ fn snapshots() -> Named {
     };
     let pax = b"25 path=../../etc/passwd\n";
     let with = |from: &str, to: &str| plain(&replaced(&line, from, to), LINES);
-    let crc = with_another_checksum(&stored);
+    let crc = with_wrong_checksum(&stored);
     vec![
         ("good-files.gz", stored.clone()),
         ("good-files", plain(&text(&header_of(&files)), &body)),
@@ -319,17 +329,14 @@ fn snapshots() -> Named {
             stored[..stored.len() - 8].to_vec(),
         ),
         ("bad-checksum.gz", crc),
+        ("bad-trailing-data.gz", [none.as_slice(), b"more"].concat()),
+        ("bad-newer-version", with("\"version\":1", "\"version\":9")),
         (
-            "bad-something-behind.gz",
-            [none.as_slice(), b"more"].concat(),
-        ),
-        ("bad-future-version", with("\"v\":1", "\"v\":9")),
-        (
-            "bad-digest-of-another",
+            "bad-wrong-digest",
             with(&Digest::of(LINES).to_string(), &Digest::of(b"").to_string()),
         ),
         (
-            "bad-length-of-another",
+            "bad-wrong-length",
             with(&format!("\"len\":{}", LINES.len()), "\"len\":3"),
         ),
         (
@@ -343,10 +350,10 @@ fn snapshots() -> Named {
             "bad-kind",
             with("\"kind\":\"snapshot\"", "\"kind\":\"merge\""),
         ),
-        ("bad-part-of-a-file", with("\"start\":0", "\"start\":1")),
+        ("bad-incomplete-file", with("\"start\":0", "\"start\":1")),
         (
-            "bad-covers-what-comes-later",
-            with("\"from\":1", "\"from\":3"),
+            "bad-covers-later-entries",
+            with("\"first_seq\":1", "\"first_seq\":3"),
         ),
         ("bad-covers-nothing", with("\"covers\":{", "\"covered\":{")),
         ("bad-path-above", with(TRANSCRIPT, "../../etc/passwd")),
@@ -380,11 +387,11 @@ fn snapshots() -> Named {
             }),
         ),
         (
-            "bad-size-is-no-number",
+            "bad-size-not-a-number",
             file(TRANSCRIPT, b'0', "0000000009z"),
         ),
         (
-            "bad-name-by-extension",
+            "bad-name-in-pax-header",
             with_checksums(
                 [
                     &first,
@@ -396,11 +403,11 @@ fn snapshots() -> Named {
             ),
         ),
         (
-            "bad-long-name-without-end",
+            "bad-unterminated-long-name",
             with_checksums(member("././@LongLink", b'L', "77777777777", b"name")),
         ),
         (
-            "bad-file-too-many",
+            "bad-extra-file",
             with_checksums(
                 [
                     &first,
@@ -429,7 +436,7 @@ fn transcripts() -> Named {
             ),
         ),
         (
-            "good-made-up-answer",
+            "good-synthetic-response",
             text("{\"message\":{\"model\":\"m\"}}\n{\"message\":{\"model\":\"<synthetic>\"}}\n"),
         ),
         (
@@ -454,7 +461,7 @@ fn transcripts() -> Named {
             )
             .into_bytes(),
         ),
-        ("bad-no-end-of-line", text("{\"cwd\":\"/work/app\"}")),
+        ("bad-no-newline", text("{\"cwd\":\"/work/app\"}")),
         (
             "good-known-and-unknown",
             text(
@@ -462,17 +469,17 @@ fn transcripts() -> Named {
             ),
         ),
         ("bad-empty", vec![]),
-        ("bad-only-line-ends", text("\n\n\r\n\n")),
+        ("bad-only-newlines", text("\n\n\r\n\n")),
         ("bad-braces", text("}{\n")),
         ("bad-nul", vec![0; 64]),
         ("bad-utf8", b"{\"cwd\":\"\xff\xfe\"}\n\xc3\x28\n".to_vec()),
-        ("bad-half-a-surrogate", text("{\"cwd\":\"\\ud83d\"}\n")),
+        ("bad-lone-surrogate", text("{\"cwd\":\"\\ud83d\"}\n")),
         (
             "bad-types",
             text("{\"cwd\":1}\n{\"message\":\"text\"}\n{\"version\":[]}\n[]\nnull\n7\n\"cwd\"\n"),
         ),
         (
-            "bad-twice-the-same-key",
+            "bad-duplicate-key",
             text("{\"cwd\":\"/a\",\"cwd\":\"/b\"}\n"),
         ),
         (
@@ -506,10 +513,13 @@ fn paths() -> Named {
         ("good-task", text("tasks/3f2a/1.json")),
         ("good-history", text("file-history/3f2a/abc@v1")),
         (
-            "good-passing-directory",
+            "good-temporary-directory",
             text("projects/-work-app/3f2a/x.tmp/file"),
         ),
-        ("good-our-own", text(".sessiond/ledger/n/a/3f2a.json")),
+        (
+            "good-state-directory",
+            text(".sessiond/ledger/n/a/3f2a.json"),
+        ),
         ("good-odd-letters", text("projects/ä =@/.😀.jsonl")),
         (
             "good-long",
@@ -520,16 +530,16 @@ fn paths() -> Named {
             text("v1/team/claude-code/3f2a/log/000000000002.gz"),
         ),
         ("good-huge-number", text("snap/99999999999999999999.tar.gz")),
-        ("good-utf8-replaced", b"projects/\xff/3f2a.jsonl".to_vec()),
+        ("good-invalid-utf8", b"projects/\xff/3f2a.jsonl".to_vec()),
         ("bad-directory-key", text("v1/team/claude-code/@-work-app/")),
         ("bad-above", text("projects/../../etc/passwd")),
         ("bad-absolute", text("/etc/passwd")),
         ("bad-empty", vec![]),
         ("bad-dot", text("projects/./x")),
         ("bad-nul", text("projects/-w/a\0.jsonl")),
-        ("bad-line-end", text("projects/-w/a\n.jsonl")),
+        ("bad-newline", text("projects/-w/a\n.jsonl")),
         (
-            "bad-too-long-a-name",
+            "bad-component-too-long",
             format!("projects/{}", "n".repeat(256)).into_bytes(),
         ),
         ("bad-too-long", "projects/".repeat(400).into_bytes()),

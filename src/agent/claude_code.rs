@@ -10,21 +10,21 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{DAY, FileClass, Profile, home_or, is_passing, of_session};
+use super::{DAY, FileClass, Profile, env_or_home, is_never_stored, stored_in_session};
 use crate::model::{
-    AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
+    AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, SessionId, TranscriptLine,
 };
 
-/// The longest directory name that is an encoded path and nothing else; longer ones end in a hash. Claude Code's own number.
-const LONGEST_ENCODED: usize = 200;
+/// Maximum length of an encoded path; a longer one is cut and gets a hash. Defined by Claude Code.
+const MAX_ENCODED_LEN: usize = 200;
 
-/// Sessions that were not written for so many days are deleted, unless the settings say otherwise. Claude Code's own number.
-const SWEEP_DAYS: u64 = 30;
+/// Days after which Claude Code deletes an unchanged session by default.
+const DEFAULT_RETENTION_DAYS: u64 = 30;
 
-/// Claude Code's files.
+/// The profile of Claude Code.
 pub struct ClaudeCode {
     name: AgentName,
-    /// The directory of every project, if the user gave one.
+    /// The directory name of all projects, if the environment sets one.
     project: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl ClaudeCode {
     /// The name of the profile.
     pub const NAME: &str = "claude-code";
 
-    /// The profile, under its name.
+    /// The profile under an agent name.
     pub fn new(name: AgentName) -> Self {
         ClaudeCode {
             name,
@@ -40,20 +40,20 @@ impl ClaudeCode {
         }
     }
 
-    /// The same, where the client was told by its environment what the directory of a project is called. It takes that only where
-    /// it was also told where its files are.
+    /// Applies `CLAUDE_CODE_PROJECT_DIR_NAME`. As Claude Code does, it ignores the variable unless
+    /// `CLAUDE_CONFIG_DIR` is set.
     #[must_use]
-    pub fn told(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
-        let said = env("CLAUDE_CONFIG_DIR").and_then(|_| env("CLAUDE_CODE_PROJECT_DIR_NAME"));
-        let plain = |name: &String| {
+    pub fn with_env(self, env: &dyn Fn(&str) -> Option<PathBuf>) -> Self {
+        let name = env("CLAUDE_CONFIG_DIR").and_then(|_| env("CLAUDE_CODE_PROJECT_DIR_NAME"));
+        let is_valid = |name: &String| {
             name.len() <= 64
                 && name
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
         };
-        let project = said
-            .map(|said| said.to_string_lossy().into_owned())
-            .filter(plain);
+        let project = name
+            .map(|name| name.to_string_lossy().into_owned())
+            .filter(is_valid);
         ClaudeCode { project, ..self }
     }
 }
@@ -68,53 +68,55 @@ impl Profile for ClaudeCode {
     }
 
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        home_or(env("CLAUDE_CONFIG_DIR"), home, ".claude")
+        env_or_home(env("CLAUDE_CONFIG_DIR"), home, ".claude")
     }
 
-    fn enter(&self, directory: &RelPath) -> bool {
+    fn is_scanned(&self, directory: &RelPath) -> bool {
         matches!(
-            directory.parts().next(),
+            directory.components().next(),
             Some("projects" | "tasks" | "file-history")
-        ) && !is_passing(directory.name())
+        ) && !is_never_stored(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> FileClass {
+    fn classify(&self, path: &RelPath) -> FileClass {
         let name = path.name();
-        // A key, a lock, a half-written file, or a cache that the client makes anew.
-        if path.parts().any(is_passing)
+        // Keys, locks, temporary files, and a cache that Claude Code can rebuild.
+        if path.components().any(is_never_stored)
             || name.ends_with(".key")
             || name == "resume-head.jsonl"
             || name.starts_with(".credentials")
         {
-            return FileClass::Ignore;
+            return FileClass::Ignored;
         }
         let kind = if name.ends_with(".jsonl") {
             FileKind::Append
         } else {
             FileKind::Whole
         };
-        let parts: Vec<&str> = path.parts().collect();
+        let parts: Vec<&str> = path.components().collect();
         match parts.as_slice() {
             ["projects", _, file] => match file.strip_suffix(".jsonl") {
-                // Older versions keep a sub-agent's transcript beside the session's.
-                Some(stem) if stem.starts_with("agent-") => FileClass::Ask("sessionId", kind, None),
-                Some(stem) => of_session(stem, kind),
-                None => FileClass::Ignore,
+                // Older versions write the transcript of a sub-agent next to the session's.
+                Some(stem) if stem.starts_with("agent-") => {
+                    FileClass::SessionInContent("sessionId", kind, None)
+                }
+                Some(stem) => stored_in_session(stem, kind),
+                None => FileClass::Ignored,
             },
-            ["projects", project, "memory", ..] => FileClass::Keep(
-                LogName::Project(SessionId::escape(project)),
+            ["projects", project, "memory", ..] => FileClass::Stored(
+                LogName::Project(ProjectId::escape(project)),
                 FileKind::Whole,
             ),
-            ["projects", _, id, _, ..] => of_session(id, kind),
-            ["tasks" | "file-history", id, _, ..] => of_session(id, FileKind::Whole),
-            _ => FileClass::Ignore,
+            ["projects", _, id, _, ..] => stored_in_session(id, kind),
+            ["tasks" | "file-history", id, _, ..] => stored_in_session(id, FileKind::Whole),
+            _ => FileClass::Ignored,
         }
     }
 
-    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn log_directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         let mut directories = BTreeSet::new();
         for path in known {
-            let parts: Vec<&str> = path.parts().collect();
+            let parts: Vec<&str> = path.components().collect();
             match (name, parts.as_slice()) {
                 (LogName::Project(_), ["projects", project, "memory", ..]) => {
                     directories.insert(format!("projects/{project}/memory"));
@@ -147,73 +149,73 @@ impl Profile for ClaudeCode {
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
-        let parts: Vec<&str> = path.parts().collect();
+        let parts: Vec<&str> = path.components().collect();
         matches!(parts.as_slice(), ["projects", _, file] if file.ends_with(".jsonl") && !file.starts_with("agent-"))
     }
 
-    fn is_conversation(&self, path: &RelPath) -> bool {
+    fn has_messages(&self, path: &RelPath) -> bool {
         path.name().ends_with(".jsonl")
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
+    fn parse_line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let mut line = lines::read(line)?;
         if self.is_transcript(path) {
-            line.facts.project = path.parts().nth(1).map(str::to_owned);
+            line.facts.project = path.components().nth(1).map(str::to_owned);
         } else {
             line.facts = SessionFacts::default();
         }
         Some(line)
     }
 
-    fn project_of(&self, cwd: &Path) -> String {
+    fn project_name(&self, cwd: &Path) -> String {
         self.project
             .clone()
             .unwrap_or_else(|| encode(&cwd.to_string_lossy()))
     }
 
-    fn transcript(&self, project: &str, id: &SessionId) -> Option<RelPath> {
+    fn transcript_path(&self, project: &str, id: &SessionId) -> Option<RelPath> {
         let path: RelPath = format!("projects/{project}/{id}.jsonl").parse().ok()?;
         self.is_transcript(&path).then_some(path)
     }
 
-    fn follows(&self) -> bool {
+    fn is_relocatable(&self) -> bool {
         true
     }
 
-    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+    fn relocated_path(&self, path: &RelPath, project: &str) -> Option<RelPath> {
         let rest = path.as_str().strip_prefix("projects/")?.split_once('/')?.1;
         format!("projects/{project}/{rest}").parse().ok()
     }
 
-    fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
+    fn retention(&self, settings: &Value) -> Option<Duration> {
         let days = settings
             .get("cleanupPeriodDays")
             .and_then(Value::as_u64)
-            .unwrap_or(SWEEP_DAYS);
+            .unwrap_or(DEFAULT_RETENTION_DAYS);
         Some(DAY * u32::try_from(days).unwrap_or(u32::MAX / 2))
     }
 
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
-        let project = path.parts().nth(1)?;
+        let project = path.components().nth(1)?;
         self.is_transcript(path)
-            .then(|| LogName::Project(SessionId::escape(project)))
+            .then(|| LogName::Project(ProjectId::escape(project)))
     }
 }
 
-/// The directory name that Claude Code makes of a working directory. Lossy: never decode it.
+/// The directory name that Claude Code derives from a working directory. It cannot be decoded.
 fn encode(cwd: &str) -> String {
     let units: Vec<u16> = cwd.encode_utf16().collect();
-    let plain = |unit: &u16| {
+    let encode_unit = |unit: &u16| {
         char::from_u32(u32::from(*unit))
             .filter(char::is_ascii_alphanumeric)
             .unwrap_or('-')
     };
-    let mut encoded: String = units.iter().map(plain).collect();
-    if encoded.len() > LONGEST_ENCODED {
+    let mut encoded: String = units.iter().map(encode_unit).collect();
+    if encoded.len() > MAX_ENCODED_LEN {
         let hash = units.iter().fold(0i32, |hash, unit| {
             hash.wrapping_mul(31).wrapping_add(i32::from(*unit))
         });
-        encoded.truncate(LONGEST_ENCODED);
+        encoded.truncate(MAX_ENCODED_LEN);
         encoded.push('-');
         encoded.push_str(&base36(u64::from(hash.unsigned_abs())));
     }
@@ -239,45 +241,48 @@ mod tests {
         ClaudeCode::new("claude-code".parse().unwrap())
     }
 
-    fn place(path: &str) -> FileClass {
-        profile().place(&path.parse().unwrap())
+    fn classify(path: &str) -> FileClass {
+        profile().classify(&path.parse().unwrap())
     }
 
     #[test]
-    fn each_file_finds_its_log() {
-        let of = |name: &str, kind| FileClass::Keep(name.parse().unwrap(), kind);
+    fn each_file_belongs_to_its_log() {
+        let of = |name: &str, kind| FileClass::Stored(name.parse().unwrap(), kind);
         use FileKind::{Append, Whole};
-        assert_eq!(place("projects/-work-app/3f2a.jsonl"), of("3f2a", Append));
         assert_eq!(
-            place("projects/-work-app/3f2a/subagents/agent-1.jsonl"),
+            classify("projects/-work-app/3f2a.jsonl"),
             of("3f2a", Append)
         );
         assert_eq!(
-            place("projects/-work-app/3f2a/subagents/agent-1.meta.json"),
+            classify("projects/-work-app/3f2a/subagents/agent-1.jsonl"),
+            of("3f2a", Append)
+        );
+        assert_eq!(
+            classify("projects/-work-app/3f2a/subagents/agent-1.meta.json"),
             of("3f2a", Whole)
         );
         assert_eq!(
-            place("projects/-work-app/3f2a/tool-results/t1.txt"),
+            classify("projects/-work-app/3f2a/tool-results/t1.txt"),
             of("3f2a", Whole)
         );
         assert_eq!(
-            place("projects/-work-app/3f2a/custom-title.json"),
+            classify("projects/-work-app/3f2a/custom-title.json"),
             of("3f2a", Whole)
         );
         assert_eq!(
-            place("projects/-work-app/agent-9c.jsonl"),
-            FileClass::Ask("sessionId", Append, None)
+            classify("projects/-work-app/agent-9c.jsonl"),
+            FileClass::SessionInContent("sessionId", Append, None)
         );
         assert_eq!(
-            place("projects/-work-app/memory/MEMORY.md"),
+            classify("projects/-work-app/memory/MEMORY.md"),
             of("@-work-app", Whole)
         );
-        assert_eq!(place("tasks/3f2a/1.json"), of("3f2a", Whole));
-        assert_eq!(place("file-history/3f2a/abc@v1"), of("3f2a", Whole));
+        assert_eq!(classify("tasks/3f2a/1.json"), of("3f2a", Whole));
+        assert_eq!(classify("file-history/3f2a/abc@v1"), of("3f2a", Whole));
     }
 
     #[test]
-    fn what_must_never_leave_the_machine_is_ignored() {
+    fn secrets_and_temporary_files_are_not_stored() {
         for path in [
             ".credentials.json",
             ".claude.json",
@@ -297,17 +302,17 @@ mod tests {
             "projects/-w/3f2a/x.tmp/file",
             ".sessiond/ledger/x.json",
         ] {
-            assert_eq!(place(path), FileClass::Ignore, "{path}");
+            assert_eq!(classify(path), FileClass::Ignored, "{path}");
         }
-        assert!(!profile().enter(&"plugins".parse().unwrap()));
-        assert!(!profile().enter(&".sessiond".parse().unwrap()));
+        assert!(!profile().is_scanned(&"plugins".parse().unwrap()));
+        assert!(!profile().is_scanned(&".sessiond".parse().unwrap()));
     }
 
     #[test]
-    fn files_lie_in_their_projects_dir() {
+    fn files_move_to_the_directory_of_another_project() {
         let relocated = |path: &str| {
             profile()
-                .relocated(&path.parse().unwrap(), "-x-y")
+                .relocated_path(&path.parse().unwrap(), "-x-y")
                 .map(String::from)
         };
         assert_eq!(
@@ -319,8 +324,8 @@ mod tests {
             Some("projects/-x-y/s1/tool-results/a.txt")
         );
         assert_eq!(relocated("tasks/s1/1.json"), None);
-        let transcript = profile().transcript(
-            &profile().project_of(Path::new("/work/app")),
+        let transcript = profile().transcript_path(
+            &profile().project_name(Path::new("/work/app")),
             &"s1".parse().unwrap(),
         );
         assert_eq!(
@@ -330,14 +335,16 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_project_is_what_the_client_was_told() {
-        let project = |config: Option<&str>, said: &str| {
-            let env = |name: &str| match name {
+    fn the_environment_can_set_the_project_directory() {
+        let project = |config: Option<&str>, name: &str| {
+            let env = |variable: &str| match variable {
                 "CLAUDE_CONFIG_DIR" => config.map(PathBuf::from),
-                "CLAUDE_CODE_PROJECT_DIR_NAME" => Some(PathBuf::from(said)),
+                "CLAUDE_CODE_PROJECT_DIR_NAME" => Some(PathBuf::from(name)),
                 _ => None,
             };
-            profile().told(&env).project_of(Path::new("/work/app"))
+            profile()
+                .with_env(&env)
+                .project_name(Path::new("/work/app"))
         };
         assert_eq!(project(Some("/config"), "tenant_7"), "tenant_7");
         assert_eq!(project(None, "tenant_7"), "-work-app");
@@ -345,10 +352,10 @@ mod tests {
     }
 
     #[test]
-    fn the_client_deletes_what_is_old() {
+    fn claude_code_deletes_sessions_after_its_retention() {
         let days = |settings: Value| {
             profile()
-                .sweeps_after(&settings)
+                .retention(&settings)
                 .map(|after| after.as_secs() / 86_400)
         };
         assert_eq!(days(Value::Null), Some(30));
@@ -359,9 +366,9 @@ mod tests {
     }
 
     #[test]
-    fn a_working_directory_is_encoded_as_the_client_does() {
+    fn a_working_directory_is_encoded_as_claude_code_does() {
         assert_eq!(encode("/work/my app.v2"), "-work-my-app-v2");
-        // One unit of UTF-16 each, so a character outside the basic plane gives two.
+        // Each UTF-16 unit becomes one dash: a character outside the basic plane has two.
         assert_eq!(encode("/ä/😀"), "-----");
         let long = format!("/{}", "a".repeat(250));
         let encoded = encode(&long);

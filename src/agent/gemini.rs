@@ -1,4 +1,6 @@
-//! Gemini CLI: `.gemini` in `$GEMINI_CLI_HOME` or in the home. Of it what `tmp/<project>/` holds of sessions.
+//! The profile of Gemini CLI: `.gemini` in `$GEMINI_CLI_HOME` or in the home directory.
+//!
+//! Only the session files in `tmp/<project>/` are stored.
 
 mod lines;
 
@@ -8,12 +10,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{DAY, FileClass, Profile, home_or, is_passing, is_uuid, of_session};
+use super::{DAY, FileClass, Profile, env_or_home, is_never_stored, is_uuid, stored_in_session};
 use crate::model::{
-    AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
+    AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, TranscriptLine,
 };
 
-/// Gemini CLI's files.
+/// The profile of Gemini CLI.
 pub struct Gemini {
     name: AgentName,
 }
@@ -22,14 +24,14 @@ impl Gemini {
     /// The name of the profile.
     pub const NAME: &str = "gemini";
 
-    /// The profile, under its name.
+    /// The profile under an agent name.
     pub fn new(name: AgentName) -> Self {
         Gemini { name }
     }
 }
 
-/// What a session has in a directory of its own, `tmp/<project>/<id>/`.
-const OWN: [&str; 3] = ["plans", "tasks", "tracker"];
+/// The directories of a session in `tmp/<project>/<id>/`.
+const SESSION_DIRECTORIES: [&str; 3] = ["plans", "tasks", "tracker"];
 
 impl Profile for Gemini {
     fn name(&self) -> &AgentName {
@@ -41,61 +43,61 @@ impl Profile for Gemini {
     }
 
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        home_or(
+        env_or_home(
             env("GEMINI_CLI_HOME").map(|home| home.join(".gemini")),
             home,
             ".gemini",
         )
     }
 
-    fn enter(&self, directory: &RelPath) -> bool {
-        let parts: Vec<&str> = directory.parts().collect();
-        let known = match parts.as_slice() {
+    fn is_scanned(&self, directory: &RelPath) -> bool {
+        let parts: Vec<&str> = directory.components().collect();
+        let is_known = match parts.as_slice() {
             ["tmp"] | ["tmp", _] => true,
             ["tmp", _, top, ..] => {
                 matches!(*top, "chats" | "tool-outputs" | "memory") || is_uuid(top)
             }
             _ => false,
         };
-        known && !is_passing(directory.name())
+        is_known && !is_never_stored(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> FileClass {
-        if path.parts().any(is_passing) {
-            return FileClass::Ignore;
+    fn classify(&self, path: &RelPath) -> FileClass {
+        if path.components().any(is_never_stored) {
+            return FileClass::Ignored;
         }
-        let parts: Vec<&str> = path.parts().collect();
+        let parts: Vec<&str> = path.components().collect();
         match parts.as_slice() {
-            // Its name holds the first eight digits of the id; all of it stands in the first line.
+            // The file name has only the first eight digits of the ID; the first line has all.
             ["tmp", _, "chats", file] if is_chat(file) => {
-                FileClass::Ask("sessionId", FileKind::Append, None)
+                FileClass::SessionInContent("sessionId", FileKind::Append, None)
             }
             ["tmp", _, "chats", id, file] if is_uuid(id) && file.ends_with(".jsonl") => {
-                of_session(id, FileKind::Append)
+                stored_in_session(id, FileKind::Append)
             }
             ["tmp", _, "tool-outputs", directory, _, ..] => {
                 match directory.strip_prefix("session-") {
-                    Some(id) => of_session(id, FileKind::Whole),
-                    None => FileClass::Ignore,
+                    Some(id) => stored_in_session(id, FileKind::Whole),
+                    None => FileClass::Ignored,
                 }
             }
-            ["tmp", project, "memory", _, ..] => FileClass::Keep(
-                LogName::Project(SessionId::escape(project)),
+            ["tmp", project, "memory", _, ..] => FileClass::Stored(
+                LogName::Project(ProjectId::escape(project)),
                 FileKind::Whole,
             ),
-            ["tmp", _, id, own, _, ..] if is_uuid(id) && OWN.contains(own) => {
-                of_session(id, FileKind::Whole)
+            ["tmp", _, id, top, _, ..] if is_uuid(id) && SESSION_DIRECTORIES.contains(top) => {
+                stored_in_session(id, FileKind::Whole)
             }
-            _ => FileClass::Ignore,
+            _ => FileClass::Ignored,
         }
     }
 
-    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn log_directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         let projects: BTreeSet<&str> = known
             .iter()
-            .filter_map(|path| path.parts().nth(1))
+            .filter_map(|path| path.components().nth(1))
             .collect();
-        let below = |project: &str| match name {
+        let directories = |project: &str| match name {
             LogName::Project(_) => vec![format!("tmp/{project}/memory")],
             LogName::Session(id) => {
                 vec![
@@ -107,24 +109,24 @@ impl Profile for Gemini {
         };
         projects
             .into_iter()
-            .flat_map(below)
+            .flat_map(directories)
             .filter_map(|directory| directory.parse().ok())
             .collect()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
-        let parts: Vec<&str> = path.parts().collect();
+        let parts: Vec<&str> = path.components().collect();
         matches!(parts.as_slice(), ["tmp", _, "chats", file] if is_chat(file))
     }
 
-    fn is_conversation(&self, path: &RelPath) -> bool {
-        path.parts().nth(2) == Some("chats") && path.name().ends_with(".jsonl")
+    fn has_messages(&self, path: &RelPath) -> bool {
+        path.components().nth(2) == Some("chats") && path.name().ends_with(".jsonl")
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
+    fn parse_line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let mut line = lines::read(line)?;
         if self.is_transcript(path) {
-            line.facts.project = path.parts().nth(1).map(str::to_owned);
+            line.facts.project = path.components().nth(1).map(str::to_owned);
         } else {
             line.facts = SessionFacts::default();
             if let Some(message) = &mut line.message {
@@ -134,7 +136,7 @@ impl Profile for Gemini {
         Some(line)
     }
 
-    fn project_of(&self, cwd: &Path) -> String {
+    fn project_name(&self, cwd: &Path) -> String {
         let name = cwd
             .file_name()
             .map(|name| name.to_string_lossy().to_lowercase())
@@ -157,24 +159,24 @@ impl Profile for Gemini {
         }
     }
 
-    fn follows(&self) -> bool {
+    fn is_relocatable(&self) -> bool {
         true
     }
 
-    fn relocated(&self, path: &RelPath, project: &str) -> Option<RelPath> {
+    fn relocated_path(&self, path: &RelPath, project: &str) -> Option<RelPath> {
         let rest = path.as_str().strip_prefix("tmp/")?.split_once('/')?.1;
         format!("tmp/{project}/{rest}").parse().ok()
     }
 
-    fn sweeps_after(&self, settings: &Value) -> Option<Duration> {
+    fn retention(&self, settings: &Value) -> Option<Duration> {
         let retention = settings
             .get("general")
             .and_then(|general| general.get("sessionRetention"));
-        let said = |key: &str| retention.and_then(|retention| retention.get(key));
-        if said("enabled").and_then(Value::as_bool) == Some(false) {
+        let setting = |key: &str| retention.and_then(|retention| retention.get(key));
+        if setting("enabled").and_then(Value::as_bool) == Some(false) {
             return None;
         }
-        let age = said("maxAge").and_then(Value::as_str).unwrap_or("30d");
+        let age = setting("maxAge").and_then(Value::as_str).unwrap_or("30d");
         let (count, unit) = age.split_at_checked(age.len().checked_sub(1)?)?;
         let unit = match unit {
             "h" => DAY / 24,
@@ -187,9 +189,9 @@ impl Profile for Gemini {
     }
 
     fn project_log(&self, path: &RelPath) -> Option<LogName> {
-        let project = path.parts().nth(1)?;
+        let project = path.components().nth(1)?;
         self.is_transcript(path)
-            .then(|| LogName::Project(SessionId::escape(project)))
+            .then(|| LogName::Project(ProjectId::escape(project)))
     }
 }
 
@@ -208,21 +210,21 @@ mod tests {
     }
 
     #[test]
-    fn each_file_finds_its_session_and_nothing_else_is_kept() {
+    fn each_file_belongs_to_its_session_and_nothing_else_is_stored() {
         use FileKind::{Append, Whole};
-        let place = |path: &str| profile().place(&path.replace("ID", ID).parse().unwrap());
-        let of = |name: &str, kind| FileClass::Keep(name.parse().unwrap(), kind);
+        let classify = |path: &str| profile().classify(&path.replace("ID", ID).parse().unwrap());
+        let of = |name: &str, kind| FileClass::Stored(name.parse().unwrap(), kind);
         assert_eq!(
-            place("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"),
-            FileClass::Ask("sessionId", Append, None)
+            classify("tmp/work/chats/session-2026-11-16T13-47-ab8e5c29.jsonl"),
+            FileClass::SessionInContent("sessionId", Append, None)
         );
-        assert_eq!(place("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
+        assert_eq!(classify("tmp/work/chats/ID/sub.jsonl"), of(ID, Append));
         assert_eq!(
-            place("tmp/work/tool-outputs/session-ID/shell_1.txt"),
+            classify("tmp/work/tool-outputs/session-ID/shell_1.txt"),
             of(ID, Whole)
         );
-        assert_eq!(place("tmp/work/ID/plans/plan.md"), of(ID, Whole));
-        assert_eq!(place("tmp/work/memory/notes.md"), of("@work", Whole));
+        assert_eq!(classify("tmp/work/ID/plans/plan.md"), of(ID, Whole));
+        assert_eq!(classify("tmp/work/memory/notes.md"), of("@work", Whole));
         for path in [
             "oauth_creds.json",
             "google_accounts.json",
@@ -236,20 +238,20 @@ mod tests {
             "tmp/bin/rg",
             "history/work/.git/config",
         ] {
-            assert_eq!(place(path), FileClass::Ignore, "{path}");
+            assert_eq!(classify(path), FileClass::Ignored, "{path}");
         }
-        let enters = |directory: &str| profile().enter(&directory.parse().unwrap());
+        let is_scanned = |directory: &str| profile().is_scanned(&directory.parse().unwrap());
         assert!(
-            enters("tmp/work/chats")
-                && !enters("history")
-                && !enters("tmp/work/logs")
-                && !enters("tmp/work/checkpoints")
+            is_scanned("tmp/work/chats")
+                && !is_scanned("history")
+                && !is_scanned("tmp/work/logs")
+                && !is_scanned("tmp/work/checkpoints")
         );
     }
 
     #[test]
-    fn the_client_deletes_what_is_old() {
-        let of = |settings: Value| profile().sweeps_after(&settings);
+    fn gemini_deletes_sessions_after_its_retention() {
+        let of = |settings: Value| profile().retention(&settings);
         let age =
             |age: &str| of(serde_json::json!({"general": {"sessionRetention": {"maxAge": age}}}));
         assert_eq!(
@@ -263,15 +265,15 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_named_as_the_client_does() {
+    fn a_project_is_named_as_gemini_does() {
         assert_eq!(
-            profile().project_of(Path::new("/work/My App.v2-")),
+            profile().project_name(Path::new("/work/My App.v2-")),
             "my-app-v2"
         );
-        assert_eq!(profile().project_of(Path::new("/")), "project");
+        assert_eq!(profile().project_name(Path::new("/")), "project");
         let relocated = |path: &str| {
             profile()
-                .relocated(&path.parse().unwrap(), "other")
+                .relocated_path(&path.parse().unwrap(), "other")
                 .map(String::from)
         };
         assert_eq!(

@@ -1,11 +1,11 @@
-//! Any program that keeps its state in files: patterns say which file belongs to which session.
+//! The profile of any other agent: patterns map files to sessions.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use super::{FileClass, Profile, is_passing};
+use super::{FileClass, Profile, is_never_stored};
 use crate::config::Patterns;
 use crate::error::{Error, Result};
 use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
@@ -35,9 +35,9 @@ impl Generic {
             .find(|text| text.matches("{session}").count() != 1)
         {
             return Err(Error::usage(format!(
-                "read pattern {bad:?}: it must hold {{session}} once"
+                "invalid pattern {bad:?}: {{session}} must occur exactly once"
             ))
-            .hint("for instance sessions = [\"chats/{session}.jsonl\"]"));
+            .hint("write a pattern such as \"chats/{session}.jsonl\""));
         }
         Ok(Generic {
             name,
@@ -52,26 +52,25 @@ fn pattern(text: &str) -> Result<Regex> {
     let mut out = String::from("^");
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let (piece, meaning) = if rest.starts_with("{session}") {
+        let (token, regex) = if rest.starts_with("{session}") {
             ("{session}", r"(?<session>[^/]+)".to_owned())
         } else if rest.starts_with("**/") {
             ("**/", "(?:.*/)?".to_owned())
         } else if rest.starts_with("**") {
             ("**", ".*".to_owned())
         } else {
-            let meaning = match first {
+            let regex = match first {
                 '*' => "[^/]*".to_owned(),
                 '?' => "[^/]".to_owned(),
                 other => regex_lite::escape(&other.to_string()),
             };
-            (&rest[..first.len_utf8()], meaning)
+            (&rest[..first.len_utf8()], regex)
         };
-        out.push_str(&meaning);
-        rest = &rest[piece.len()..];
+        out.push_str(&regex);
+        rest = &rest[token.len()..];
     }
     out.push('$');
-    Regex::new(&out)
-        .map_err(|cause| Error::usage(format!("read pattern {text:?}")).caused_by(cause))
+    Regex::new(&out).map_err(|cause| Error::usage(format!("invalid pattern {text:?}: {cause}")))
 }
 
 impl Profile for Generic {
@@ -87,14 +86,16 @@ impl Profile for Generic {
         None
     }
 
-    fn enter(&self, directory: &RelPath) -> bool {
-        !is_passing(directory.name())
+    fn is_scanned(&self, directory: &RelPath) -> bool {
+        !is_never_stored(directory.name())
     }
 
-    fn place(&self, path: &RelPath) -> FileClass {
+    fn classify(&self, path: &RelPath) -> FileClass {
         let text = path.as_str();
-        if path.parts().any(is_passing) || self.never.iter().any(|never| never.is_match(text)) {
-            return FileClass::Ignore;
+        if path.components().any(is_never_stored)
+            || self.never.iter().any(|never| never.is_match(text))
+        {
+            return FileClass::Ignored;
         }
         let kind = if self.append.iter().any(|append| append.is_match(text)) {
             FileKind::Append
@@ -105,12 +106,12 @@ impl Profile for Generic {
             .sessions
             .iter()
             .find_map(|pattern| pattern.captures(text)?.name("session"));
-        found.map_or(FileClass::Ignore, |id| {
-            FileClass::Keep(LogName::Session(SessionId::escape(id.as_str())), kind)
+        found.map_or(FileClass::Ignored, |id| {
+            FileClass::Stored(LogName::Session(SessionId::escape(id.as_str())), kind)
         })
     }
 
-    fn directories(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+    fn log_directories(&self, _name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
         let directories: BTreeSet<RelPath> =
             known.iter().filter_map(|path| path.parent()).collect();
         directories.into_iter().collect()
@@ -120,15 +121,15 @@ impl Profile for Generic {
         false
     }
 
-    fn is_conversation(&self, _path: &RelPath) -> bool {
+    fn has_messages(&self, _path: &RelPath) -> bool {
         false
     }
 
-    fn line(&self, _path: &RelPath, _line: &[u8]) -> Option<TranscriptLine> {
+    fn parse_line(&self, _path: &RelPath, _line: &[u8]) -> Option<TranscriptLine> {
         None
     }
 
-    fn project_of(&self, cwd: &Path) -> String {
+    fn project_name(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }
 }
@@ -137,48 +138,48 @@ impl Profile for Generic {
 mod tests {
     use super::*;
 
-    fn keep(patterns: &Patterns, path: &str) -> Option<(String, FileKind)> {
+    fn classify(patterns: &Patterns, path: &str) -> Option<(String, FileKind)> {
         match Generic::new("generic".parse().unwrap(), patterns)
             .unwrap()
-            .place(&path.parse().unwrap())
+            .classify(&path.parse().unwrap())
         {
-            FileClass::Keep(name, kind) => Some((name.to_string(), kind)),
+            FileClass::Stored(name, kind) => Some((name.to_string(), kind)),
             _ => None,
         }
     }
 
     #[test]
-    fn by_default_each_top_directory_and_file_is_a_session() {
+    fn by_default_each_top_level_directory_or_file_is_a_session() {
         let patterns = Patterns::default();
         assert_eq!(
-            keep(&patterns, "a/b/c.jsonl"),
+            classify(&patterns, "a/b/c.jsonl"),
             Some(("a".into(), FileKind::Append))
         );
         assert_eq!(
-            keep(&patterns, "chat.jsonl"),
+            classify(&patterns, "chat.jsonl"),
             Some(("chat".into(), FileKind::Append))
         );
         assert_eq!(
-            keep(&patterns, "my notes.txt"),
+            classify(&patterns, "my notes.txt"),
             Some(("my=20notes.txt".into(), FileKind::Whole))
         );
-        assert_eq!(keep(&patterns, "a/x.lock"), None);
-        assert_eq!(keep(&patterns, ".sessiond/ledger/a.json"), None);
+        assert_eq!(classify(&patterns, "a/x.lock"), None);
+        assert_eq!(classify(&patterns, ".sessiond/ledger/a.json"), None);
     }
 
     #[test]
-    fn patterns_of_the_user() {
+    fn patterns_select_files_and_their_session() {
         let patterns = Patterns {
             sessions: vec!["chats/{session}-*.json".into()],
             append: vec![],
             never: vec!["**/secret*".into()],
         };
         assert_eq!(
-            keep(&patterns, "chats/ab-1.json"),
+            classify(&patterns, "chats/ab-1.json"),
             Some(("ab".into(), FileKind::Whole))
         );
-        assert_eq!(keep(&patterns, "chats/x/ab-1.json"), None);
-        assert_eq!(keep(&patterns, "chats/secret-1.json"), None);
+        assert_eq!(classify(&patterns, "chats/x/ab-1.json"), None);
+        assert_eq!(classify(&patterns, "chats/secret-1.json"), None);
         let bad = Patterns {
             sessions: vec!["*.json".into()],
             ..patterns

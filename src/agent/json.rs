@@ -1,19 +1,19 @@
-//! Reading lines of JSON of which little is promised: what is not there, or is of another type, tells nothing.
+//! Lenient access to JSON: a missing field or one of another type is none.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// The line, if it is an object.
+/// Parses a JSON object.
 pub fn object(line: &[u8]) -> Option<Value> {
     serde_json::from_slice(line).ok().filter(Value::is_object)
 }
 
-/// The text under a key.
+/// The string under a key.
 pub fn text<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     value.get(key).and_then(Value::as_str)
 }
 
-/// The same, to keep.
+/// The string under a key, owned.
 pub fn owned(value: &Value, key: &str) -> Option<String> {
     text(value, key).map(str::to_owned)
 }
@@ -23,10 +23,10 @@ pub fn time(value: &Value, key: &str) -> Option<Timestamp> {
     text(value, key)?.parse().ok()
 }
 
-/// A value as text: a string as it is, the texts of a list of blocks, anything else as JSON.
+/// A value as text: a string as it is, a list of blocks as its texts, anything else as JSON.
 pub fn plain(value: &Value) -> String {
     match value {
-        Value::String(said) => said.clone(),
+        Value::String(text) => text.clone(),
         Value::Array(items) if items.iter().any(|item| text(item, "text").is_some()) => items
             .iter()
             .filter_map(|item| text(item, "text"))

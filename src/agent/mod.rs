@@ -1,6 +1,7 @@
-//! What we know of each agent: which of its files to keep, which session each belongs to, how it is written.
+//! Profiles: the rules for each agent's files.
 //!
-//! Owns the names and shapes of agents' files. Does not own reading or shipping them.
+//! Owns which files are stored, which session each belongs to, and how its transcripts are parsed.
+//! Does not own reading or uploading files.
 
 pub mod claude_code;
 pub mod codex;
@@ -18,75 +19,76 @@ use serde_json::Value;
 
 use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
 
-/// A day.
+/// One day.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Digits and dashes of a UUID.
-const UUID: usize = 36;
+/// Length of a UUID in text form.
+const UUID_LEN: usize = 36;
 
-/// What to do with a file below the root.
+/// The class of a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileClass {
-    /// Not ours.
-    Ignore,
-    /// It belongs to this log.
-    Keep(LogName, FileKind),
-    /// Which session it belongs to stands in its first lines, under this JSON key; if it does not, it is of this log, if any.
-    Ask(&'static str, FileKind, Option<LogName>),
+    /// The file is not stored.
+    Ignored,
+    /// The file belongs to this log.
+    Stored(LogName, FileKind),
+    /// The first lines of the file have the session ID under this JSON key. Without it, the file
+    /// belongs to the given log, or is not stored.
+    SessionInContent(&'static str, FileKind, Option<LogName>),
 }
 
-/// What we know of one agent.
+/// The rules for one agent.
 ///
 /// # Contract
-/// - `place` and `enter` are pure and say the same each time.
-/// - `line` is best effort: whatever its bytes are, it never fails.
-/// - What a profile does not say is not known, and nothing rests on it.
+/// - `classify` and `is_scanned` are pure.
+/// - `parse_line` is best effort: it accepts any bytes.
+/// - Callers must not depend on optional information that a profile does not provide.
 pub trait Profile: Send + Sync + 'static {
     /// The agent's name, which is part of every key.
     fn name(&self) -> &AgentName;
 
-    /// What starts it from a shell and says its version with `--version`; none if nothing is known of that.
+    /// The agent's program, which prints its version with `--version`; none if unknown.
     fn program(&self) -> Option<&'static str> {
         None
     }
 
-    /// The directory it keeps its files in, for a user with this home and environment.
+    /// The agent's directory for a user with this home and environment.
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>;
 
-    /// Whether a directory below the root can hold files to keep.
-    fn enter(&self, directory: &RelPath) -> bool;
+    /// Whether a directory below the root can contain files to store.
+    fn is_scanned(&self, directory: &RelPath) -> bool;
 
-    /// What to do with a file.
-    fn place(&self, path: &RelPath) -> FileClass;
+    /// The class of a file.
+    fn classify(&self, path: &RelPath) -> FileClass;
 
-    /// The directories below which new files of a log appear, given the files of it that are known.
-    fn directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath>;
+    /// The directories in which new files of a log can appear, given its known files.
+    fn log_directories(&self, name: &LogName, known: &BTreeSet<&RelPath>) -> Vec<RelPath>;
 
-    /// Whether this is the session's own transcript, of which there is one.
+    /// Whether a file is the transcript of a session, and not of a sub-agent. A session has one.
     fn is_transcript(&self, path: &RelPath) -> bool;
 
-    /// Whether this file is read for what is said in it: the transcript, and those of sub-agents.
-    fn is_conversation(&self, path: &RelPath) -> bool;
+    /// Whether a file is parsed: a transcript of a session or of a sub-agent.
+    fn has_messages(&self, path: &RelPath) -> bool;
 
-    /// What one line of such a file says; none if it cannot be read.
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine>;
+    /// Parses one line of a transcript; none if it cannot be parsed.
+    fn parse_line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine>;
 
-    /// The agent's name for the project that runs in `cwd`.
-    fn project_of(&self, cwd: &Path) -> String;
+    /// The agent's name for the project in `cwd`.
+    fn project_name(&self, cwd: &Path) -> String;
 
-    /// Where the transcript of a session lies, if the agent runs in that project; none if the profile does not say.
-    fn transcript(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
+    /// The path of a session's transcript in a project; none if unknown.
+    fn transcript_path(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
         None
     }
 
-    /// Whether the agent finds a session when it runs in another directory than before, once its files have the paths that
-    /// `relocated` says.
-    fn follows(&self) -> bool {
+    /// Whether the agent can resume a session in another working directory, once its files have
+    /// their `relocated_path`.
+    fn is_relocatable(&self) -> bool {
         false
     }
 
-    /// An id for a new session, in the form that the agent gives its own.
-    fn fresh_id(&self, random: u128) -> String {
+    /// An ID for a new session, in the agent's own form.
+    fn new_session_id(&self, random: u128) -> String {
         let versioned = (random & !(0xf << 76) & !(0xc << 60)) | 0x4 << 76 | 0x8 << 60;
         let text = format!("{versioned:032x}");
         format!(
@@ -99,52 +101,53 @@ pub trait Profile: Send + Sync + 'static {
         )
     }
 
-    /// The path that a file of a session has if the agent runs in that project, whose name is the second part of it; none if
-    /// its path does not say where it runs.
-    fn relocated(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
+    /// The path of a session's file if the agent runs in another project; none if the path does not
+    /// depend on the project. The project is the second component of the path.
+    fn relocated_path(&self, _path: &RelPath, _project: &str) -> Option<RelPath> {
         None
     }
 
-    /// After how long without a change the agent itself deletes a session, as its `settings.json` says; none if it does not.
-    fn sweeps_after(&self, _settings: &Value) -> Option<Duration> {
+    /// How long after its last change the agent deletes a session, according to its `settings.json`;
+    /// none if it does not delete sessions.
+    fn retention(&self, _settings: &Value) -> Option<Duration> {
         None
     }
 
-    /// The project log that goes with a session that has this file, if there is one.
+    /// The project log to restore together with a session that has this file.
     fn project_log(&self, _path: &RelPath) -> Option<LogName> {
         None
     }
 }
 
-/// A root: what a variable says, or a directory in the home.
-fn home_or(said: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<PathBuf> {
-    said.or_else(|| home.map(|home| home.join(name)))
+/// The directory from the environment, or the default one in the home directory.
+fn env_or_home(from_env: Option<PathBuf>, home: Option<&Path>, name: &str) -> Option<PathBuf> {
+    from_env.or_else(|| home.map(|home| home.join(name)))
 }
 
-/// Whether this is an id as most agents make them.
+/// Whether a text is a UUID.
 pub fn is_uuid(text: &str) -> bool {
-    let digit = |(at, byte): (usize, u8)| {
-        if matches!(at, 8 | 13 | 18 | 23) {
+    let is_valid = |(index, byte): (usize, u8)| {
+        if matches!(index, 8 | 13 | 18 | 23) {
             byte == b'-'
         } else {
             byte.is_ascii_hexdigit()
         }
     };
-    text.len() == UUID && text.bytes().enumerate().all(digit)
+    text.len() == UUID_LEN && text.bytes().enumerate().all(is_valid)
 }
 
 /// The log of a session.
-fn log_of(id: &str) -> LogName {
+fn session_log(id: &str) -> LogName {
     LogName::Session(SessionId::escape(id))
 }
 
-/// Kept for a session.
-fn of_session(id: &str, kind: FileKind) -> FileClass {
-    FileClass::Keep(log_of(id), kind)
+/// The class of a file that belongs to a session.
+fn stored_in_session(id: &str, kind: FileKind) -> FileClass {
+    FileClass::Stored(session_log(id), kind)
 }
 
-/// Names that are never kept, whatever the agent: our own state, locks, and files on their way to another name.
-fn is_passing(name: &str) -> bool {
+/// Names that no profile stores: the state of sessiond, locks and temporary files.
+fn is_never_stored(name: &str) -> bool {
     name == ".sessiond"
         || name.ends_with(".lock")
         || name == ".lock"

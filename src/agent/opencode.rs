@@ -1,19 +1,19 @@
-//! OpenCode: `$XDG_DATA_HOME/opencode`, where a database holds all sessions.
+//! The profile of OpenCode: `$XDG_DATA_HOME/opencode`, where one database has all sessions.
 //!
-//! What is kept is a directory of sessiond's own beside the database, in which each session is a file of lines, one a row;
-//! `mirror` keeps the two in step. Tables that hold secrets are never read.
+//! sessiond stores a directory of its own next to the database. It has one file per session with one
+//! line per row, which `mirror` keeps up to date. Tables with secrets are never read.
 
 mod lines;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{FileClass, Profile, home_or, of_session};
+use super::{FileClass, Profile, env_or_home, stored_in_session};
 use crate::model::{
     AgentName, FileKind, LogName, RelPath, SessionFacts, SessionId, TranscriptLine,
 };
 
-/// OpenCode's sessions.
+/// The profile of OpenCode.
 pub struct OpenCode {
     name: AgentName,
 }
@@ -22,17 +22,17 @@ impl OpenCode {
     /// The name of the profile.
     pub const NAME: &str = "opencode";
 
-    /// The profile, under its name.
+    /// The profile under an agent name.
     pub fn new(name: AgentName) -> Self {
         OpenCode { name }
     }
 }
 
-/// The session of `sessions/<id>.jsonl`; none for any other file.
-fn session(path: &RelPath) -> Option<&str> {
+/// The session ID in `sessions/<id>.jsonl`; none for any other file.
+fn session_id(path: &RelPath) -> Option<&str> {
     let file = path.as_str().strip_prefix("sessions/")?;
     file.strip_suffix(".jsonl")
-        .filter(|id| SessionId::is_name(id))
+        .filter(|id| SessionId::is_file_name(id))
 }
 
 impl Profile for OpenCode {
@@ -45,57 +45,59 @@ impl Profile for OpenCode {
     }
 
     fn root(&self, home: Option<&Path>, env: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-        home_or(
+        env_or_home(
             env("XDG_DATA_HOME").map(|data| data.join("opencode")),
             home,
             ".local/share/opencode",
         )
     }
 
-    fn enter(&self, directory: &RelPath) -> bool {
+    fn is_scanned(&self, directory: &RelPath) -> bool {
         directory.as_str() == "sessions"
     }
 
-    fn place(&self, path: &RelPath) -> FileClass {
-        session(path).map_or(FileClass::Ignore, |id| of_session(id, FileKind::Append))
+    fn classify(&self, path: &RelPath) -> FileClass {
+        session_id(path).map_or(FileClass::Ignored, |id| {
+            stored_in_session(id, FileKind::Append)
+        })
     }
 
-    fn directories(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
-        // A session is one file.
+    fn log_directories(&self, _name: &LogName, _known: &BTreeSet<&RelPath>) -> Vec<RelPath> {
+        // A session has one file.
         Vec::new()
     }
 
     fn is_transcript(&self, path: &RelPath) -> bool {
-        session(path).is_some()
+        session_id(path).is_some()
     }
 
-    fn is_conversation(&self, path: &RelPath) -> bool {
+    fn has_messages(&self, path: &RelPath) -> bool {
         self.is_transcript(path)
     }
 
-    fn line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
-        let (of, mut line) = lines::read(line)?;
-        // The sessions of sub-agents are in the file of the one that started them.
-        if let Some(of) = of.filter(|of| Some(of.as_str()) != session(path)) {
+    fn parse_line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
+        let (session, mut line) = lines::read(line)?;
+        // The sessions of sub-agents are in the file of the session that started them.
+        if let Some(sub_agent) = session.filter(|id| Some(id.as_str()) != session_id(path)) {
             line.facts = SessionFacts::default();
-            line.mark = None;
+            line.boundary = None;
             if let Some(message) = &mut line.message {
-                message.sub_agent = Some(of);
+                message.sub_agent = Some(sub_agent);
             }
         }
         Some(line)
     }
 
-    fn project_of(&self, cwd: &Path) -> String {
+    fn project_name(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }
 
-    fn fresh_id(&self, random: u128) -> String {
-        // It takes no id without the word, and gives its own 26 letters and digits behind it.
+    fn new_session_id(&self, random: u128) -> String {
+        // OpenCode requires the prefix; its own IDs have 26 letters and digits after it.
         format!("ses_{:026x}", random >> 24)
     }
 
-    fn transcript(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
+    fn transcript_path(&self, _project: &str, id: &SessionId) -> Option<RelPath> {
         format!("sessions/{id}.jsonl")
             .parse()
             .ok()
@@ -108,17 +110,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_made_of_the_database_is_kept() {
-        let place =
-            |path: &str| OpenCode::new("opencode".parse().unwrap()).place(&path.parse().unwrap());
+    fn only_the_mirrored_files_are_stored() {
+        let classify = |path: &str| {
+            OpenCode::new("opencode".parse().unwrap()).classify(&path.parse().unwrap())
+        };
         assert_eq!(
-            place("sessions/ses_e1b6.jsonl"),
-            FileClass::Keep("ses_e1b6".parse().unwrap(), FileKind::Append)
+            classify("sessions/ses_e1b6.jsonl"),
+            FileClass::Stored("ses_e1b6".parse().unwrap(), FileKind::Append)
         );
-        let id = OpenCode::new("opencode".parse().unwrap()).fresh_id(u128::MAX);
+        let id = OpenCode::new("opencode".parse().unwrap()).new_session_id(u128::MAX);
         assert_eq!(
-            (id.len(), place(&format!("sessions/{id}.jsonl"))),
-            (30, FileClass::Keep(id.parse().unwrap(), FileKind::Append))
+            (id.len(), classify(&format!("sessions/{id}.jsonl"))),
+            (30, FileClass::Stored(id.parse().unwrap(), FileKind::Append))
         );
         for path in [
             "opencode.db",
@@ -128,7 +131,7 @@ mod tests {
             "sessions/a/b.jsonl",
             "sessions/.jsonl",
         ] {
-            assert_eq!(place(path), FileClass::Ignore, "{path}");
+            assert_eq!(classify(path), FileClass::Ignored, "{path}");
         }
     }
 }

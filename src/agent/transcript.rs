@@ -1,59 +1,66 @@
-//! Reads transcripts piece by piece: which messages they hold, where they stand, where a turn is complete.
+//! The transcript reader: parses appended transcript bytes into messages and turn events.
 //!
-//! Owns putting lines together that came in pieces, and counting what cannot be read. Does not own what a line means
-//! (the profile). Best effort: nothing here fails.
+//! Owns joining lines that arrive in several parts, and counting the lines that cannot be parsed.
+//! Does not own the meaning of a line (the profile). Parsing is best effort and never fails.
 
 use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 
 use super::Profile;
-use crate::model::message::{MOST_COST, ParsedTranscripts, Span, Tokens, TurnEvent};
-use crate::model::{Block, FileKind, FileMove, LocatedMessage, Part, RelPath, TranscriptLine};
+use crate::model::message::{MAX_COST, ParsedSpan, ParsedTranscripts, Tokens, TurnEvent};
+use crate::model::{
+    Block, FileKind, FileMove, LocatedMessage, Message, Part, RelPath, TranscriptLine, TurnBoundary,
+};
 
-/// A longer line is not read: bounds what an unfinished one costs.
-const LONGEST_LINE: u64 = 16 << 20;
+/// Maximum length of a line that is parsed. It bounds the memory for a partial line.
+const MAX_LINE_LEN: u64 = 16 << 20;
 
-/// Reads what is appended to transcripts.
+/// Parses what is appended to transcripts.
 #[derive(Debug, Clone, Default)]
-pub struct Reader {
-    tails: BTreeMap<RelPath, Tail>,
+pub struct TranscriptReader {
+    partial_lines: BTreeMap<RelPath, PartialLine>,
 }
 
-/// A line that was not finished yet.
+/// The start of a line whose end has not been read yet.
 #[derive(Debug, Clone)]
-struct Tail {
-    /// Where it begins.
-    from: u64,
-    /// Its bytes so far.
+struct PartialLine {
+    /// Offset of its first byte.
+    start: u64,
+    /// Length so far.
     len: u64,
-    /// The bytes, unless they are too many.
+    /// The bytes, unless they are longer than `MAX_LINE_LEN`.
     bytes: Vec<u8>,
 }
 
-impl Reader {
-    /// Files have other paths from here on: lines that are not finished go on there.
-    pub fn moved(&mut self, moves: &[FileMove]) {
-        for moved in moves {
-            if let Some(tail) = self.tails.remove(&moved.from) {
-                self.tails.insert(moved.to.clone(), tail);
-            }
-        }
+/// The position of a JSON value in a transcript.
+#[derive(Clone, Copy)]
+struct ValueRange {
+    start: u64,
+    len: usize,
+    /// Offset after the line, or after the value if the line has several.
+    end: u64,
+}
+
+impl TranscriptReader {
+    /// Applies renames: partial lines continue in the renamed files.
+    pub fn move_files(&mut self, moves: &[FileMove]) {
+        FileMove::apply_all(moves, &mut self.partial_lines);
     }
 
-    /// Reads the parts of one entry, which follow those that were read before.
+    /// Parses the parts of the next entry.
     pub fn read<'a>(
         &mut self,
         profile: &dyn Profile,
         parts: impl Iterator<Item = (&'a Part, &'a [u8])>,
     ) -> ParsedTranscripts {
-        let mut told = ParsedTranscripts::default();
+        let mut parsed = ParsedTranscripts::default();
         for (part, bytes) in parts {
-            if part.kind == FileKind::Append && profile.is_conversation(&part.path) {
-                self.read_part(profile, part, bytes, &mut told);
+            if part.kind == FileKind::Append && profile.has_messages(&part.path) {
+                self.read_part(profile, part, bytes, &mut parsed);
             }
         }
-        told
+        parsed
     }
 
     fn read_part(
@@ -61,157 +68,182 @@ impl Reader {
         profile: &dyn Profile,
         part: &Part,
         bytes: &[u8],
-        told: &mut ParsedTranscripts,
+        parsed: &mut ParsedTranscripts,
     ) {
-        let tail = self
-            .tails
-            .remove(&part.path)
-            .filter(|tail| tail.from + tail.len == part.start);
-        let Tail {
-            from,
+        let PartialLine {
+            start,
             len,
-            bytes: mut open,
-        } = tail.unwrap_or(Tail {
-            from: part.start,
-            len: 0,
-            bytes: Vec::new(),
-        });
-        let (mut at, mut before) = (from, len);
+            bytes: mut buffer,
+        } = self
+            .partial_lines
+            .remove(&part.path)
+            .filter(|partial| partial.start + partial.len == part.start)
+            .unwrap_or(PartialLine {
+                start: part.start,
+                len: 0,
+                bytes: Vec::new(),
+            });
+        let (mut offset, mut partial_len) = (start, len);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let len = before + line.len() as u64;
-            let fits = len <= LONGEST_LINE && open.len() as u64 == before;
+            let len = partial_len + line.len() as u64;
+            let fits = len <= MAX_LINE_LEN && buffer.len() as u64 == partial_len;
             match (line.ends_with(b"\n"), fits) {
-                (true, true) if before == 0 => read_line(profile, &part.path, at, line, told),
-                (true, true) => {
-                    open.extend_from_slice(line);
-                    read_line(profile, &part.path, at, &open, told);
+                (true, true) if partial_len == 0 => {
+                    read_line(profile, &part.path, offset, line, parsed);
                 }
-                (true, false) => unread(&part.path, told),
-                (false, true) => open.extend_from_slice(line),
-                (false, false) => open.clear(),
+                (true, true) => {
+                    buffer.extend_from_slice(line);
+                    read_line(profile, &part.path, offset, &buffer, parsed);
+                }
+                (true, false) => count_unparsed(&part.path, parsed),
+                (false, true) => buffer.extend_from_slice(line),
+                (false, false) => buffer.clear(),
             }
             if line.ends_with(b"\n") {
-                (at, before) = (at + len, 0);
-                open.clear();
+                (offset, partial_len) = (offset + len, 0);
+                buffer.clear();
             } else {
-                before = len;
+                partial_len = len;
             }
         }
-        told.read
-            .insert(part.path.clone(), Span { from, open: before });
-        if before > 0 {
-            self.tails.insert(
+        let span = ParsedSpan {
+            start,
+            partial_line_bytes: partial_len,
+        };
+        parsed.spans.insert(part.path.clone(), span);
+        if partial_len > 0 {
+            self.partial_lines.insert(
                 part.path.clone(),
-                Tail {
-                    from: at,
-                    len: before,
-                    bytes: open,
+                PartialLine {
+                    start: offset,
+                    len: partial_len,
+                    bytes: buffer,
                 },
             );
         }
     }
 }
 
-/// Reads one line, which ends with a newline. Two values on a line happen: each is read by itself.
+/// Parses one line, which ends with a newline. Some agents write two values on one line; each is
+/// parsed by itself.
 fn read_line(
     profile: &dyn Profile,
     path: &RelPath,
-    at: u64,
+    offset: u64,
     line: &[u8],
-    told: &mut ParsedTranscripts,
+    parsed: &mut ParsedTranscripts,
 ) {
-    let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0;
-    let skipped = line.iter().take_while(|byte| blank(byte)).count();
-    let text = &line[skipped
-        ..line.len()
-            - line
-                .iter()
-                .rev()
-                .take_while(|byte| blank(byte))
-                .count()
-                .min(line.len() - skipped)];
+    let text = trim(line);
     if text.is_empty() {
         return;
     }
-    let (at, end) = (at + skipped as u64, at + line.len() as u64);
-    if let Some(read) = profile.line(path, text) {
-        return take(profile, path, (at, text.len(), end), read, told);
+    let start = offset + line.iter().take_while(|byte| is_blank(byte)).count() as u64;
+    if let Some(read) = profile.parse_line(path, text) {
+        let range = ValueRange {
+            start,
+            len: text.len(),
+            end: offset + line.len() as u64,
+        };
+        return add_line(profile, path, range, read, parsed);
     }
     let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
-    let mut from = 0;
+    let mut previous_end = 0;
     while let Some(Ok(_)) = values.next() {
-        let to = values.byte_offset();
-        let value = text[from..to].trim_ascii_start();
-        match profile.line(path, value) {
-            Some(read) => take(
-                profile,
-                path,
-                (at + (to - value.len()) as u64, value.len(), at + to as u64),
-                read,
-                told,
-            ),
-            None => unread(path, told),
+        let end = values.byte_offset();
+        let value = text[previous_end..end].trim_ascii_start();
+        let range = ValueRange {
+            start: start + (end - value.len()) as u64,
+            len: value.len(),
+            end: start + end as u64,
+        };
+        match profile.parse_line(path, value) {
+            Some(read) => add_line(profile, path, range, read, parsed),
+            None => count_unparsed(path, parsed),
         }
-        from = to;
+        previous_end = end;
     }
-    if !text[from..].trim_ascii().is_empty() {
-        unread(path, told);
+    if !text[previous_end..].trim_ascii().is_empty() {
+        count_unparsed(path, parsed);
     }
 }
 
-fn unread(path: &RelPath, told: &mut ParsedTranscripts) {
-    *told.unread.entry(path.clone()).or_default() += 1;
+/// A crash can leave zero bytes in a transcript; they count as whitespace.
+fn is_blank(byte: &u8) -> bool {
+    byte.is_ascii_whitespace() || *byte == 0
 }
 
-fn take(
+fn trim(line: &[u8]) -> &[u8] {
+    let start = line.iter().position(|byte| !is_blank(byte));
+    let last = line.iter().rposition(|byte| !is_blank(byte));
+    match start.zip(last) {
+        Some((start, last)) => &line[start..=last],
+        None => &[],
+    }
+}
+
+fn count_unparsed(path: &RelPath, parsed: &mut ParsedTranscripts) {
+    *parsed.unparsed_lines.entry(path.clone()).or_default() += 1;
+}
+
+fn add_line(
     profile: &dyn Profile,
     path: &RelPath,
-    (start, len, end): (u64, usize, u64),
+    range: ValueRange,
     line: TranscriptLine,
-    told: &mut ParsedTranscripts,
+    parsed: &mut ParsedTranscripts,
 ) {
-    told.facts = std::mem::take(&mut told.facts).then(line.facts);
     let TranscriptLine {
-        mut message, mark, ..
+        mut message,
+        boundary,
+        facts,
     } = line;
+    parsed.facts = std::mem::take(&mut parsed.facts).updated_with(facts);
     if let Some(message) = &mut message {
         message.tokens = message.tokens.filter(Tokens::is_plausible);
-        message.cost = message.cost.filter(|cost| *cost < MOST_COST);
+        message.cost = message.cost.filter(|cost| *cost < MAX_COST);
     }
     if profile.is_transcript(path) {
-        let mut marked = TurnEvent {
-            path: path.clone(),
-            end,
-            at: None,
-            uuid: None,
-            answer: None,
-            mark,
-            calls: Vec::new(),
-            answers: Vec::new(),
-        };
-        if let Some(message) = &message {
-            (marked.at, marked.uuid, marked.answer) =
-                (message.at, message.uuid.clone(), message.answer.clone());
-            for block in &message.blocks {
-                match block {
-                    Block::ToolCall(call) => marked.calls.push(call.clone()),
-                    Block::Answer { id, text, .. } => {
-                        marked.answers.push((id.clone(), text.clone()))
-                    }
-                    _ => {}
-                }
-            }
-        }
-        if marked.mark.is_some() || !marked.calls.is_empty() || !marked.answers.is_empty() {
-            told.marks.push(marked);
+        let event = turn_event(path, range.end, boundary, message.as_ref());
+        if event.boundary.is_some() || !event.calls.is_empty() || !event.tool_results.is_empty() {
+            parsed.turn_events.push(event);
         }
     }
-    told.said.extend(message.map(|message| LocatedMessage {
+    parsed
+        .messages
+        .extend(message.map(|message| LocatedMessage {
+            path: path.clone(),
+            start: range.start,
+            len: range.len as u64,
+            message,
+        }));
+}
+
+fn turn_event(
+    path: &RelPath,
+    end: u64,
+    boundary: Option<TurnBoundary>,
+    message: Option<&Message>,
+) -> TurnEvent {
+    let mut event = TurnEvent {
         path: path.clone(),
-        start,
-        len: len as u64,
-        message,
-    }));
+        end,
+        at: message.and_then(|message| message.at),
+        message_id: message.and_then(|message| message.message_id.clone()),
+        response_id: message.and_then(|message| message.response_id.clone()),
+        boundary,
+        calls: Vec::new(),
+        tool_results: Vec::new(),
+    };
+    for block in message.iter().flat_map(|message| &message.blocks) {
+        match block {
+            Block::ToolCall(call) => event.calls.push(call.clone()),
+            Block::ToolResult { call_id, text, .. } => {
+                event.tool_results.push((call_id.clone(), text.clone()));
+            }
+            _ => {}
+        }
+    }
+    event
 }
 
 #[cfg(test)]
@@ -236,7 +268,7 @@ mod tests {
         }
     }
 
-    fn read(reader: &mut Reader, start: u64, bytes: &[u8]) -> ParsedTranscripts {
+    fn read(reader: &mut TranscriptReader, start: u64, bytes: &[u8]) -> ParsedTranscripts {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
         reader.read(&profile, [(&part(start, bytes.len()), bytes)].into_iter())
     }
@@ -253,95 +285,105 @@ mod tests {
     );
 
     #[test]
-    fn numbers_that_cannot_be_are_unknown() {
-        let told = |count: &str| {
+    fn implausible_token_counts_are_unknown() {
+        let parsed = |count: &str| {
             read(
-                &mut Reader::default(),
+                &mut TranscriptReader::default(),
                 0,
                 TURN.replace("\"input_tokens\":3", &format!("\"input_tokens\":{count}"))
                     .as_bytes(),
             )
         };
-        assert!(told("3").said[1].message.tokens.is_some());
+        assert!(parsed("3").messages[1].message.tokens.is_some());
         for count in ["9223372036854775808", "9223372036854775807", "1e30"] {
             assert!(
-                told(count)
-                    .said
-                    .iter()
-                    .all(|said| said.message.tokens.is_none_or(|tokens| tokens.input < 10)),
+                parsed(count).messages.iter().all(|located| located
+                    .message
+                    .tokens
+                    .is_none_or(|tokens| tokens.input < 10)),
                 "{count}"
             );
         }
     }
 
     #[test]
-    fn the_same_is_said_however_it_is_cut() {
-        let whole = read(&mut Reader::default(), 0, TURN.as_bytes());
+    fn parsing_does_not_depend_on_where_the_bytes_are_split() {
+        let whole = read(&mut TranscriptReader::default(), 0, TURN.as_bytes());
         assert_eq!(
             whole
-                .said
+                .messages
                 .iter()
-                .map(|said| said.message.role)
+                .map(|located| located.message.role)
                 .collect::<Vec<_>>(),
             [Role::User, Role::Assistant, Role::Tool, Role::Assistant]
         );
-        let said = &whole.said[2];
+        let located = &whole.messages[2];
         assert_eq!(
-            &TURN[said.start as usize..][..said.len as usize],
+            &TURN[located.start as usize..][..located.len as usize],
             TURN.lines().nth(2).unwrap()
         );
-        for cut in 0..TURN.len() {
-            let mut reader = Reader::default();
-            let first = read(&mut reader, 0, &TURN.as_bytes()[..cut]);
-            let second = read(&mut reader, cut as u64, &TURN.as_bytes()[cut..]);
-            let span = second.read[&PATH.parse().unwrap()];
+        for split in 0..TURN.len() {
+            let mut reader = TranscriptReader::default();
+            let first = read(&mut reader, 0, &TURN.as_bytes()[..split]);
+            let second = read(&mut reader, split as u64, &TURN.as_bytes()[split..]);
+            let span = second.spans[&PATH.parse().unwrap()];
             assert_eq!(
-                span.from + first.read.values().next().unwrap().open,
-                cut as u64,
-                "cut at {cut}"
+                span.start + first.spans.values().next().unwrap().partial_line_bytes,
+                split as u64,
+                "split at {split}"
             );
-            let both: Vec<LocatedMessage> = first.said.into_iter().chain(second.said).collect();
-            assert_eq!(both, whole.said, "cut at {cut}");
+            let both: Vec<LocatedMessage> =
+                first.messages.into_iter().chain(second.messages).collect();
+            assert_eq!(both, whole.messages, "split at {split}");
         }
     }
 
     #[test]
-    fn what_cannot_be_read_is_counted_and_what_is_beside_it_is_read() {
+    fn unparsable_lines_are_counted_and_their_neighbors_are_parsed() {
         let piece = b"\xff\xfe\n\0\0{\"type\":\"user\",\"cwd\":\"/w\"}\n}{\n\n{\"type\":\"user\"}{\"type\":\"user\",\"cwd\":7}\n[1]\n";
-        let told = read(&mut Reader::default(), 0, piece);
+        let parsed = read(&mut TranscriptReader::default(), 0, piece);
         assert_eq!(
-            (told.said.len(), told.unread[&PATH.parse().unwrap()]),
+            (
+                parsed.messages.len(),
+                parsed.unparsed_lines[&PATH.parse().unwrap()]
+            ),
             (3, 3)
         );
-        assert_eq!(told.facts.cwd.as_deref(), Some("/w"));
-        assert_eq!(told.facts.project.as_deref(), Some("-w"));
+        assert_eq!(parsed.facts.cwd.as_deref(), Some("/w"));
+        assert_eq!(parsed.facts.project.as_deref(), Some("-w"));
     }
 
     #[test]
-    fn a_line_without_end_costs_no_memory_and_the_next_is_read() {
-        let mut reader = Reader::default();
+    fn an_endless_line_uses_bounded_memory_and_the_next_line_is_parsed() {
+        let mut reader = TranscriptReader::default();
         let (mut at, huge) = (0, vec![b'x'; 9 << 20]);
         for _ in 0..3 {
             read(&mut reader, at, &huge);
             at += huge.len() as u64;
             assert!(
                 reader
-                    .tails
+                    .partial_lines
                     .values()
-                    .all(|tail| tail.bytes.len() as u64 <= LONGEST_LINE)
+                    .all(|partial| partial.bytes.len() as u64 <= MAX_LINE_LEN)
             );
         }
-        let told = read(&mut reader, at, format!("\n{TURN}").as_bytes());
-        assert_eq!((told.said.len(), told.unread.values().sum::<u64>()), (4, 1));
-        assert_eq!(told.read.values().next().unwrap().from, 0);
+        let parsed = read(&mut reader, at, format!("\n{TURN}").as_bytes());
+        assert_eq!(
+            (
+                parsed.messages.len(),
+                parsed.unparsed_lines.values().sum::<u64>()
+            ),
+            (4, 1)
+        );
+        assert_eq!(parsed.spans.values().next().unwrap().start, 0);
     }
 
     #[test]
-    fn a_turn_that_is_complete_is_a_checkpoint_once() {
-        let told = read(&mut Reader::default(), 0, TURN.as_bytes());
+    fn a_complete_turn_makes_one_checkpoint() {
+        let parsed = read(&mut TranscriptReader::default(), 0, TURN.as_bytes());
         let mut turns = TurnTracker::default();
         let lengths = [(PATH.parse().unwrap(), 9000)].into();
-        let made = turns.take(&told.marks, &lengths);
+        let made = turns.apply(&parsed.turn_events, &lengths);
         assert_eq!(made.len(), 1);
         let point = &made[0];
         assert_eq!(
@@ -349,20 +391,23 @@ mod tests {
                 point.number,
                 point.turn,
                 point.parent,
-                point.stop.as_deref()
+                point.stop_reason.as_deref()
             ),
             (1, 1, None, Some("end_turn"))
         );
-        assert_eq!(point.files[&PATH.parse().unwrap()], TURN.len() as u64);
-        assert!(point.pending.is_empty());
-        // The file was written anew.
-        assert_eq!(turns.take(&told.marks, &lengths), []);
-        // Killed while the tool ran.
+        assert_eq!(
+            point.transcript_lengths[&PATH.parse().unwrap()],
+            TURN.len() as u64
+        );
+        assert!(point.pending_calls.is_empty());
+        // The file was rewritten with the same content.
+        assert_eq!(turns.apply(&parsed.turn_events, &lengths), []);
+        // The agent was killed while the tool ran.
         let mut turns = TurnTracker::default();
-        turns.take(&told.marks[..2], &lengths);
+        turns.apply(&parsed.turn_events[..2], &lengths);
         assert_eq!(
             turns
-                .pending
+                .pending_calls
                 .iter()
                 .map(|call| call.name.as_str())
                 .collect::<Vec<_>>(),

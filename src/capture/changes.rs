@@ -1,53 +1,58 @@
-//! A look at the files of one log: what changed since the cursors, and where to cut.
+//! Change detection: compares the files of one log with their cursors.
 //!
-//! Owns the decision what is appended, rewritten, moved or only touched. Reads only what it ships (and, where a file
-//! may have been rewritten, what it must compare).
+//! Owns the decision whether a file was appended to, rewritten, moved or only touched, and where an
+//! entry ends. Reads only the bytes to upload, and the bytes to compare if a file may have been
+//! rewritten.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::scan::{fingerprint, whose};
+use super::scan::{fingerprint, log_of};
 use crate::agent::Profile;
-use crate::codec::entry::{CUT_AT, MOST_RAW};
+use crate::codec::entry::{MAX_RAW_BYTES, TARGET_RAW_BYTES};
 use crate::error::Error;
-use crate::log::ledger::{FileCursor, WINDOW, tail_of};
+use crate::log::ledger::{FileCursor, TAIL_WINDOW, tail_fingerprint};
 use crate::model::{
     FileKind, FileMove, FileStat, LogName, ParsedTranscripts, Part, RelPath, TurnTracker,
 };
+use crate::sys::lines::complete_prefix_len;
+use crate::sys::mutation::{Mutation, is_active};
 use crate::sys::{Directory, ItemKind, OpenFile};
 
-/// A change less than this before a look may be followed by another that leaves time and length as they are: the
-/// kernel's clock for files ticks every few milliseconds. Only what is replaced as one is written so.
-const TICK_NS: i64 = 50_000_000;
+/// A side file that changed less than this ago may change again without a new time or length: the
+/// kernel's clock for files ticks every few milliseconds.
+const MTIME_GRANULARITY_NS: i64 = 50_000_000;
 
-/// What a part takes of the room besides its bytes and its path: bounds the header of an entry of many small files.
-const PART: u64 = 1 << 10;
+/// Bytes of an entry's budget that each part uses besides its content and its path. They bound the
+/// header of an entry with many small files.
+const PART_OVERHEAD: u64 = 1 << 10;
 
-/// What a look found.
+/// The changes in the files of one log since their cursors.
 #[derive(Debug, Default)]
 pub struct ChangeSet {
-    /// Files that got another path.
+    /// Files that were renamed.
     pub moves: Vec<FileMove>,
-    /// What each file gained.
+    /// The appended or rewritten range of each file.
     pub parts: Vec<Part>,
     /// The bytes of the parts.
     pub bodies: Vec<Vec<u8>>,
-    /// The cursors as they are once this is durable.
+    /// The cursors to store once the changes are durable.
     pub cursors: BTreeMap<RelPath, FileCursor>,
-    /// More is there than fits into one entry.
-    pub more: bool,
-    /// Bytes of unfinished lines.
-    pub torn: u64,
-    /// What the files looked like: their fingerprint once all of them is shipped.
-    pub seen: u64,
-    /// Every file that is there.
-    pub present: BTreeSet<RelPath>,
-    /// Files that could not be read, and why.
-    pub unread: Vec<Error>,
-    /// What the parts say.
-    pub told: ParsedTranscripts,
-    /// How far the turns are once this is durable.
+    /// There are more changes than fit into one entry.
+    pub has_more: bool,
+    /// Bytes after the last newline of the transcripts.
+    pub partial_line_bytes: u64,
+    /// The fingerprint of the files, valid once all changes are durable; 0 if they must be read
+    /// again.
+    pub fingerprint: u64,
+    /// The existing files.
+    pub files: BTreeSet<RelPath>,
+    /// The errors of files that could not be read.
+    pub read_errors: Vec<Error>,
+    /// The parsed transcript parts.
+    pub transcripts: ParsedTranscripts,
+    /// The turn tracker to store once the changes are durable.
     pub turns: TurnTracker,
 }
 
@@ -57,106 +62,92 @@ impl ChangeSet {
         self.parts.is_empty() && self.moves.is_empty()
     }
 
-    /// How long each transcript is once this is durable.
-    pub fn lengths(&self) -> BTreeMap<RelPath, u64> {
-        let here = self
-            .cursors
+    /// The length of each transcript once the changes are durable.
+    pub fn transcript_lengths(&self) -> BTreeMap<RelPath, u64> {
+        self.cursors
             .iter()
-            .filter(|(_, cursor)| cursor.kind == FileKind::Append);
-        here.map(|(path, cursor)| (path.clone(), cursor.len))
+            .filter(|(_, cursor)| cursor.kind == FileKind::Append)
+            .map(|(path, cursor)| (path.clone(), cursor.len))
             .collect()
     }
 }
 
-/// What to look at.
+/// The files that were found, each with its kind and metadata.
+type Files = BTreeMap<RelPath, (FileKind, FileStat)>;
+
+/// Detects changes in the files of one log.
 pub struct ChangeDetector<'a> {
     /// The agent's directory.
     pub directory: &'a dyn Directory,
-    /// What we know of the agent.
+    /// The agent's profile.
     pub profile: &'a dyn Profile,
-    /// The log whose files to look at.
+    /// The log.
     pub name: &'a LogName,
-    /// The agent is gone: take an unfinished line too.
-    pub last: bool,
-    /// The time.
+    /// The agent has exited: a partial line is complete.
+    pub agent_exited: bool,
+    /// The current time.
     pub now: Timestamp,
 }
 
 impl ChangeDetector<'_> {
-    /// Looks at the files named in `hints` and those that have a cursor, and at what is new in their directories.
-    pub fn take(
+    /// Compares `paths`, the files that have a cursor, and new files in their directories.
+    pub fn detect(
         &self,
         cursors: &BTreeMap<RelPath, FileCursor>,
-        hints: &BTreeSet<RelPath>,
+        paths: &BTreeSet<RelPath>,
     ) -> ChangeSet {
-        let mut cut = ChangeSet {
+        let mut changes = ChangeSet {
             cursors: cursors.clone(),
             ..ChangeSet::default()
         };
-        let mut seen: BTreeMap<RelPath, (FileKind, FileStat)> = BTreeMap::new();
-        let known: BTreeSet<&RelPath> = cursors.keys().chain(hints).collect();
-        // Lengths of transcripts first, then side files: what a transcript line names is then in the same cut.
-        for kind in [FileKind::Append, FileKind::Whole] {
-            for path in &known {
-                self.stat(path, Some(kind), &mut seen, &mut cut.unread);
-            }
-        }
-        for directory in self.profile.directories(self.name, &known) {
-            self.find_new(&directory, &mut seen, &mut cut.unread);
-        }
-        self.find_moves(&seen, &mut cut);
-        let mut room = CUT_AT;
-        for kind in [FileKind::Whole, FileKind::Append] {
-            for (path, (_, stat)) in seen.iter().filter(|(_, (of, _))| *of == kind) {
-                if room == 0 {
-                    cut.more = true;
-                    break;
-                }
-                match self.look_at(path, kind, stat, cut.cursors.get(path), room) {
-                    Ok(None) => {}
-                    Ok(Some(found)) => {
-                        cut.more |= found.more;
-                        if let Some(start) = found.start {
-                            room = room.saturating_sub(
-                                found.bytes.len() as u64 + path.as_str().len() as u64 + PART,
-                            );
-                            cut.parts.push(part(path, start, &found));
-                            cut.bodies.push(found.bytes);
-                        }
-                        cut.cursors.insert(path.clone(), found.cursor);
-                    }
-                    Err(cause) => cut.unread.push(Error::io(format!("read {path}"), cause)),
-                }
-            }
-        }
-        cut.torn = seen
-            .keys()
-            .filter_map(|path| cut.cursors.get(path))
-            .map(|cursor| cursor.torn)
+        let files = self.find_files(cursors, paths, &mut changes.read_errors);
+        self.find_moves(&files, &mut changes);
+        self.read_changes(&files, &mut changes);
+        let current = files.keys().filter_map(|path| changes.cursors.get(path));
+        changes.partial_line_bytes = current
+            .clone()
+            .map(|cursor| cursor.partial_line_bytes)
             .sum();
-        let fresh = seen
-            .keys()
-            .filter_map(|path| cut.cursors.get(path))
-            .any(|cursor| cursor.fresh);
-        // 0 is like nothing that a scan sees: the next one looks again.
-        cut.seen = if fresh {
+        // No scan has the fingerprint 0, so the next one reads the files again.
+        changes.fingerprint = if current.clone().any(|cursor| cursor.is_recent) {
             0
         } else {
-            fingerprint(seen.iter().map(|(path, (_, stat))| (path, stat)))
+            fingerprint(files.iter().map(|(path, (_, stat))| (path, stat)))
         };
-        cut.present = seen.into_keys().collect();
-        cut
+        changes.files = files.into_keys().collect();
+        changes
+    }
+
+    /// Finds the files of the log. The lengths of transcripts come first, then the side files: a
+    /// file that a line refers to is then in the same change set.
+    fn find_files(
+        &self,
+        cursors: &BTreeMap<RelPath, FileCursor>,
+        paths: &BTreeSet<RelPath>,
+        errors: &mut Vec<Error>,
+    ) -> Files {
+        let mut files = Files::new();
+        let known: BTreeSet<&RelPath> = cursors.keys().chain(paths).collect();
+        for kind in [FileKind::Append, FileKind::Whole] {
+            for path in &known {
+                self.stat(path, Some(kind), &mut files, errors);
+            }
+        }
+        for directory in self.profile.log_directories(self.name, &known) {
+            self.find_new(&directory, &mut files, errors);
+        }
+        files
     }
 
     fn stat(
         &self,
         path: &RelPath,
         only: Option<FileKind>,
-        seen: &mut BTreeMap<RelPath, (FileKind, FileStat)>,
-        unread: &mut Vec<Error>,
+        files: &mut Files,
+        errors: &mut Vec<Error>,
     ) {
         let found = (|| -> std::io::Result<_> {
-            let Some((name, kind)) = whose(self.directory, self.profile, path)? else {
+            let Some((name, kind)) = log_of(self.directory, self.profile, path)? else {
                 return Ok(None);
             };
             if name != *self.name || only.is_some_and(|only| only != kind) {
@@ -166,70 +157,69 @@ impl ChangeDetector<'_> {
         })();
         match found {
             Ok(Some(found)) => {
-                seen.insert(path.clone(), found);
+                files.insert(path.clone(), found);
             }
             Ok(None) => {}
-            Err(cause) => unread.push(Error::io(format!("read {path}"), cause)),
+            Err(cause) => errors.push(Error::io(format!("read {path}"), cause)),
         }
     }
 
-    fn find_new(
-        &self,
-        directory: &RelPath,
-        seen: &mut BTreeMap<RelPath, (FileKind, FileStat)>,
-        unread: &mut Vec<Error>,
-    ) {
+    fn find_new(&self, directory: &RelPath, files: &mut Files, errors: &mut Vec<Error>) {
         let items = match self.directory.list(Some(directory)) {
             Ok(items) => items,
-            Err(cause) => return unread.push(Error::io(format!("list {directory}"), cause)),
+            Err(cause) => return errors.push(Error::io(format!("list {directory}"), cause)),
         };
         for item in items {
             let Ok(path) = directory.join(&item.name) else {
                 continue;
             };
             match item.kind {
-                ItemKind::Directory if self.profile.enter(&path) => {
-                    self.find_new(&path, seen, unread)
+                ItemKind::Directory if self.profile.is_scanned(&path) => {
+                    self.find_new(&path, files, errors)
                 }
-                ItemKind::File if !seen.contains_key(&path) => self.stat(&path, None, seen, unread),
+                ItemKind::File if !files.contains_key(&path) => {
+                    self.stat(&path, None, files, errors)
+                }
                 _ => {}
             }
         }
     }
 
-    /// A path that is gone and a new one that is the same file: it was moved, and nothing needs to be shipped again.
-    fn find_moves(&self, seen: &BTreeMap<RelPath, (FileKind, FileStat)>, cut: &mut ChangeSet) {
-        // What stands under a path of a project's log may be another's by now.
+    /// Finds renamed files: a missing path and a new path with the same content. Their bytes are not
+    /// uploaded again.
+    fn find_moves(&self, files: &Files, changes: &mut ChangeSet) {
+        // A path in a project's log may belong to another machine by now.
         if self.name.is_project() {
             return;
         }
-        let gone: Vec<RelPath> = cut
+        let missing: Vec<RelPath> = changes
             .cursors
             .keys()
-            .filter(|path| !seen.contains_key(*path))
+            .filter(|path| !files.contains_key(*path))
             .cloned()
             .collect();
-        for from in gone {
-            let Some(cursor) = cut.cursors.get(&from).filter(|cursor| cursor.len > 0) else {
+        for from in missing {
+            let Some(cursor) = changes.cursors.get(&from).filter(|cursor| cursor.len > 0) else {
                 continue;
             };
-            let mut new = seen
+            let mut new_files = files
                 .iter()
-                .filter(|(path, _)| !cut.cursors.contains_key(*path));
-            // The number of a deleted file is given to the next one made: only the same bytes make it the same file, and
-            // small files often have the same. A rename leaves the time as it was; only a transcript may have grown since.
-            let kept = |stat: &FileStat| {
+                .filter(|(path, _)| !changes.cursors.contains_key(*path));
+            // The kernel gives the inode of a deleted file to the next new one, and small files
+            // often have equal content. A rename keeps the time; only a transcript may have grown.
+            let is_unchanged = |stat: &FileStat| {
                 stat.mtime_ns == cursor.stat.mtime_ns
                     || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size)
             };
-            let same = |kind: FileKind, stat: &FileStat| {
-                kind == cursor.kind && stat.same_file(&cursor.stat) && kept(stat)
+            let is_candidate = |kind: FileKind, stat: &FileStat| {
+                kind == cursor.kind && stat.is_same_file(&cursor.stat) && is_unchanged(stat)
             };
-            let Some((to, _)) = new.find(|(_, (kind, stat))| same(*kind, stat)) else {
+            let Some((to, _)) = new_files.find(|(_, (kind, stat))| is_candidate(*kind, stat))
+            else {
                 continue;
             };
             let moved = self.directory.open(to).ok().flatten().and_then(|file| {
-                FileCursor::over(&*file, cursor.kind, cursor.len)
+                FileCursor::read(&*file, cursor.kind, cursor.len)
                     .ok()
                     .flatten()
             });
@@ -237,43 +227,79 @@ impl ChangeDetector<'_> {
                 continue;
             }
             let to = to.clone();
-            if let Some(cursor) = cut.cursors.remove(&from) {
-                cut.cursors.insert(to.clone(), cursor);
-                cut.moves.push(FileMove { from, to });
+            if let Some(cursor) = changes.cursors.remove(&from) {
+                changes.cursors.insert(to.clone(), cursor);
+                changes.moves.push(FileMove { from, to });
             }
         }
     }
 
-    fn look_at(
+    /// Reads the changes of every file, side files first, until the entry is full.
+    fn read_changes(&self, files: &Files, changes: &mut ChangeSet) {
+        let mut budget = TARGET_RAW_BYTES;
+        for kind in [FileKind::Whole, FileKind::Append] {
+            for (path, (_, stat)) in files.iter().filter(|(_, (of, _))| *of == kind) {
+                if budget == 0 {
+                    changes.has_more = true;
+                    break;
+                }
+                match self.read_change(path, kind, stat, changes.cursors.get(path), budget) {
+                    Ok(None) => {}
+                    Ok(Some(change)) => {
+                        changes.has_more |= change.has_more;
+                        if change.is_part {
+                            let path_len = path.as_str().len() as u64;
+                            budget = budget.saturating_sub(
+                                change.bytes.len() as u64 + path_len + PART_OVERHEAD,
+                            );
+                            changes.parts.push(change.part(path));
+                            changes.bodies.push(change.bytes);
+                        }
+                        changes.cursors.insert(path.clone(), change.cursor);
+                    }
+                    Err(cause) => {
+                        let error = Error::io(format!("read {path}"), cause);
+                        changes.read_errors.push(error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_change(
         &self,
         path: &RelPath,
         kind: FileKind,
         stat: &FileStat,
         cursor: Option<&FileCursor>,
-        room: u64,
-    ) -> std::io::Result<Option<Found>> {
-        let done = |cursor: &FileCursor| {
-            cursor.len + cursor.torn == stat.size && !(self.last && cursor.torn > 0)
+        budget: u64,
+    ) -> std::io::Result<Option<FileChange>> {
+        let is_complete = |cursor: &FileCursor| {
+            cursor.len + cursor.partial_line_bytes == stat.size
+                && !(self.agent_exited && cursor.partial_line_bytes > 0)
         };
-        if cursor.is_some_and(|cursor| cursor.stat == *stat && done(cursor) && !cursor.fresh) {
+        if cursor
+            .is_some_and(|cursor| cursor.stat == *stat && is_complete(cursor) && !cursor.is_recent)
+        {
             return Ok(None);
         }
         let Some(file) = self.directory.open(path)? else {
             return Ok(None);
         };
-        let now = file.stat()?;
-        if !now.same_file(stat) {
-            // Replaced since the scan: the next look sees the new one from the start.
+        let opened = file.stat()?;
+        if !opened.is_same_file(stat) {
+            // Replaced in the meantime: the next flush reads the new file from the start.
             return Ok(None);
         }
-        // Bytes behind the length that was read first may belong to a line whose side files we have not seen.
+        // Bytes after the length that was found first may belong to a line that refers to a side
+        // file which was not found yet.
         let stat = FileStat {
-            size: stat.size.min(now.size),
-            ..now
+            size: stat.size.min(opened.size),
+            ..opened
         };
-        let unchanged_so_far = match cursor {
+        let keeps_prefix = match cursor {
             None => false,
-            // Another may have changed the stored one meanwhile: all of it, or nothing.
+            // Another writer may have changed the stored file: upload all of it, or nothing.
             Some(cursor)
                 if self.name.is_project()
                     && cursor.len == cursor.stat.size
@@ -281,46 +307,38 @@ impl ChangeDetector<'_> {
             {
                 false
             }
-            Some(cursor) => still_begins(&*file, &stat, cursor)?,
+            Some(cursor) => has_same_prefix(&*file, &stat, cursor)?,
         };
-        let mut found = match cursor {
-            Some(cursor) if unchanged_so_far => Found::from(cursor.len, cursor.clone()),
-            _ => Found::from(0, FileCursor::new(kind, stat)),
+        let mut change = match cursor {
+            Some(cursor)
+                if keeps_prefix
+                    && (cursor.len == stat.size || !is_active(Mutation::UploadFromStart)) =>
+            {
+                FileChange::new(cursor.len, cursor.clone())
+            }
+            _ => FileChange::new(0, FileCursor::new(kind, stat)),
         };
-        let touched = cursor.is_some_and(|cursor| {
+        let is_touched = cursor.is_some_and(|cursor| {
             (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns)
         });
         let age = i64::try_from(self.now.as_nanosecond())
             .unwrap_or(i64::MAX)
             .saturating_sub(stat.mtime_ns);
-        found.cursor.fresh = kind == FileKind::Whole && age < TICK_NS;
-        found.cursor.kind = kind;
-        found.cursor.stat = stat;
-        found.read(&*file, &stat, kind, room, self.last)?;
-        let rewritten = found.from == 0 && !unchanged_so_far;
-        // A rewrite that has no whole line yet is not shipped: what is stored stays until there is something to put there.
-        if !found.bytes.is_empty() || ((rewritten || touched) && found.cursor.torn == 0) {
-            found.start = Some(found.from);
-        }
-        Ok(Some(found))
+        change.cursor.is_recent = kind == FileKind::Whole && age < MTIME_GRANULARITY_NS;
+        change.cursor.kind = kind;
+        change.cursor.stat = stat;
+        change.read(&*file, budget, self.agent_exited)?;
+        let is_rewritten = change.start == 0 && !keeps_prefix;
+        // A rewritten file without a complete line is not uploaded: the stored version stays until
+        // there is something to replace it with.
+        change.is_part = !change.bytes.is_empty()
+            || ((is_rewritten || is_touched) && change.cursor.partial_line_bytes == 0);
+        Ok(Some(change))
     }
 }
 
-fn part(path: &RelPath, start: u64, found: &Found) -> Part {
-    Part {
-        path: path.clone(),
-        kind: found.cursor.kind,
-        start,
-        len: found.bytes.len() as u64,
-        file_sha256: found.cursor.hash.digest(),
-        mode: found.cursor.stat.mode,
-        mtime_ns: found.cursor.stat.mtime_ns,
-        seq: None,
-    }
-}
-
-/// Whether a file still begins with what we shipped of it.
-fn still_begins(
+/// Whether a file still starts with the bytes that were uploaded.
+fn has_same_prefix(
     file: &dyn OpenFile,
     stat: &FileStat,
     cursor: &FileCursor,
@@ -328,139 +346,157 @@ fn still_begins(
     if stat.size < cursor.len {
         return Ok(false);
     }
-    // A file that is replaced as one says nothing by growing, and one with another identity or another time and the
-    // same length may hold anything: compare all of it. One that only grew: compare the window.
+    // A transcript that only grew has the same prefix if the window before the cursor is equal. Any
+    // other change of size, time or identity requires a comparison of all uploaded bytes.
     let grew = cursor.kind == FileKind::Append
-        && stat.same_file(&cursor.stat)
+        && stat.is_same_file(&cursor.stat)
         && stat.size > cursor.stat.size;
-    let as_before = !cursor.fresh
-        && stat.same_file(&cursor.stat)
+    let is_unchanged = !cursor.is_recent
+        && stat.is_same_file(&cursor.stat)
         && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
-    if !grew && !as_before {
-        let again = FileCursor::over(file, cursor.kind, cursor.len)?;
-        return Ok(again.is_some_and(|again| again.hash == cursor.hash));
+    if !grew && !is_unchanged {
+        let current = FileCursor::read(file, cursor.kind, cursor.len)?;
+        return Ok(current.is_some_and(|current| current.hash == cursor.hash));
     }
-    let window = cursor.len.min(WINDOW);
+    let window = cursor.len.min(TAIL_WINDOW);
     let mut bytes = vec![0; window as usize];
-    let got = read_full(file, &mut bytes, cursor.len - window)?;
-    Ok(got == bytes.len() && tail_of(&bytes) == cursor.tail)
+    let read = read_full(file, &mut bytes, cursor.len - window)?;
+    Ok(read == bytes.len() && tail_fingerprint(&bytes) == cursor.tail_fingerprint)
 }
 
+/// Reads until the buffer is full or the file ends; returns the number of bytes.
 fn read_full(file: &dyn OpenFile, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match file.read_at(&mut buffer[got..], offset + got as u64)? {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], offset + filled as u64)? {
             0 => break,
-            more => got += more,
+            count => filled += count,
         }
     }
-    Ok(got)
+    Ok(filled)
 }
 
-/// What one file gained.
-struct Found {
-    /// Where its bytes begin.
-    from: u64,
-    /// Set if it makes a part.
-    start: Option<u64>,
+/// The change of one file.
+struct FileChange {
+    /// The offset of the first byte to upload.
+    start: u64,
+    /// The bytes to upload.
     bytes: Vec<u8>,
+    /// The cursor after the change.
     cursor: FileCursor,
-    more: bool,
+    /// The change is uploaded, and does not only update the cursor.
+    is_part: bool,
+    /// The file has more bytes than fit into the entry.
+    has_more: bool,
 }
 
-impl Found {
-    fn from(from: u64, cursor: FileCursor) -> Found {
-        Found {
-            from,
-            start: None,
+impl FileChange {
+    fn new(start: u64, cursor: FileCursor) -> FileChange {
+        FileChange {
+            start,
             bytes: Vec::new(),
             cursor,
-            more: false,
+            is_part: false,
+            has_more: false,
         }
     }
 
+    fn part(&self, path: &RelPath) -> Part {
+        Part {
+            path: path.clone(),
+            kind: self.cursor.kind,
+            start: self.start,
+            len: self.bytes.len() as u64,
+            file_sha256: self.cursor.hash.digest(),
+            mode: self.cursor.stat.mode,
+            mtime_ns: self.cursor.stat.mtime_ns,
+            seq: None,
+        }
+    }
+
+    /// Reads the bytes from `start` up to the last complete line, and advances the cursor.
     fn read(
         &mut self,
         file: &dyn OpenFile,
-        stat: &FileStat,
-        kind: FileKind,
-        room: u64,
-        last: bool,
+        budget: u64,
+        agent_exited: bool,
     ) -> std::io::Result<()> {
-        let left = stat.size.saturating_sub(self.from);
-        // Together with what is in the entry already.
-        let most = left.min(MOST_RAW - (CUT_AT - room));
-        // What is replaced as one goes out as one, if it can.
-        let mut want = if kind == FileKind::Whole {
-            most
+        let (kind, size) = (self.cursor.kind, self.cursor.stat.size);
+        let includes_partial_line = agent_exited || is_active(Mutation::UploadPartialLine);
+        let remaining = size.saturating_sub(self.start);
+        // Together with the parts that the entry already has.
+        let max_len = remaining.min(MAX_RAW_BYTES - (TARGET_RAW_BYTES - budget));
+        // A side file is uploaded in one part, if it fits.
+        let mut len = if kind == FileKind::Whole {
+            max_len
         } else {
-            left.min(room)
+            remaining.min(budget)
         };
         loop {
-            self.bytes.resize(want as usize, 0);
-            let got = read_full(file, &mut self.bytes, self.from)?;
-            self.bytes.truncate(got);
-            let all = want == left || (got as u64) < want;
-            if kind == FileKind::Whole || (all && last) {
+            self.bytes.resize(len as usize, 0);
+            let read = read_full(file, &mut self.bytes, self.start)?;
+            self.bytes.truncate(read);
+            let is_at_end = len == remaining || (read as u64) < len;
+            if kind == FileKind::Whole || (is_at_end && includes_partial_line) {
                 break;
             }
-            if let Some(end) = self.bytes.iter().rposition(|byte| *byte == b'\n') {
-                self.bytes.truncate(end + 1);
+            let complete_len = complete_prefix_len(&self.bytes);
+            if complete_len > 0 {
+                self.bytes.truncate(complete_len);
                 break;
             }
-            if all {
+            if is_at_end {
                 self.bytes.clear();
                 break;
             }
-            if want == most {
-                // A line longer than an entry may be goes out in pieces.
+            if len == max_len {
+                // A line that is longer than the maximum entry is uploaded in parts.
                 break;
             }
-            want = want.saturating_mul(4).min(most);
+            len = len.saturating_mul(4).min(max_len);
         }
-        let shipped = self.from + self.bytes.len() as u64;
-        let rest = stat.size.saturating_sub(shipped);
+        let uploaded = self.start + self.bytes.len() as u64;
+        let rest = size.saturating_sub(uploaded);
         let mut window = self.window(file)?;
-        let bytes = std::mem::take(&mut self.bytes);
-        self.cursor.advance(&mut window, &bytes);
-        self.bytes = bytes;
-        self.cursor.torn = 0;
+        self.cursor.advance(&mut window, &self.bytes);
+        self.cursor.partial_line_bytes = 0;
         if rest > 0 {
-            // Either a line is unfinished, or there was no room for all.
-            let unfinished = kind == FileKind::Append && !ends_in_line(file, shipped, stat.size)?;
-            if unfinished {
-                self.cursor.torn = rest;
+            // The rest is a partial line, or did not fit.
+            let is_partial_line =
+                kind == FileKind::Append && !contains_newline(file, uploaded, size)?;
+            if is_partial_line {
+                self.cursor.partial_line_bytes = rest;
             } else {
-                self.more = true;
+                self.has_more = true;
             }
         }
         Ok(())
     }
 
-    /// The bytes before `from`, of which the cursor's fingerprint is made.
+    /// The bytes before `start`, for the cursor's fingerprint.
     fn window(&self, file: &dyn OpenFile) -> std::io::Result<Vec<u8>> {
-        let size = self.from.min(WINDOW);
-        let mut bytes = vec![0; size as usize];
-        let got = read_full(file, &mut bytes, self.from - size)?;
-        bytes.truncate(got);
+        let len = self.start.min(TAIL_WINDOW);
+        let mut bytes = vec![0; len as usize];
+        let read = read_full(file, &mut bytes, self.start - len)?;
+        bytes.truncate(read);
         Ok(bytes)
     }
 }
 
-/// Whether a line ends between `from` and `to`.
-fn ends_in_line(file: &dyn OpenFile, from: u64, to: u64) -> std::io::Result<bool> {
-    let mut at = from;
+/// Whether a file contains a newline between two offsets.
+fn contains_newline(file: &dyn OpenFile, start: u64, end: u64) -> std::io::Result<bool> {
+    let mut offset = start;
     let mut buffer = vec![0; 64 << 10];
-    while at < to {
-        let want = buffer.len().min((to - at) as usize);
-        let got = file.read_at(&mut buffer[..want], at)?;
-        if got == 0 {
+    while offset < end {
+        let len = buffer.len().min((end - offset) as usize);
+        let read = file.read_at(&mut buffer[..len], offset)?;
+        if read == 0 {
             return Ok(false);
         }
-        if buffer[..got].contains(&b'\n') {
+        if buffer[..read].contains(&b'\n') {
             return Ok(true);
         }
-        at += got as u64;
+        offset += read as u64;
     }
     Ok(false)
 }

@@ -1,7 +1,7 @@
-//! Flushes one log: look, encode, append, and when the number is taken, find out by whom.
+//! One flush of one log: detect changes, encode, append, and resolve conflicts.
 //!
-//! Owns the steps of a flush and what a fenced writer does. Does not own when a flush happens or is tried again
-//! (`streamer`).
+//! Owns the steps of a flush and the reaction of a fenced writer. Does not own the time of a flush
+//! or its retries (`flush_state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,500 +10,552 @@ use tracing::field::{Empty, display};
 
 use super::Context;
 use super::changes::{ChangeDetector, ChangeSet};
-use super::recover::adopt;
-use crate::agent::transcript::Reader;
-use crate::codec::entry::{self, Encoded, Entry};
-use crate::error::{Error, ErrorKind, Result};
+use super::recover::recover_ledger;
+use crate::agent::transcript::TranscriptReader;
+use crate::codec::entry::{self, EncodedEntry, Entry};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::EntryRecord;
+use crate::log::append::AppendOutcome;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::writer::{AppendOutcome, LogWriter, WriteTarget, fenced};
+use crate::log::race::LostRaces;
+use crate::log::writer::{LogWriter, WriteTarget, fenced_error};
 use crate::model::{EntryHeader, EntryKind, FileKind, LogId, ParsedTranscripts, RelPath};
-use crate::sys::clock::new_writer;
-use crate::sys::{Operation, TRACED};
+use crate::store::Store;
+use crate::sys::TRACE_TARGET;
+use crate::sys::clock::new_writer_id;
+use crate::sys::mutation::{Mutation, is_active};
 
-/// A log that loses a race this often in one flush is left for the next.
-const MOST_RACES: u32 = 20;
-
-/// What a flush needs to know between two runs.
+/// The state that a log's flushes share.
 pub struct LogFlusher {
     /// The log.
     pub id: LogId,
-    /// The ledger, once it is known.
+    /// The ledger, once it is loaded.
     pub ledger: Option<Ledger>,
-    /// Files to look at besides those that have a cursor.
-    pub hints: BTreeSet<RelPath>,
-    /// Reads what is appended.
-    reader: Reader,
-    /// An entry whose fate is unknown: the same bytes must be tried again.
-    pending: Option<(Encoded, ChangeSet)>,
-    /// The ledger on disk is known to be behind: ask the bucket.
-    outdated: bool,
-    /// The store was seen to hold the entry that the ledger ends with.
-    confirmed: bool,
-    /// How far the files of a project were shipped when somebody else wrote.
-    overtaken: BTreeMap<RelPath, FileCursor>,
+    /// Files to check besides those that have a cursor.
+    pub paths: BTreeSet<RelPath>,
+    transcript_reader: TranscriptReader,
+    /// An entry that may or may not be stored: a retry must write the same bytes.
+    pending: Option<PendingEntry>,
+    /// The ledger on disk is older than the log.
+    is_ledger_stale: bool,
+    /// This process has checked that the store has the last entry of the ledger.
+    is_confirmed: bool,
+    /// The cursors of a project's files from before another writer appended.
+    cursors_before_conflict: BTreeMap<RelPath, FileCursor>,
 }
 
-/// What a flush did.
+struct PendingEntry {
+    encoded: EncodedEntry,
+    changes: ChangeSet,
+    /// An earlier flush detected the changes.
+    is_retry: bool,
+}
+
+/// The outcome of a flush.
 #[derive(Debug, Default)]
 pub struct FlushOutcome {
     /// Bytes made durable, before compression.
-    pub bytes: u64,
+    pub raw_bytes: u64,
     /// Entries written.
     pub entries: u32,
-    /// Bytes of unfinished lines that wait for their end.
-    pub torn: u64,
-    /// What the files looked like; 0 if not all could be read.
-    pub seen: u64,
-    /// The files that are there.
-    pub present: BTreeSet<RelPath>,
-    /// Bytes of the present files that are durable.
-    pub durable: u64,
+    /// Bytes after the last newline of the transcripts, which wait for the rest of their line.
+    pub partial_line_bytes: u64,
+    /// The fingerprint of the files; 0 if some could not be read.
+    pub fingerprint: u64,
+    /// The existing files.
+    pub files: BTreeSet<RelPath>,
+    /// Durable bytes of the existing files.
+    pub durable_bytes: u64,
+}
+
+/// The next step of a flush.
+enum Step {
+    /// Everything is durable.
+    Done,
+    /// Detect changes again.
+    Continue,
+    /// The log is ahead of the ledger: recover it from the store, then detect changes again.
+    Recover,
 }
 
 impl LogFlusher {
-    /// A log of which nothing is known yet.
+    /// A flusher without a ledger.
     pub fn new(id: LogId) -> Self {
         LogFlusher {
             id,
             ledger: None,
-            hints: BTreeSet::new(),
-            reader: Reader::default(),
+            paths: BTreeSet::new(),
+            transcript_reader: TranscriptReader::default(),
             pending: None,
-            outdated: false,
-            confirmed: false,
-            overtaken: BTreeMap::new(),
+            is_ledger_stale: false,
+            is_confirmed: false,
+            cursors_before_conflict: BTreeMap::new(),
         }
     }
 
-    /// Makes everything durable that is on disk now. With `last` the agent is gone, and an unfinished line goes out too.
-    pub async fn flush(&mut self, context: &Context, last: bool) -> Result<FlushOutcome> {
-        let span = tracing::info_span!(target: TRACED, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
-        let result = self.turns(context, last).instrument(span.clone()).await;
+    /// Makes the current changes durable. Partial lines are included if the agent has exited.
+    pub async fn flush(&mut self, context: &Context, agent_exited: bool) -> Result<FlushOutcome> {
+        let span = tracing::info_span!(target: TRACE_TARGET, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
+        let result = self
+            .run_steps(context, agent_exited)
+            .instrument(span.clone())
+            .await;
         match &result {
-            Ok(shipped) => span
-                .record("entries", shipped.entries)
-                .record("bytes", shipped.bytes),
+            Ok(outcome) => span
+                .record("entries", outcome.entries)
+                .record("bytes", outcome.raw_bytes),
             Err(error) => span.record("error", display(error)),
         };
         result
     }
 
-    async fn turns(&mut self, context: &Context, last: bool) -> Result<FlushOutcome> {
-        let mut shipped = FlushOutcome::default();
-        let mut races = 0;
+    async fn run_steps(&mut self, context: &Context, agent_exited: bool) -> Result<FlushOutcome> {
+        let mut outcome = FlushOutcome::default();
+        let mut races = LostRaces::default();
         loop {
             let mut ledger = match self.ledger.take() {
                 Some(ledger) => ledger,
-                None => self.find_ledger(context).await?,
+                None => self.load_ledger(context).await?,
             };
-            let turn = self.turn(context, &mut ledger, last, &mut shipped).await;
-            let done = match turn {
-                Err(error) => {
-                    self.ledger = Some(ledger);
-                    return Err(error);
-                }
-                Ok(done) => done,
-            };
-            match done {
-                Turn::Clean => {
-                    self.ledger = Some(ledger);
-                    return Ok(shipped);
-                }
-                Turn::Wrote => self.ledger = Some(ledger),
-                // Somebody else wrote: ask the bucket again.
-                Turn::Again => {
-                    self.outdated = true;
+            let step = self
+                .step(context, &mut ledger, agent_exited, &mut outcome)
+                .await;
+            match step {
+                Ok(Step::Recover) => {
+                    self.is_ledger_stale = true;
                     if self.id.name.is_project() {
-                        self.overtaken = ledger.files;
+                        self.cursors_before_conflict = ledger.files;
                     }
-                    races += 1;
-                    if races > MOST_RACES {
-                        return Err(Error::unavailable(format!(
-                            "write to {}: lost the race {races} times",
-                            self.id
-                        )));
+                    // The next flush tries again.
+                    races
+                        .count(&self.id)
+                        .with_context(|| format!("append to {}", self.id))?;
+                }
+                step => {
+                    self.ledger = Some(ledger);
+                    if let Step::Done = step? {
+                        return Ok(outcome);
                     }
                 }
             }
         }
     }
 
-    async fn find_ledger(&mut self, context: &Context) -> Result<Ledger> {
-        let here = Ledger::load(&*context.directory, &context.logs.store.address(), &self.id)
-            .filter(|_| !self.outdated);
-        let mut ledger = match here {
+    async fn load_ledger(&mut self, context: &Context) -> Result<Ledger> {
+        let on_disk = Ledger::load(&*context.directory, &context.logs.store.address(), &self.id)
+            .filter(|_| !self.is_ledger_stale);
+        let mut ledger = match on_disk {
             Some(ledger) => ledger,
-            None => adopt(context, &self.id).await?,
+            None => recover_ledger(context, &self.id).await?,
         };
-        // What we shipped and did not change since is not new: where the log differs, the other's is newer.
-        let whole = std::mem::take(&mut self.overtaken)
+        // A completely uploaded file that has not changed since is not a change. Where the log
+        // differs from it, the other writer's version is newer.
+        let uploaded = std::mem::take(&mut self.cursors_before_conflict)
             .into_iter()
             .filter(|(_, cursor)| cursor.len == cursor.stat.size);
-        ledger.files.extend(whole);
-        self.outdated = false;
+        ledger.files.extend(uploaded);
+        self.is_ledger_stale = false;
         Ok(ledger)
     }
 
-    async fn turn(
+    async fn step(
         &mut self,
         context: &Context,
         ledger: &mut Ledger,
-        last: bool,
-        shipped: &mut FlushOutcome,
-    ) -> Result<Turn> {
-        let tried_before = self.pending.is_some();
-        let (encoded, mut cut) = match self.pending.take() {
-            Some(pending) => pending,
-            None => {
-                let look = ChangeDetector {
-                    directory: &*context.directory,
-                    profile: &*context.profile,
-                    name: &self.id.name,
-                    last,
-                    now: context.logs.clock.now(),
-                };
-                let mut cut = look.take(&ledger.files, &self.hints);
-                if cut.is_empty() {
-                    let before = (ledger.seen, std::mem::take(&mut ledger.files));
-                    let settled = self.settle(ledger, cut, shipped);
-                    if before.0 != ledger.seen || before.1 != ledger.files {
-                        self.save(context, ledger, false);
-                    }
-                    return settled.map(|()| Turn::Clean);
-                }
-                if (!self.confirmed || ledger.log_writer.has_slept(context.logs.clock.now()))
-                    && let Some(turn) = self.confirm(context, ledger).await?
-                {
-                    return Ok(turn);
-                }
-                if ledger.log_writer.target == WriteTarget::Unclaimed {
-                    let end = ledger.log_writer.seq;
-                    match context
-                        .logs
-                        .claim(&self.id, &mut ledger.log_writer, end)
-                        .await?
-                    {
-                        Some(claim) => {
-                            self.save(context, ledger, true);
-                            feed(
-                                context,
-                                &self.id,
-                                ledger,
-                                &claim,
-                                ParsedTranscripts::default(),
-                            );
-                        }
-                        None => return Ok(Turn::Again),
-                    }
-                }
-                self.reader.moved(&cut.moves);
-                cut.told = self.reader.read(
-                    &*context.profile,
-                    cut.parts.iter().zip(cut.bodies.iter().map(Vec::as_slice)),
-                );
-                cut.turns = ledger.turns.clone();
-                let checkpoints = cut.turns.take(&cut.told.marks, &cut.lengths());
-                let moves = std::mem::take(&mut cut.moves);
-                let parts = std::mem::take(&mut cut.parts);
-                let header = ledger.log_writer.header(
-                    &self.id,
-                    EntryKind::Delta,
-                    context.logs.clock.now(),
-                    moves,
-                    parts,
-                );
-                (
-                    entry::encode(
-                        EntryHeader {
-                            checkpoints,
-                            ..header
-                        },
-                        &cut.bodies,
-                    )?,
-                    cut,
-                )
-            }
+        agent_exited: bool,
+        outcome: &mut FlushOutcome,
+    ) -> Result<Step> {
+        if let Some(pending) = self.pending.take() {
+            return self.append(context, ledger, pending, outcome).await;
+        }
+        let now = context.logs.clock.now();
+        let detector = ChangeDetector {
+            directory: &*context.directory,
+            profile: &*context.profile,
+            name: &self.id.name,
+            agent_exited,
+            now,
         };
-        match context
-            .logs
-            .append(&self.id, &mut ledger.log_writer, &encoded)
-            .await
+        let changes = detector.detect(&ledger.files, &self.paths);
+        if changes.is_empty() {
+            let before = (ledger.clean_fingerprint, std::mem::take(&mut ledger.files));
+            let result = self.commit(ledger, changes, outcome);
+            if before.0 != ledger.clean_fingerprint || before.1 != ledger.files {
+                self.save(context, ledger, false);
+            }
+            return result.map(|()| Step::Done);
+        }
+        if (!self.is_confirmed
+            || ledger
+                .log_writer
+                .has_been_idle_for_half_the_grace_period(now))
+            && let Some(step) = self.confirm(context, ledger).await?
         {
+            return Ok(step);
+        }
+        if ledger.log_writer.target == WriteTarget::Unclaimed {
+            let end = ledger.log_writer.seq;
+            let log_writer = &mut ledger.log_writer;
+            let Some(claim) = context.logs.claim(&self.id, log_writer, end).await? else {
+                return Ok(Step::Recover);
+            };
+            self.save(context, ledger, true);
+            entry_appended(context, ledger, &claim, ParsedTranscripts::default());
+        }
+        let pending = self.encode(context, ledger, changes)?;
+        self.append(context, ledger, pending, outcome).await
+    }
+
+    fn encode(
+        &mut self,
+        context: &Context,
+        ledger: &Ledger,
+        mut changes: ChangeSet,
+    ) -> Result<PendingEntry> {
+        self.transcript_reader.move_files(&changes.moves);
+        changes.transcripts = self.transcript_reader.read(
+            &*context.profile,
+            changes
+                .parts
+                .iter()
+                .zip(changes.bodies.iter().map(Vec::as_slice)),
+        );
+        changes.turns = ledger.turns.clone();
+        let lengths = changes.transcript_lengths();
+        let checkpoints = changes
+            .turns
+            .apply(&changes.transcripts.turn_events, &lengths);
+        let header = ledger.log_writer.next_header(
+            &self.id,
+            EntryKind::Delta,
+            context.logs.clock.now(),
+            std::mem::take(&mut changes.moves),
+            std::mem::take(&mut changes.parts),
+        );
+        let header = EntryHeader {
+            checkpoints,
+            ..header
+        };
+        Ok(PendingEntry {
+            encoded: entry::encode(header, &changes.bodies)?,
+            changes,
+            is_retry: false,
+        })
+    }
+
+    async fn append(
+        &mut self,
+        context: &Context,
+        ledger: &mut Ledger,
+        pending: PendingEntry,
+        outcome: &mut FlushOutcome,
+    ) -> Result<Step> {
+        if is_active(Mutation::AdvanceLedgerBeforeWrite) {
+            ledger.files = pending.changes.cursors.clone();
+            self.save(context, ledger, false);
+        }
+        let appended = context
+            .logs
+            .append(&self.id, &mut ledger.log_writer, &pending.encoded)
+            .await;
+        match appended {
             Err(error) => {
-                if error.is_retryable() {
-                    self.pending = Some((encoded, cut));
+                if error.is_retryable() && !is_active(Mutation::RetryWithOtherBytes) {
+                    self.pending = Some(PendingEntry {
+                        is_retry: true,
+                        ..pending
+                    });
                 }
                 Err(error)
             }
-            Ok(AppendOutcome::Written) => {
-                shipped.bytes += encoded.header.body_len();
-                shipped.entries += 1;
-                let told = std::mem::take(&mut cut.told);
-                ledger.turns = std::mem::take(&mut cut.turns);
-                let more = cut.more;
-                // The look behind an entry that is tried again knows nothing of the files that were named since.
-                let named_since = if tried_before {
-                    std::mem::take(&mut self.hints)
-                } else {
-                    BTreeSet::new()
-                };
-                let settled = self.settle(ledger, cut, shipped);
-                self.hints.extend(named_since);
-                self.save(context, ledger, false);
-                feed(context, &self.id, ledger, &encoded, told);
-                // What was appended since the look is the next flush's; but an entry that is tried again is of an
-                // older flush's look.
-                if more || tried_before {
-                    Ok(Turn::Wrote)
-                } else {
-                    settled.map(|()| Turn::Clean)
-                }
-            }
-            Ok(AppendOutcome::Conflict(entry)) => self.taken(context, ledger, entry),
+            Ok(AppendOutcome::Written) => self.written(context, ledger, pending, outcome),
+            Ok(AppendOutcome::Conflict(entry)) => self.resolve_conflict(context, ledger, entry),
         }
     }
 
-    /// Before the first write of a process, and after a long sleep: a ledger can outlive its store, which was emptied,
-    /// replaced, or brought back from an older copy, and a session can outlive its time. Writing behind an entry that is
-    /// gone would make a log that nobody can read.
-    async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Turn>> {
-        let log_writer = &ledger.log_writer;
-        let there = match log_writer.target {
-            _ if log_writer.seq == 0 => true,
-            WriteTarget::Branch => {
-                is_there(
-                    context
-                        .logs
-                        .read_branch(&self.id, &log_writer.writer, log_writer.seq)
-                        .await,
-                )? || is_there(context.logs.read(&self.id, log_writer.seq).await)?
-            }
-            WriteTarget::Main | WriteTarget::Unclaimed => {
-                match context.logs.read(&self.id, log_writer.seq).await {
-                    Ok(Some(entry)) => log_writer
-                        .digest
-                        .is_none_or(|digest| digest == entry.digest),
-                    // Collected: then a merge or a snapshot stands for it.
-                    Ok(None) => context
-                        .logs
-                        .composites(&self.id)
-                        .await?
-                        .iter()
-                        .any(|piece| piece.to == log_writer.seq),
-                    Err(error)
-                        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) =>
-                    {
-                        false
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
+    fn written(
+        &mut self,
+        context: &Context,
+        ledger: &mut Ledger,
+        pending: PendingEntry,
+        outcome: &mut FlushOutcome,
+    ) -> Result<Step> {
+        let PendingEntry {
+            encoded,
+            mut changes,
+            is_retry,
+        } = pending;
+        outcome.raw_bytes += encoded.header.body_len();
+        outcome.entries += 1;
+        let transcripts = std::mem::take(&mut changes.transcripts);
+        ledger.turns = std::mem::take(&mut changes.turns);
+        let has_more = changes.has_more;
+        // The change set of a retry does not have the files that were reported since.
+        let reported_since = if is_retry {
+            std::mem::take(&mut self.paths)
+        } else {
+            BTreeSet::new()
         };
-        let open = there
+        let result = self.commit(ledger, changes, outcome);
+        if !is_active(Mutation::ForgetPathsChangedDuringRetry) {
+            self.paths.extend(reported_since);
+        }
+        self.save(context, ledger, false);
+        entry_appended(context, ledger, &encoded, transcripts);
+        // The next flush uploads what was appended since the change detection. The one of a retry
+        // belongs to an earlier flush.
+        if has_more || is_retry {
+            Ok(Step::Continue)
+        } else {
+            result.map(|()| Step::Done)
+        }
+    }
+
+    /// Checks that the store has the last entry of the ledger. A ledger can outlive its store, which
+    /// was emptied, replaced or restored from a backup, and a session can be removed. An entry after
+    /// a missing one would make the log unreadable. Runs before the first write of a process and
+    /// after a long idle time.
+    async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Step>> {
+        let exists = self.has_last_entry(context, &ledger.log_writer).await?;
+        let log_writer = &ledger.log_writer;
+        let has_reserved_seq = exists
             && log_writer.target == WriteTarget::Main
-            && context.logs.has_open_number(&self.id, log_writer).await?;
-        let first = !std::mem::replace(&mut self.confirmed, true);
-        if there
-            && first
+            && context
+                .logs
+                .has_reserved_seq_without_entry(&self.id, log_writer)
+                .await?;
+        let is_first = !std::mem::replace(&mut self.is_confirmed, true);
+        if exists
+            && is_first
             && log_writer.target == WriteTarget::Branch
-            && !context.logs.creates_once().await?
+            && !context.logs.has_conditional_create().await?
         {
-            // A write of an earlier life of ours may still arrive, at the number that we would write, and replace it.
-            self.begin_branch(context, ledger);
-            return Ok(Some(Turn::Wrote));
+            // A write of an earlier process may still arrive and replace the next entry of the
+            // branch.
+            start_branch(context, ledger);
+            return Ok(Some(Step::Continue));
         }
-        if open {
-            tracing::info!(id = %self.id, seq = log_writer.seq, "an earlier write may still arrive; claiming behind it");
-            return Ok(Some(Turn::Again));
+        if has_reserved_seq {
+            tracing::info!(id = %self.id, seq = log_writer.seq, "an earlier write may still arrive; claiming the session after it");
+            return Ok(Some(Step::Recover));
         }
-        if there {
+        if exists {
             return Ok(None);
         }
-        tracing::warn!(id = %self.id, seq = log_writer.seq, "the store does not have the entry that the ledger ends with; asking the bucket");
-        Ok(Some(Turn::Again))
+        tracing::warn!(id = %self.id, seq = log_writer.seq, "the store does not have the last entry of the ledger; reading the log");
+        Ok(Some(Step::Recover))
     }
 
-    /// All that a look found is durable: remember what the files look like, so that nobody looks again before they
-    /// change. An error if something could not be read.
-    fn settle(
+    async fn has_last_entry(&self, context: &Context, log_writer: &LogWriter) -> Result<bool> {
+        let (logs, seq) = (&context.logs, log_writer.seq);
+        match log_writer.target {
+            _ if seq == 0 => Ok(true),
+            WriteTarget::Branch => {
+                let in_branch = logs
+                    .read_branch_entry(&self.id, &log_writer.writer, seq)
+                    .await;
+                Ok(exists(in_branch)? || exists(logs.read_entry(&self.id, seq).await)?)
+            }
+            WriteTarget::Main | WriteTarget::Unclaimed => {
+                match logs.read_entry(&self.id, seq).await {
+                    Ok(Some(entry)) => Ok(log_writer
+                        .digest
+                        .is_none_or(|digest| digest == entry.digest)),
+                    // Garbage collection deletes an entry only if a compacted segment replaces it.
+                    Ok(None) => {
+                        let segments = logs.list_compacted_segments(&self.id).await?;
+                        Ok(segments.iter().any(|segment| segment.last_seq == seq))
+                    }
+                    Err(error)
+                        if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() =>
+                    {
+                        Ok(false)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Updates the ledger after the changes are durable, so that no flush reads the files again
+    /// before they change. Returns an error if a file could not be read.
+    fn commit(
         &mut self,
         ledger: &mut Ledger,
-        mut cut: ChangeSet,
-        shipped: &mut FlushOutcome,
+        mut changes: ChangeSet,
+        outcome: &mut FlushOutcome,
     ) -> Result<()> {
-        shipped.torn = cut.torn;
-        shipped.durable = cut
-            .present
+        outcome.partial_line_bytes = changes.partial_line_bytes;
+        outcome.durable_bytes = changes
+            .files
             .iter()
-            .filter_map(|path| cut.cursors.get(path))
+            .filter_map(|path| changes.cursors.get(path))
             .map(|cursor| cursor.len)
             .sum();
-        shipped.seen = if cut.unread.is_empty() && !cut.more {
-            cut.seen
+        outcome.fingerprint = if changes.read_errors.is_empty() && !changes.has_more {
+            changes.fingerprint
         } else {
             0
         };
-        ledger.seen = shipped.seen;
-        ledger.files = cut.cursors;
-        self.hints = cut.present.clone();
-        shipped.present = cut.present;
-        cut.unread.pop().map_or(Ok(()), Err)
+        ledger.clean_fingerprint = outcome.fingerprint;
+        ledger.files = changes.cursors;
+        self.paths = changes.files.clone();
+        outcome.files = changes.files;
+        changes.read_errors.pop().map_or(Ok(()), Err)
     }
 
-    /// A ledger that cannot be written (a full disk) is no reason to stop: the bucket knows.
+    /// Saves the ledger. Failing to (a full disk) does not stop the flush: the store has the log.
     fn save(&self, context: &Context, ledger: &Ledger, durable: bool) {
         if let Err(error) = ledger.save(&*context.directory, durable) {
-            tracing::warn!(%error, id = %self.id, "the ledger was not written");
+            tracing::warn!(%error, id = %self.id, "the ledger was not saved");
         }
     }
 
-    /// The number is taken. By ourselves before a crash: take over what it says. By somebody else: the session is lost,
-    /// and what we still have goes to a branch.
-    fn taken(
+    /// Handles a `seq` that is taken. If this writer wrote the entry before a crash, the ledger
+    /// advances past it. If another writer did, the session is lost, and the remaining changes go to
+    /// a branch.
+    fn resolve_conflict(
         &mut self,
         context: &Context,
         ledger: &mut Ledger,
         entry: Option<Box<Entry>>,
-    ) -> Result<Turn> {
+    ) -> Result<Step> {
         let now = context.logs.clock.now();
         if let Some(entry) = &entry
             && entry.header.writer == ledger.log_writer.writer
-            && entry.header.follows() == ledger.log_writer.seq
-            && entry.header.prev == ledger.log_writer.digest
-            && self.absorb(context, ledger, entry)?
+            && entry.header.predecessor() == ledger.log_writer.seq
+            && entry.header.prev_digest == ledger.log_writer.digest
+            && apply_own_entry(context, ledger, entry)?
         {
             ledger
                 .log_writer
-                .follow(entry.header.seq, entry.digest, now);
-            tracing::info!(id = %self.id, seq = entry.header.seq, "found an entry of ours that the ledger did not know");
-            context.feed.stale(self.id.name.clone());
+                .advance_to(entry.header.seq, entry.digest, now);
+            tracing::info!(id = %self.id, seq = entry.header.seq, "found an entry of this writer that the ledger did not have");
+            context.index_queue.push_stale(self.id.name.clone());
             self.save(context, ledger, false);
-            return Ok(Turn::Wrote);
+            return Ok(Step::Continue);
         }
-        if self.id.name.is_project()
-            || entry
-                .as_ref()
-                .is_some_and(|entry| entry.header.kind.is_removal())
-        {
-            // What was removed lives again when it is written to. And a project's log is anybody's: go on behind whoever wrote.
-            return Ok(Turn::Again);
+        let is_removal = entry
+            .as_ref()
+            .is_some_and(|entry| entry.header.kind.is_removal());
+        // A write revives a removed session. Any writer may append to a project's log.
+        if is_removal || self.id.name.is_project() {
+            return Ok(Step::Recover);
         }
-        let by = entry.as_ref().map(|entry| &entry.header.writer);
+        let winner = entry.as_ref().map(|entry| &entry.header.writer);
         if ledger.log_writer.target == WriteTarget::Branch {
-            // Another volume carries a copy of our ledger.
-            self.begin_branch(context, ledger);
+            // A copy of this volume has the same ledger.
+            start_branch(context, ledger);
         } else {
-            let error = fenced(&self.id, by);
-            context.feed.counts().failed(Operation::Flush, error.kind());
-            tracing::warn!(id = %self.id, writer = %ledger.log_writer.writer, "{error}; going on with a branch");
-            if ledger.log_writer.has_slept(now) {
-                // The entry that we wrote last may be collected, and a branch from there would hang in the air.
-                self.begin_branch(context, ledger);
+            let error = fenced_error(&self.id, winner);
+            context.counters.flush_failed(error.kind());
+            tracing::warn!(id = %self.id, writer = %ledger.log_writer.writer, "{error}; continuing on a branch");
+            if ledger
+                .log_writer
+                .has_been_idle_for_half_the_grace_period(now)
+            {
+                // Garbage collection may have deleted the entry that the branch would start from.
+                start_branch(context, ledger);
             }
-            ledger.log_writer.target = WriteTarget::Branch;
-            if by == Some(&ledger.log_writer.writer) {
-                ledger.log_writer.writer = new_writer(&context.logs.rng);
+            match &entry {
+                Some(entry) if is_active(Mutation::StayOnMainAfterFencing) => {
+                    let header = &entry.header;
+                    ledger.log_writer.advance_to(header.seq, entry.digest, now);
+                }
+                _ => ledger.log_writer.target = WriteTarget::Branch,
+            }
+            if winner == Some(&ledger.log_writer.writer) {
+                ledger.log_writer.writer = new_writer_id(&context.logs.rng);
             }
         }
         self.save(context, ledger, true);
-        Ok(Turn::Wrote)
-    }
-
-    /// Begins a branch of our own, with everything.
-    fn begin_branch(&self, context: &Context, ledger: &mut Ledger) {
-        let writer = new_writer(&context.logs.rng);
-        ledger.log_writer = LogWriter {
-            writer,
-            target: WriteTarget::Branch,
-            seq: 0,
-            digest: None,
-            ..ledger.log_writer.clone()
-        };
-        ledger.files.clear();
-    }
-
-    /// Moves the cursors over an entry that we wrote and forgot; false if the local files do not show that it is ours:
-    /// a copy of the volume carries our name too.
-    fn absorb(&self, context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
-        let over = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
-            let failed = |cause| Error::io(format!("read {path}"), cause);
-            let Some(file) = context.directory.open(path).map_err(failed)? else {
-                return Ok(None);
-            };
-            FileCursor::over(&*file, kind, len).map_err(failed)
-        };
-        let mut files = ledger.files.clone();
-        // Lines that it appended are here, which only we can have; or else all that it changed is here.
-        let (mut lines_are_here, mut all_is_here) = (false, true);
-        for moved in &entry.header.moves {
-            let Some(cursor) = files.remove(&moved.from) else {
-                continue;
-            };
-            all_is_here &= over(&moved.to, cursor.kind, cursor.len)?
-                .is_some_and(|now| now.hash == cursor.hash);
-            files.insert(moved.to.clone(), cursor);
-        }
-        for part in &entry.header.parts {
-            match over(&part.path, part.kind, part.end())?
-                .filter(|cursor| cursor.hash.digest() == part.file_sha256)
-            {
-                Some(mut cursor) => {
-                    lines_are_here |= part.kind == FileKind::Append && part.len > 0;
-                    cursor.stat.size = part.end();
-                    files.insert(part.path.clone(), cursor);
-                }
-                // It may have been replaced since; from 0 is always right.
-                None if part.kind == FileKind::Whole => {
-                    all_is_here = false;
-                    files.remove(&part.path);
-                }
-                None => return Ok(false),
-            }
-        }
-        let ours = lines_are_here || all_is_here;
-        if ours {
-            ledger.files = files;
-            entry
-                .header
-                .checkpoints
-                .iter()
-                .for_each(|point| ledger.turns.follow(point));
-        }
-        Ok(ours)
+        Ok(Step::Continue)
     }
 }
 
-/// Whether an entry is there, readable or not.
-fn is_there(read: Result<Option<Entry>>) -> Result<bool> {
+/// Starts a branch with a new writer ID that contains all files from the start.
+fn start_branch(context: &Context, ledger: &mut Ledger) {
+    ledger.log_writer = LogWriter {
+        writer: new_writer_id(&context.logs.rng),
+        target: WriteTarget::Branch,
+        seq: 0,
+        digest: None,
+        ..ledger.log_writer.clone()
+    };
+    ledger.files.clear();
+}
+
+/// Advances the cursors past an entry that this writer wrote before a crash. Returns false if the
+/// local files do not prove that it did: a copy of the volume has the same writer ID.
+fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
+    let cursor_at = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
+        let failed = |cause| Error::io(format!("read {path}"), cause);
+        let Some(file) = context.directory.open(path).map_err(failed)? else {
+            return Ok(None);
+        };
+        FileCursor::read(&*file, kind, len).map_err(failed)
+    };
+    let mut files = ledger.files.clone();
+    // The proof: the local transcripts have lines that the entry appended, or all its changes are
+    // here.
+    let (mut has_appended_lines, mut has_all_changes) = (false, true);
+    for moved in &entry.header.moves {
+        let Some(cursor) = files.remove(&moved.from) else {
+            continue;
+        };
+        has_all_changes &= cursor_at(&moved.to, cursor.kind, cursor.len)?
+            .is_some_and(|local| local.hash == cursor.hash);
+        files.insert(moved.to.clone(), cursor);
+    }
+    for part in &entry.header.parts {
+        let cursor = cursor_at(&part.path, part.kind, part.end())?
+            .filter(|cursor| cursor.hash.digest() == part.file_sha256);
+        match cursor {
+            Some(mut cursor) => {
+                has_appended_lines |= part.kind == FileKind::Append && part.len > 0;
+                cursor.stat.size = part.end();
+                files.insert(part.path.clone(), cursor);
+            }
+            // The file may have been replaced since. Without a cursor it is uploaded from offset 0.
+            None if part.kind == FileKind::Whole => {
+                has_all_changes = false;
+                files.remove(&part.path);
+            }
+            None => return Ok(false),
+        }
+    }
+    let is_proven = has_appended_lines || has_all_changes;
+    if is_proven {
+        ledger.files = files;
+        for checkpoint in &entry.header.checkpoints {
+            ledger.turns.continue_from(checkpoint);
+        }
+    }
+    Ok(is_proven)
+}
+
+/// Whether an entry exists, readable or not.
+fn exists(read: Result<Option<Entry>>) -> Result<bool> {
     match read {
-        Err(error) if error.kind() == ErrorKind::Encrypted => Ok(true),
+        Err(error) if error.kind().is_unreadable() => Ok(true),
         read => Ok(read?.is_some()),
     }
 }
 
-enum Turn {
-    Clean,
-    Wrote,
-    Again,
-}
-
-fn feed(
+fn entry_appended(
     context: &Context,
-    id: &LogId,
     ledger: &Ledger,
-    encoded: &Encoded,
-    told: ParsedTranscripts,
+    encoded: &EncodedEntry,
+    transcripts: ParsedTranscripts,
 ) {
-    let branch =
-        (ledger.log_writer.target == WriteTarget::Branch).then(|| ledger.log_writer.writer.clone());
-    let header = encoded.header.clone();
-    context.feed.entry(EntryRecord {
-        log: id.clone(),
-        branch,
-        header,
-        stored: encoded.bytes.len() as u64,
+    let log_writer = &ledger.log_writer;
+    let is_branch = log_writer.target == WriteTarget::Branch;
+    context.entry_appended(EntryRecord {
+        log: ledger.id.clone(),
+        branch: is_branch.then(|| log_writer.writer.clone()),
+        header: encoded.header.clone(),
+        stored_bytes: encoded.bytes.len() as u64,
         digest: encoded.digest,
-        told,
+        transcripts,
     });
 }

@@ -1,4 +1,4 @@
-//! Speaks to a running streamer: what can be asked of it, and what it answers.
+//! The handle of a running streamer: its commands and their results.
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -8,31 +8,31 @@ use super::tracked_log::{LogStatus, StreamSummary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogName, RelPath, SessionId};
 
-/// What a flush answers.
+/// The result of a flush.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct FlushReport {
-    /// The logs that were written or waited for.
+    /// The logs that were flushed or requested.
     pub logs: Vec<LogStatus>,
 }
 
-/// What the final flush left behind.
+/// The result of the final flush.
 #[derive(Debug, Clone, Default)]
 pub struct FinishReport {
-    /// Logs that are not durable to their end.
-    pub left: Vec<LogStatus>,
+    /// The logs with changes that are not durable.
+    pub not_durable: Vec<LogStatus>,
 }
 
 pub(super) enum Command {
     Flush(Option<SessionId>, oneshot::Sender<Result<FlushReport>>),
-    Wrote(LogName, Vec<RelPath>, oneshot::Sender<Result<FlushReport>>),
+    FlushFiles(LogName, Vec<RelPath>, oneshot::Sender<Result<FlushReport>>),
     Hold(LogName, oneshot::Sender<()>),
     Release(LogName),
     Status(oneshot::Sender<Vec<LogStatus>>),
-    StreamSummary(oneshot::Sender<StreamSummary>),
+    Summary(oneshot::Sender<StreamSummary>),
     Finish(Instant, oneshot::Sender<FinishReport>),
 }
 
-/// Speaks to a running streamer.
+/// A handle of a running streamer.
 #[derive(Clone)]
 pub struct StreamerHandle {
     commands: mpsc::Sender<Command>,
@@ -43,53 +43,55 @@ impl StreamerHandle {
         StreamerHandle { commands }
     }
 
-    /// Makes all durable that is on disk now (of one session, if named), and answers when it is.
+    /// Scans the root and returns when all its changes are durable, or those of one session.
     pub async fn flush(&self, session: Option<SessionId>) -> Result<FlushReport> {
-        self.ask(|reply| Command::Flush(session, reply)).await?
+        self.call(|reply| Command::Flush(session, reply)).await?
     }
 
-    /// The same for files of one log that the caller has just written: nothing else is looked at.
-    pub async fn wrote(&self, name: LogName, paths: Vec<RelPath>) -> Result<FlushReport> {
-        self.ask(|reply| Command::Wrote(name, paths, reply)).await?
+    /// Returns when the given files of one log are durable. Does not scan for other changes.
+    pub async fn flush_files(&self, name: LogName, paths: Vec<RelPath>) -> Result<FlushReport> {
+        self.call(|reply| Command::FlushFiles(name, paths, reply))
+            .await?
     }
 
-    /// Keeps the streamer from a log until `release`, and has it forget what it knows: the caller writes to the log, its files
-    /// and its ledger. Answers when no flush of it is under way.
+    /// Keeps the streamer away from a log until `release`: the caller writes to the log, its files
+    /// and its ledger. Returns when no flush of the log is running.
     pub async fn hold(&self, name: LogName) -> Result<()> {
-        self.ask(|reply| Command::Hold(name, reply)).await
+        self.call(|reply| Command::Hold(name, reply)).await
     }
 
-    /// Gives a log back to the streamer, which begins anew from its ledger.
+    /// Returns a log to the streamer, which starts again from the ledger.
     pub async fn release(&self, name: LogName) -> Result<()> {
         self.send(Command::Release(name)).await
     }
 
-    /// How every log stands.
+    /// The status of every log.
     pub async fn status(&self) -> Result<Vec<LogStatus>> {
-        self.ask(Command::Status).await
+        self.call(Command::Status).await
     }
 
-    /// How all of them stand together. Who is answered knows that the streamer is not stuck.
-    pub async fn overview(&self) -> Result<StreamSummary> {
-        self.ask(Command::StreamSummary).await
+    /// The status of all logs together. A result shows that the streamer responds.
+    pub async fn summary(&self) -> Result<StreamSummary> {
+        self.call(Command::Summary).await
     }
 
-    /// The agent is gone: makes everything durable, unfinished lines too, and stops; gives up at `deadline`.
+    /// Flushes everything, including partial lines, and stops the streamer. Call it after the agent
+    /// has exited. Returns at `deadline` at the latest.
     pub async fn finish(&self, deadline: Instant) -> Result<FinishReport> {
-        self.ask(|reply| Command::Finish(deadline, reply)).await
+        self.call(|reply| Command::Finish(deadline, reply)).await
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
+    async fn call<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T> {
+        let (reply, result) = oneshot::channel();
         self.send(command(reply)).await?;
-        answer.await.map_err(|_| gone())
+        result.await.map_err(|_| stopped())
     }
 
     async fn send(&self, command: Command) -> Result<()> {
-        self.commands.send(command).await.map_err(|_| gone())
+        self.commands.send(command).await.map_err(|_| stopped())
     }
 }
 
-fn gone() -> Error {
-    Error::new(ErrorKind::Internal, "ask the streamer: it has stopped")
+fn stopped() -> Error {
+    Error::new(ErrorKind::Internal, "the streamer has stopped")
 }

@@ -1,43 +1,74 @@
-//! The way out: the agent's directory → scan, watch, cut → entry → log → ledger.
+//! Capture: uploads the changes of the agent's directory as entries.
 //!
-//! Owns what is read, when, and where it is cut. Does not own the format (`codec`), the fence (`log`) or the index,
-//! which is fed through `Feed`.
+//! Owns scanning, watching, change detection and flushing. Does not own the entry format (`codec`),
+//! the fence (`log`) or the index, which takes its work from `IndexQueue`.
 
 pub mod changes;
-pub mod feed;
+pub mod compaction_queue;
 pub mod flush;
+pub mod flush_state;
 pub mod handle;
+pub mod index_queue;
+pub mod metadata_queue;
 pub mod recover;
 pub mod scan;
+pub mod stream_counters;
 pub mod streamer;
 pub mod tracked_log;
+mod waiters;
 pub mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::agent::Profile;
+use crate::index::EntryRecord;
 use crate::log::Logs;
 use crate::sys::Directory;
 
-pub use feed::Feed;
-pub use handle::StreamerHandle;
+pub use compaction_queue::CompactionQueue;
+pub use handle::{FinishReport, FlushReport, StreamerHandle};
+pub use index_queue::{IndexQueue, IndexTask};
+pub use metadata_queue::MetadataQueue;
+pub use stream_counters::StreamCounters;
 pub use streamer::Streamer;
-pub use tracked_log::StreamSummary;
+pub use tracked_log::{LogStatus, StreamSummary};
 
-/// Everything the way out needs.
+/// The dependencies of the streamer.
 #[derive(Clone)]
 pub struct Context {
     /// The agent's directory.
     pub directory: Arc<dyn Directory>,
-    /// What we know of the agent.
+    /// The agent's profile.
     pub profile: Arc<dyn Profile>,
-    /// Where the entries go.
+    /// The logs to append to.
     pub logs: Logs,
-    /// Where the index learns of them.
-    pub feed: Arc<Feed>,
-    /// At most this long after the first unsaved byte a flush begins.
+    /// The entries and failures to record in the index.
+    pub index_queue: Arc<IndexQueue>,
+    /// The logs to compact.
+    pub compaction_queue: Arc<CompactionQueue>,
+    /// The sessions whose metadata to write; none if this process sets no metadata.
+    pub metadata_queue: Option<Arc<MetadataQueue>>,
+    /// The counters of the streamer.
+    pub counters: Arc<StreamCounters>,
+    /// Maximum time from the first unsaved byte to the start of a flush.
     pub flush_interval: Duration,
-    /// So many sessions are flushed at a time.
-    pub parallel: usize,
+    /// Maximum number of concurrent flushes.
+    pub max_concurrent_flushes: usize,
+}
+
+impl Context {
+    /// Passes an appended entry to the queues and counters.
+    fn entry_appended(&self, record: EntryRecord) {
+        self.counters.entry_appended(&record);
+        // A branch is not compacted, and metadata belongs to the main log.
+        if record.branch.is_none() {
+            self.compaction_queue
+                .push(&record.log.name, record.header.seq);
+            if let Some(queue) = &self.metadata_queue {
+                queue.push(&record.log.name);
+            }
+        }
+        self.index_queue.push(record);
+    }
 }

@@ -1,4 +1,4 @@
-//! Finds out where a log stands that no ledger here knows, and whether the local files go on from there.
+//! Ledger recovery: makes a ledger for a log that has none on this volume.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,20 @@ use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::{LogWriter, WriteTarget};
 use crate::model::{EntryKind, FileKind, FileState, LogId, RelPath};
-use crate::sys::clock::new_writer;
-use crate::sys::{Directory, Operation};
+use crate::store::Store;
+use crate::sys::Directory;
+use crate::sys::clock::new_writer_id;
+use crate::sys::mutation::{Mutation, is_active};
 
-/// Makes a ledger for a log that has none: behind the head if the local files equal or extend it, on a branch if not.
-/// Nothing is claimed yet.
-pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
-    let writer = new_writer(&context.logs.rng);
+/// Makes a ledger from the log in the store. If the local files equal or extend the log, the writer
+/// continues after its head, otherwise on a branch. Does not claim the log.
+pub async fn recover_ledger(context: &Context, id: &LogId) -> Result<Ledger> {
+    let writer = new_writer_id(&context.logs.rng);
     let now = context.logs.clock.now();
     let state = match context.logs.read_state(id).await {
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Encrypted) => {
+        Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
             tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
-            context.feed.counts().failed(Operation::Flush, error.kind());
+            context.counters.flush_failed(error.kind());
             let log_writer = LogWriter {
                 target: WriteTarget::Branch,
                 ..LogWriter::unclaimed(writer, 0, None, now)
@@ -31,34 +33,32 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
                 log_writer,
             ));
         }
-        state => state.context("find out where the log stands")?,
+        state => state.context("read the state of the log")?,
     };
-    // What was purged is gone for good; all that is here goes out anew.
+    // Nothing of a purged session remains, so its next entry has no predecessor.
     let digest = state
         .digest
         .filter(|_| state.removed != Some(EntryKind::Purge));
     let log_writer = LogWriter {
-        seen: Some(Instant::now()),
+        confirmed_instant: Some(Instant::now()),
         ..LogWriter::unclaimed(writer, state.seq, digest, now)
     };
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), log_writer);
-    let files = compare(&*context.directory, &state.files)
-        .map_err(|cause| Error::io("compare the local files with the log", cause))?;
-    match files {
-        Some(files) => {
-            ledger.files = files;
+    let cursors = match_local_files(&*context.directory, &state.files)
+        .map_err(|cause| Error::io("compare the local files with the log", cause))?
+        .or_else(|| is_active(Mutation::ClaimWithoutComparison).then(BTreeMap::new));
+    match cursors {
+        Some(cursors) => {
+            ledger.files = cursors;
             ledger.turns = state.turns;
         }
-        // Any writer may append to a project's log, whatever it had before.
+        // Any writer may append to a project's log, whatever its local files are.
         None if id.name.is_project() => {}
-        // What was removed is in nobody's way: this is another conversation under the same id.
+        // The local files are another conversation with the ID of a removed session.
         None if state.removed.is_some() => ledger.log_writer.digest = None,
         None => {
-            context
-                .feed
-                .counts()
-                .failed(Operation::Flush, ErrorKind::Conflict);
-            tracing::warn!(%id, head = state.seq, writer = %ledger.log_writer.writer, "the local files do not go on from the log; they go to a branch");
+            context.counters.flush_failed(ErrorKind::Conflict);
+            tracing::warn!(%id, head = state.seq, writer = %ledger.log_writer.writer, "the local files differ from the log; continuing on a branch");
             ledger.log_writer = LogWriter {
                 target: WriteTarget::Branch,
                 seq: 0,
@@ -70,36 +70,38 @@ pub async fn adopt(context: &Context, id: &LogId) -> Result<Ledger> {
     Ok(ledger)
 }
 
-/// The cursors of the local files, if they equal or extend the log; none if they are behind it or differ from it.
-fn compare(
+/// Returns the cursors of the local files if they equal or extend the log.
+fn match_local_files(
     directory: &dyn Directory,
     files: &BTreeMap<RelPath, FileState>,
 ) -> std::io::Result<Option<BTreeMap<RelPath, FileCursor>>> {
     let mut cursors = BTreeMap::new();
-    let appends = files
-        .iter()
-        .filter(|(_, file)| file.kind == FileKind::Append);
-    // The file that was written last must be here; an older one may have been cleaned up by the agent.
-    let newest = appends.clone().map(|(_, file)| file.seq).max();
-    let mut newest_is_here = newest.is_none();
-    for (path, at) in files {
+    // The transcript that was written last must exist; the agent may have deleted an older one.
+    let last_seq = files
+        .values()
+        .filter(|stored| stored.kind == FileKind::Append)
+        .map(|stored| stored.seq)
+        .max();
+    let mut has_last_transcript = last_seq.is_none();
+    for (path, stored) in files {
         let Some(file) = directory.open(path)? else {
             continue;
         };
-        let cursor = FileCursor::over(&*file, at.kind, at.len)?
-            .filter(|cursor| cursor.hash.digest() == at.sha256);
+        let cursor = FileCursor::read(&*file, stored.kind, stored.len)?
+            .filter(|cursor| cursor.hash.digest() == stored.sha256);
         match cursor {
             Some(mut cursor) => {
-                newest_is_here |= Some(at.seq) == newest && at.kind == FileKind::Append;
-                // The next look compares what the file system says with this and ships what was appended.
-                cursor.stat.size = at.len;
+                has_last_transcript |=
+                    Some(stored.seq) == last_seq && stored.kind == FileKind::Append;
+                // With the stored size, the next change detection finds the appended bytes.
+                cursor.stat.size = stored.len;
                 cursors.insert(path.clone(), cursor);
             }
-            None if at.kind == FileKind::Append => return Ok(None),
-            None if newest.is_none() => return Ok(None),
-            // A side file was replaced; the next look ships it.
+            None if stored.kind == FileKind::Append => return Ok(None),
+            None if last_seq.is_none() => return Ok(None),
+            // A side file was replaced; the next flush uploads it.
             None => {}
         }
     }
-    Ok((newest_is_here || files.is_empty()).then_some(cursors))
+    Ok((has_last_transcript || files.is_empty()).then_some(cursors))
 }

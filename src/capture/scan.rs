@@ -1,4 +1,5 @@
-//! A scan of the agent's directory: which files there are, which log each belongs to. The truth that events only hint at.
+//! The scan: lists the agent's directory and finds the log of each file. File events only hint at
+//! changes; the scan is authoritative.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
@@ -10,87 +11,100 @@ use crate::error::{Error, Result};
 use crate::model::{Digest, FileKind, FileStat, LogName, RelPath, SessionId};
 use crate::sys::{Directory, ItemKind};
 
-/// A file that was seen.
+/// Bytes at the start of a file that are searched for a session ID.
+const SESSION_ID_SEARCH_BYTES: usize = 16 << 10;
+
+/// A file that a scan found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// Where.
+pub struct ScannedFile {
+    /// The path of the file.
     pub path: RelPath,
-    /// How the agent writes it.
+    /// How the agent writes the file.
     pub kind: FileKind,
-    /// What the file system says of it.
+    /// The metadata of the file.
     pub stat: FileStat,
 }
 
-/// What a scan found.
+impl ScannedFile {
+    /// The fingerprint of the files of a log.
+    pub fn fingerprint(files: &[ScannedFile]) -> u64 {
+        fingerprint(files.iter().map(|file| (&file.path, &file.stat)))
+    }
+}
+
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub struct DirectoryScan {
-    /// The files of each log, by path.
-    pub logs: BTreeMap<LogName, Vec<Seen>>,
-    /// What stands in the directory and cannot be kept, and why: for people.
-    pub oddities: Vec<String>,
+    /// The files of each log, ordered by path.
+    pub logs: BTreeMap<LogName, Vec<ScannedFile>>,
+    /// The files that cannot be stored, and why, as messages for people.
+    pub skipped: Vec<String>,
 }
 
-/// Files that were asked whose they are, and what they said: it holds until they change.
-pub type Asked = HashMap<RelPath, (FileStat, LogName)>;
+/// The logs of files whose content has the session ID. Valid until the file changes.
+pub type LogCache = HashMap<RelPath, (FileStat, LogName)>;
 
-/// Scans `from` (the whole root if none).
-pub fn survey(
+/// Scans `start`, or the whole root.
+pub fn scan(
     directory: &dyn Directory,
     profile: &dyn Profile,
-    from: Option<&RelPath>,
+    start: Option<&RelPath>,
 ) -> Result<DirectoryScan> {
-    survey_again(directory, profile, from, &mut Asked::new())
+    scan_cached(directory, profile, start, &mut LogCache::new())
 }
 
-/// The same, for one who scans often: files that were asked and have not changed are not asked again.
-pub fn survey_again(
+/// Scans `start`, or the whole root, without reading the files that are in the cache.
+pub fn scan_cached(
     directory: &dyn Directory,
     profile: &dyn Profile,
-    from: Option<&RelPath>,
-    asked: &mut Asked,
+    start: Option<&RelPath>,
+    cache: &mut LogCache,
 ) -> Result<DirectoryScan> {
     let mut found = DirectoryScan::default();
-    let mut open = vec![from.cloned()];
-    while let Some(at) = open.pop() {
-        let failed = |cause| {
-            Error::io(
-                format!(
-                    "list {}",
-                    at.as_ref().map_or("the agent's directory", RelPath::as_str)
-                ),
-                cause,
-            )
-        };
-        let items = match directory.list(at.as_ref()) {
+    let mut pending = vec![start.cloned()];
+    while let Some(parent) = pending.pop() {
+        let parent_name = parent
+            .as_ref()
+            .map_or("the agent's directory", RelPath::as_str);
+        let items = match directory.list(parent.as_ref()) {
             Ok(items) => items,
-            // The root itself must be readable; a directory below it may be closed to us without hiding the others.
-            Err(cause) if at.is_none() => return Err(failed(cause)),
             Err(cause) => {
-                found.oddities.push(failed(cause).to_string());
+                let error = Error::io(format!("list {parent_name}"), cause);
+                // The root must be readable. An unreadable directory below it must not hide the
+                // others.
+                if parent.is_none() {
+                    return Err(error);
+                }
+                found.skipped.push(error.to_string());
                 continue;
             }
         };
         for item in items {
-            let path = match &at {
-                Some(at) => at.join(&item.name),
+            let path = match &parent {
+                Some(parent) => parent.join(&item.name),
                 None => item.name.parse(),
             };
             match (path, item.kind) {
-                (Ok(path), ItemKind::Directory) if profile.enter(&path) => open.push(Some(path)),
-                (Ok(path), ItemKind::File) => found.take(directory, profile, path, asked),
-                (Ok(path), ItemKind::Link)
-                    if profile.enter(&path) || profile.place(&path) != FileClass::Ignore =>
-                {
-                    found.oddities.push(format!("{path} is a symbolic link and is not followed; point --root at the real directory"));
+                (Ok(path), ItemKind::Directory) if profile.is_scanned(&path) => {
+                    pending.push(Some(path));
                 }
-                (_, ItemKind::Unnamed) => {
-                    let below = at.as_ref().map_or("the agent's directory", RelPath::as_str);
-                    found
-                        .oddities
-                        .push(format!("{} in {below}: its name is not UTF-8", item.name));
+                (Ok(path), ItemKind::File) => found.add_file(directory, profile, path, cache),
+                (Ok(path), ItemKind::Link)
+                    if profile.is_scanned(&path)
+                        || profile.classify(&path) != FileClass::Ignored =>
+                {
+                    found.skipped.push(format!(
+                        "{path} is a symbolic link; point --root at the real directory"
+                    ));
+                }
+                (_, ItemKind::InvalidName) => {
+                    found.skipped.push(format!(
+                        "the name of {} in {parent_name} is not UTF-8",
+                        item.name
+                    ));
                 }
                 (Err(error), ItemKind::File | ItemKind::Directory) => {
-                    found.oddities.push(error.to_string())
+                    found.skipped.push(error.to_string());
                 }
                 _ => {}
             }
@@ -103,106 +117,111 @@ pub fn survey_again(
 }
 
 impl DirectoryScan {
-    fn take(
+    fn add_file(
         &mut self,
         directory: &dyn Directory,
         profile: &dyn Profile,
         path: RelPath,
-        asked: &mut Asked,
+        cache: &mut LogCache,
     ) {
-        let mut seen = || -> std::io::Result<Option<(LogName, Seen)>> {
-            let place = profile.place(&path);
-            if place == FileClass::Ignore {
-                return Ok(None);
-            }
-            let Some(stat) = directory.stat(&path)? else {
-                return Ok(None);
-            };
-            let known = asked.get(&path).filter(|(before, _)| *before == stat);
-            let (name, kind) = match (place, known) {
-                (FileClass::Ask(_, kind, _), Some((_, name))) => (name.clone(), kind),
-                (FileClass::Ask(_, kind, _), None) => {
-                    let Some((name, _)) = whose(directory, profile, &path)? else {
-                        return Ok(None);
-                    };
-                    asked.insert(path.clone(), (stat, name.clone()));
-                    (name, kind)
-                }
-                (FileClass::Keep(name, kind), _) => (name, kind),
-                (FileClass::Ignore, _) => return Ok(None),
-            };
-            Ok(Some((
-                name,
-                Seen {
-                    path: path.clone(),
-                    kind,
-                    stat,
-                },
-            )))
-        };
-        match seen() {
-            Ok(Some((name, seen))) => self.logs.entry(name).or_default().push(seen),
+        match scan_file(directory, profile, &path, cache) {
+            Ok(Some((name, file))) => self.logs.entry(name).or_default().push(file),
             Ok(None) => {}
-            Err(cause) => self.oddities.push(format!("{path}: {cause}")),
+            Err(cause) => self.skipped.push(format!("{path}: {cause}")),
         }
     }
 }
 
-/// The log that a file belongs to, and its kind.
-pub fn whose(
+fn scan_file(
+    directory: &dyn Directory,
+    profile: &dyn Profile,
+    path: &RelPath,
+    cache: &mut LogCache,
+) -> std::io::Result<Option<(LogName, ScannedFile)>> {
+    let class = profile.classify(path);
+    if class == FileClass::Ignored {
+        return Ok(None);
+    }
+    let Some(stat) = directory.stat(path)? else {
+        return Ok(None);
+    };
+    let cached = cache.get(path).filter(|(cached, _)| *cached == stat);
+    let (name, kind) = match (class, cached) {
+        (FileClass::Ignored, _) => return Ok(None),
+        (FileClass::Stored(name, kind), _) => (name, kind),
+        (FileClass::SessionInContent(_, kind, _), Some((_, name))) => (name.clone(), kind),
+        (FileClass::SessionInContent(_, kind, _), None) => {
+            let Some((name, _)) = log_of(directory, profile, path)? else {
+                return Ok(None);
+            };
+            cache.insert(path.clone(), (stat, name.clone()));
+            (name, kind)
+        }
+    };
+    let file = ScannedFile {
+        path: path.clone(),
+        kind,
+        stat,
+    };
+    Ok(Some((name, file)))
+}
+
+/// Finds the log that a file belongs to, and its kind.
+pub fn log_of(
     directory: &dyn Directory,
     profile: &dyn Profile,
     path: &RelPath,
 ) -> std::io::Result<Option<(LogName, FileKind)>> {
-    match profile.place(path) {
-        FileClass::Ignore => Ok(None),
-        FileClass::Keep(name, kind) => Ok(Some((name, kind))),
-        FileClass::Ask(key, kind, otherwise) => {
+    match profile.classify(path) {
+        FileClass::Ignored => Ok(None),
+        FileClass::Stored(name, kind) => Ok(Some((name, kind))),
+        FileClass::SessionInContent(key, kind, fallback) => {
             let Some(file) = directory.open(path)? else {
                 return Ok(None);
             };
-            // The id stands near the front of one of the first lines, which can be long.
-            let mut start = vec![0; 16 << 10];
-            let got = file.read_at(&mut start, 0)?;
-            let said =
-                session_in(&start[..got], key).map(|id| LogName::Session(SessionId::escape(&id)));
-            // Nothing is said in a file that has no line yet.
-            let otherwise =
-                otherwise.filter(|_| start[..got].contains(&b'\n') || got == start.len());
-            Ok(said.or(otherwise).map(|name| (name, kind)))
+            let mut start = vec![0; SESSION_ID_SEARCH_BYTES];
+            let len = file.read_at(&mut start, 0)?;
+            start.truncate(len);
+            let name =
+                find_session_id(&start, key).map(|id| LogName::Session(SessionId::escape(&id)));
+            // Before its first complete line, a file has no session ID yet.
+            let has_line = start.contains(&b'\n') || len == SESSION_ID_SEARCH_BYTES;
+            let fallback = fallback.filter(|_| has_line);
+            Ok(name.or(fallback).map(|name| (name, kind)))
         }
     }
 }
 
-/// The text under `key` in the first line that has it, or in an object in that line; also in one that is longer than what was read.
-fn session_in(start: &[u8], key: &str) -> Option<String> {
+/// Finds the string under `key` in the first line that has it, at the top level or one level below.
+/// The last line may be cut off.
+fn find_session_id(start: &[u8], key: &str) -> Option<String> {
     start.split(|byte| *byte == b'\n').find_map(|line| {
         if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
-            let within = || line.values().find_map(|value| value.get(key));
-            return line.get(key).or_else(within)?.as_str().map(str::to_owned);
+            let nested = || line.values().find_map(|value| value.get(key));
+            return line.get(key).or_else(nested)?.as_str().map(str::to_owned);
         }
         let text = String::from_utf8_lossy(line);
-        let behind = text.split_once(&format!("\"{key}\":\""))?.1;
-        behind.split_once('"').map(|(id, _)| id.to_owned())
+        let after_key = text.split_once(&format!("\"{key}\":\""))?.1;
+        after_key.split_once('"').map(|(id, _)| id.to_owned())
     })
 }
 
-/// One number for what the files of a log look like: equal as long as nothing changed.
+/// The fingerprint of paths and metadata: it changes when a file changes. Never 0, which means
+/// "unknown" in a ledger.
 pub fn fingerprint<'a>(files: impl Iterator<Item = (&'a RelPath, &'a FileStat)>) -> u64 {
-    struct Bytes(Vec<u8>);
-    impl Hasher for Bytes {
+    struct Sha256Hasher(Vec<u8>);
+    impl Hasher for Sha256Hasher {
         fn finish(&self) -> u64 {
-            Digest::of(&self.0).short()
+            Digest::of(&self.0).fingerprint()
         }
         fn write(&mut self, bytes: &[u8]) {
             self.0.extend_from_slice(bytes);
         }
     }
-    let mut hasher = Bytes(Vec::new());
+    let mut hasher = Sha256Hasher(Vec::new());
     for file in files {
         file.hash(&mut hasher);
     }
-    // 0 means "unknown" in a ledger.
     hasher.finish().max(1)
 }
 
@@ -213,7 +232,7 @@ mod tests {
     use crate::sys::Disk;
 
     #[test]
-    fn a_scan_groups_files_and_names_what_it_cannot_keep() {
+    fn a_scan_groups_files_by_log_and_reports_skipped_files() {
         let root = tempfile::tempdir().unwrap();
         let put = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -243,7 +262,7 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", root.path().join("projects/-w/s3.jsonl"))
             .unwrap();
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
-        let found = survey(&Disk::new(root.path()), &profile, None).unwrap();
+        let found = scan(&Disk::new(root.path()), &profile, None).unwrap();
         let counts: Vec<_> = found
             .logs
             .iter()
@@ -257,11 +276,11 @@ mod tests {
                 ("@-w".to_owned(), 1)
             ]
         );
-        assert_eq!(found.oddities.len(), 1);
+        assert_eq!(found.skipped.len(), 1);
         assert!(
-            found.oddities[0].contains("symbolic link"),
+            found.skipped[0].contains("symbolic link"),
             "{:?}",
-            found.oddities
+            found.skipped
         );
     }
 }

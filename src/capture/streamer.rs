@@ -1,7 +1,8 @@
-//! The streamer: decides when each log is flushed, keeps a bounded number of flushes going, and tries again what failed.
+//! The streamer: executes the flush state of every log.
 //!
-//! Owns the agenda and what is known of each log between flushes. Does not own what a flush does (`ship`). Stops in
-//! order: first the agent is gone, then a last look at everything, then the last entries.
+//! Owns the scans, the queue of due logs and the running flushes, whose number is bounded. Does not
+//! own the decision when a log is flushed (`flush_state`) or the steps of a flush (`flush`). Stops
+//! in order: the agent has exited, one last scan, then the last entries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -14,44 +15,40 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Context;
 use super::flush::{FlushOutcome, LogFlusher};
+use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
-use super::scan::{Asked, DirectoryScan, fingerprint, survey, survey_again, whose};
+use super::scan::{DirectoryScan, LogCache, ScannedFile, log_of, scan, scan_cached};
 use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
+use super::waiters::{Waiter, Waiters};
 use super::watch::{EventBuffer, Watcher};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Failure;
 use crate::log::ledger::Ledger;
-use crate::model::{LogName, RelPath};
+use crate::model::{LogName, RelPath, SessionId};
+use crate::store::Store;
 use crate::sys::{Backoff, Directory};
 
-/// A full scan happens this often at least; what an event failed to tell waits no longer.
-const RECONCILE: Duration = Duration::from_secs(15);
-/// The same where nothing has changed for a while: an agent that is away is no reason to wake a machine.
-const RECONCILE_IDLE: Duration = Duration::from_secs(60);
-/// A new directory is looked into when it is heard of and once more after this long: its watch comes a little later than its
-/// event, and what is made in between has none.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Changes that come within this are one.
-const SETTLE: Duration = Duration::from_millis(30);
-/// The pace of tries during the final flush, which has a deadline of its own.
-const FINAL_PACE: Duration = Duration::from_millis(250);
-/// What is known of a log that has been quiet this long is left to its ledger.
-const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Maximum time between two full scans while logs change. A scan finds changes without an event.
+const SCAN_INTERVAL: Duration = Duration::from_secs(15);
+/// The same while nothing changes: an idle agent must not keep a machine awake.
+const IDLE_SCAN_INTERVAL: Duration = Duration::from_secs(60);
+/// Delay of an extra scan after a new directory: its watch starts a little after its event, and
+/// files created in between cause none.
+const NEW_DIRECTORY_SCAN_DELAY: Duration = Duration::from_secs(1);
+/// Events within this time are handled together.
+const EVENT_DEBOUNCE: Duration = Duration::from_millis(30);
+/// Delay between attempts during the final flush, which has a deadline of its own.
+const FINAL_RETRY_DELAY: Duration = Duration::from_millis(250);
+/// After this long without a change, the ledger on disk replaces the flusher in memory.
+const UNLOAD_AFTER: Duration = Duration::from_secs(60);
 
-/// What a flush that has ended leaves.
-type Landed =
+/// The result of a flush task.
+type JoinedFlush =
     std::result::Result<(task::Id, (Box<LogFlusher>, Result<FlushOutcome>)), task::JoinError>;
 
-struct Waiter {
-    /// Each log that is waited for, and the flush of it that counts: one that began after the question.
-    left: BTreeMap<LogName, u64>,
-    asked: BTreeSet<LogName>,
-    reply: oneshot::Sender<Result<FlushReport>>,
-}
-
-struct Ending {
+struct Shutdown {
+    started: Instant,
     deadline: Instant,
-    began: Instant,
     reply: oneshot::Sender<FinishReport>,
 }
 
@@ -59,78 +56,76 @@ struct Ending {
 pub struct Streamer {
     context: Context,
     root: PathBuf,
-    hints: Arc<EventBuffer>,
-    watch: Box<dyn Watcher>,
-    /// Why events cannot be relied on, if so.
-    scanning: Option<String>,
+    events: Arc<EventBuffer>,
+    watcher: Box<dyn Watcher>,
+    /// Why file events are unreliable, if they are.
+    watch_problem: Option<String>,
     next_scan: Instant,
-    /// When the events that have arrived are looked at.
-    settle: Option<Instant>,
-    slots: BTreeMap<LogName, TrackedLog>,
-    agenda: BTreeSet<(Instant, LogName)>,
-    jobs: JoinSet<(Box<LogFlusher>, Result<FlushOutcome>)>,
-    flights: HashMap<task::Id, LogName>,
-    waiters: Vec<Waiter>,
-    /// Logs that somebody else writes to now, and who waits until the flush under way has ended.
-    held: BTreeMap<LogName, Option<oneshot::Sender<()>>>,
-    ending: Option<Ending>,
-    oddities: BTreeSet<String>,
-    asked: Asked,
+    /// The time to handle the events that have arrived.
+    handle_events_at: Option<Instant>,
+    logs: BTreeMap<LogName, TrackedLog>,
+    /// The logs with a due flush, ordered by time.
+    due_logs: BTreeSet<(Instant, LogName)>,
+    flushes: JoinSet<(Box<LogFlusher>, Result<FlushOutcome>)>,
+    flushing_logs: HashMap<task::Id, LogName>,
+    waiters: Waiters,
+    /// The callers that wait for the end of a running flush to hold its log.
+    hold_replies: BTreeMap<LogName, oneshot::Sender<()>>,
+    shutdown: Option<Shutdown>,
+    /// The skipped files that were logged once.
+    logged_skips: BTreeSet<String>,
+    log_cache: LogCache,
 }
 
 impl Streamer {
-    /// Scans the directory, then streams in the background until told to finish. When this answers, what is on disk is
-    /// known and what comes is watched.
+    /// Scans the directory, then streams in the background until `StreamerHandle::finish`. Returns
+    /// when all existing files are known and watched.
     pub fn start(
         context: Context,
         root: PathBuf,
-        hints: Arc<EventBuffer>,
-        mut watch: Box<dyn Watcher>,
+        events: Arc<EventBuffer>,
+        watcher: Box<dyn Watcher>,
     ) -> Result<StreamerHandle> {
-        let scanning = watch.refresh();
         let mut streamer = Streamer {
             context,
             root,
-            hints,
-            watch,
-            scanning: None,
-            next_scan: Instant::now() + RECONCILE,
-            settle: None,
-            slots: BTreeMap::new(),
-            agenda: BTreeSet::new(),
-            jobs: JoinSet::new(),
-            flights: HashMap::new(),
-            waiters: Vec::new(),
-            held: BTreeMap::new(),
-            ending: None,
-            oddities: BTreeSet::new(),
-            asked: Asked::new(),
+            events,
+            watcher,
+            watch_problem: None,
+            next_scan: Instant::now() + SCAN_INTERVAL,
+            handle_events_at: None,
+            logs: BTreeMap::new(),
+            due_logs: BTreeSet::new(),
+            flushes: JoinSet::new(),
+            flushing_logs: HashMap::new(),
+            waiters: Waiters::default(),
+            hold_replies: BTreeMap::new(),
+            shutdown: None,
+            logged_skips: BTreeSet::new(),
+            log_cache: LogCache::new(),
         };
-        streamer.note_scanning(scanning);
-        streamer.first_look()?;
+        streamer.refresh_watches();
+        streamer.load_logs()?;
         let (commands, inbox) = mpsc::channel(16);
         tokio::spawn(streamer.run(inbox));
         Ok(StreamerHandle::new(commands))
     }
 
-    /// What the ledgers say is shipped and has not changed needs no request.
-    fn first_look(&mut self) -> Result<()> {
-        let found = self.survey()?;
+    /// Finds the logs on disk. A log whose files still match its ledger needs no flush.
+    fn load_logs(&mut self) -> Result<()> {
         let store = self.context.logs.store.address();
-        let now = Instant::now();
-        for (name, files) in found.logs {
+        for (name, files) in self.scan()?.logs {
             let id = self.context.logs.id(name.clone());
-            let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
-            let paths: BTreeSet<RelPath> = files.into_iter().map(|file| file.path).collect();
+            let fingerprint = ScannedFile::fingerprint(&files);
             let ledger = Ledger::load(&*self.context.directory, &store, &id);
-            let slot = self.slot(&name);
-            slot.paths = paths;
+            let tracked = self.tracked(&name);
+            tracked.paths = files.into_iter().map(|file| file.path).collect();
             match ledger {
-                Some(ledger) if ledger.seen == print => {
-                    slot.seen = print;
-                    slot.note_ledger(&ledger);
+                Some(ledger) if ledger.clean_fingerprint == fingerprint => {
+                    tracked.fingerprint = fingerprint;
+                    tracked.update_from_ledger(&ledger);
                 }
-                _ => self.mark(&name, now),
+                _ => self.apply(&name, FlushEvent::Changed),
             }
         }
         Ok(())
@@ -138,404 +133,386 @@ impl Streamer {
 
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
         loop {
-            self.start_due();
-            if self.finished() {
+            self.start_due_flushes();
+            if self.is_finished() {
                 break;
             }
-            let wake = self.next_wake();
+            let wake_at = self.next_wake();
             tokio::select! {
                 biased;
                 command = inbox.recv() => match command {
-                    Some(command) => self.command(command),
-                    // Nobody can ask any more; without a last flush there is nothing to wait for.
-                    None if self.ending.is_none() => break,
+                    Some(command) => self.handle_command(command),
+                    // All handles are dropped. Without a final flush there is nothing to wait for.
+                    None if self.shutdown.is_none() => break,
                     None => {}
                 },
-                Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.landed(done),
-                () = self.hints.arrived() => {
-                    self.settle.get_or_insert_with(|| Instant::now() + SETTLE.min(self.context.flush_interval));
+                Some(joined) = self.flushes.join_next_with_id(), if !self.flushes.is_empty() => {
+                    self.flush_ended(joined);
                 }
-                () = sleep_until(wake) => {}
+                () = self.events.wait() => {
+                    let debounce = EVENT_DEBOUNCE.min(self.context.flush_interval);
+                    self.handle_events_at.get_or_insert_with(|| Instant::now() + debounce);
+                }
+                () = sleep_until(wake_at) => {}
             }
-            if self.settle.is_some_and(|settle| Instant::now() >= settle) {
-                self.settle = None;
-                self.take_hints();
+            if self.handle_events_at.is_some_and(|at| Instant::now() >= at) {
+                self.handle_events_at = None;
+                self.handle_events();
             }
             if Instant::now() >= self.next_scan {
-                self.reconcile();
+                self.full_scan();
             }
         }
-        if let Some(ending) = self.ending.take() {
-            self.jobs.abort_all();
-            let left = self.statuses(|slot| slot.dirty.is_some() || slot.flying);
-            let _ = ending.reply.send(FinishReport { left });
+        if let Some(shutdown) = self.shutdown.take() {
+            self.flushes.abort_all();
+            let not_durable = self.statuses(|log| log.state.unsaved_since().is_some());
+            let _ = shutdown.reply.send(FinishReport { not_durable });
         }
     }
 
     fn next_wake(&self) -> Instant {
-        let due = if self.jobs.len() < self.context.parallel {
-            self.agenda.first().map(|(due, _)| *due)
+        let next_flush = if self.can_start_flush() {
+            self.due_logs.first().map(|(due, _)| *due)
         } else {
             None
         };
-        let deadline = self.ending.as_ref().map(|ending| ending.deadline);
-        [due, deadline, self.settle]
+        let deadline = self.shutdown.as_ref().map(|shutdown| shutdown.deadline);
+        [next_flush, deadline, self.handle_events_at]
             .into_iter()
             .flatten()
             .fold(self.next_scan, Instant::min)
     }
 
-    fn finished(&self) -> bool {
-        let Some(ending) = &self.ending else {
-            return false;
-        };
-        Instant::now() >= ending.deadline || (self.jobs.is_empty() && self.agenda.is_empty())
+    fn is_finished(&self) -> bool {
+        let is_idle = self.flushes.is_empty() && self.due_logs.is_empty();
+        self.shutdown
+            .as_ref()
+            .is_some_and(|shutdown| is_idle || Instant::now() >= shutdown.deadline)
     }
 
-    fn slot(&mut self, name: &LogName) -> &mut TrackedLog {
-        let rng = &self.context.logs.rng;
-        self.slots
+    fn tracked(&mut self, name: &LogName) -> &mut TrackedLog {
+        self.logs
             .entry(name.clone())
-            .or_insert_with(|| TrackedLog::new(name, Backoff::new(rng.clone())))
+            .or_insert_with(|| TrackedLog::new(name))
     }
 
-    /// A log has something to ship: flush it `at` that time, or sooner if that is planned.
-    fn mark(&mut self, name: &LogName, at: Instant) {
-        let slot = self.slot(name);
-        slot.dirty.get_or_insert_with(Instant::now);
-        if slot.flying {
-            slot.again = true;
-            return;
-        }
-        if self.held.contains_key(name) {
-            return;
-        }
-        let slot = self.slot(name);
-        if slot.due.is_some_and(|due| due <= at) {
-            return;
-        }
-        if let Some(due) = slot.due.replace(at) {
-            self.agenda.remove(&(due, name.clone()));
-        }
-        self.agenda.insert((at, name.clone()));
-    }
-
-    /// When a change that is seen now is flushed: at once after a quiet time, else an interval after the last flush.
-    fn soon(&mut self, name: &LogName) -> Instant {
-        let interval = self.context.flush_interval;
-        let started = self.slot(name).started;
-        let now = Instant::now();
-        started.map_or(now, |started| now.max(started + interval))
-    }
-
-    fn touch(&mut self, name: &LogName, path: RelPath) {
-        self.slot(name).paths.insert(path);
-        // What failed is tried again when its time has come, not at each append.
-        if self.slot(name).backoff.failed() == 0 || self.slot(name).due.is_none() {
-            let at = self.soon(name);
-            self.mark(name, at);
+    /// Applies an event to the flush state of a log, and executes the resulting action.
+    fn apply(&mut self, name: &LogName, event: FlushEvent) {
+        if let Some(action) = self.transition(name, event) {
+            self.execute(name, action);
         }
     }
 
-    fn start_due(&mut self) {
-        let now = Instant::now();
-        while self.jobs.len() < self.context.parallel {
-            let Some((due, _)) = self.agenda.first() else {
-                return;
-            };
-            if *due > now {
-                return;
+    /// Updates the flush state of a log and its place among the due logs.
+    fn transition(&mut self, name: &LogName, event: FlushEvent) -> Option<FlushAction> {
+        let flush_interval = self.context.flush_interval;
+        let tracked = self.tracked(name);
+        let before = tracked.state;
+        let (state, action) = before.transition(event, Instant::now(), flush_interval);
+        tracked.state = state;
+        if before.due() != state.due() {
+            if let Some(due) = before.due() {
+                self.due_logs.remove(&(due, name.clone()));
             }
-            let Some((_, name)) = self.agenda.pop_first() else {
-                return;
-            };
-            let id = self.context.logs.id(name.clone());
-            let last = self.ending.is_some();
-            let slot = self.slot(&name);
-            slot.due = None;
-            slot.flying = true;
-            slot.again = false;
-            slot.flushes += 1;
-            slot.started = Some(now);
-            let mut shipment = slot.shipment.take().unwrap_or_else(|| LogFlusher::new(id));
-            shipment.hints.extend(slot.paths.iter().cloned());
-            let context = self.context.clone();
-            let job = self.jobs.spawn(async move {
-                let result = shipment.flush(&context, last).await;
-                (Box::new(shipment), result)
-            });
-            self.flights.insert(job.id(), name);
+            if let Some(due) = state.due() {
+                self.due_logs.insert((due, name.clone()));
+            }
+        }
+        action
+    }
+
+    fn execute(&mut self, name: &LogName, action: FlushAction) {
+        match action {
+            FlushAction::ConfirmHold => {
+                if let Some(tracked) = self.logs.get_mut(name) {
+                    tracked.reset(name);
+                }
+                if let Some(reply) = self.hold_replies.remove(name) {
+                    let _ = reply.send(());
+                }
+            }
         }
     }
 
-    fn landed(&mut self, done: Landed) {
-        let id = done
+    fn file_changed(&mut self, name: &LogName, path: RelPath) {
+        self.tracked(name).paths.insert(path);
+        self.apply(name, FlushEvent::Changed);
+    }
+
+    fn can_start_flush(&self) -> bool {
+        self.flushes.len() < self.context.max_concurrent_flushes
+    }
+
+    fn start_due_flushes(&mut self) {
+        let now = Instant::now();
+        while self.can_start_flush() {
+            let Some((_, name)) = self.due_logs.first().filter(|(due, _)| *due <= now) else {
+                return;
+            };
+            let name = name.clone();
+            self.apply(&name, FlushEvent::FlushStarted);
+            self.spawn_flush(name);
+        }
+    }
+
+    fn spawn_flush(&mut self, name: LogName) {
+        let id = self.context.logs.id(name.clone());
+        let agent_exited = self.shutdown.is_some();
+        let tracked = self.tracked(&name);
+        tracked.flushes_started += 1;
+        let mut flusher = tracked
+            .flusher
+            .take()
+            .unwrap_or_else(|| LogFlusher::new(id));
+        flusher.paths.extend(tracked.paths.iter().cloned());
+        let context = self.context.clone();
+        let task = self.flushes.spawn(async move {
+            let result = flusher.flush(&context, agent_exited).await;
+            (Box::new(flusher), result)
+        });
+        self.flushing_logs.insert(task.id(), name);
+    }
+
+    fn flush_ended(&mut self, joined: JoinedFlush) {
+        let id = joined
             .as_ref()
             .map_or_else(task::JoinError::id, |(id, _)| *id);
-        let Some(name) = self.flights.remove(&id) else {
+        let Some(name) = self.flushing_logs.remove(&id) else {
             return;
         };
-        match done {
-            Ok((_, (shipment, result))) => self.done(&name, shipment, result),
-            // A fault of ours in one flush must not end the streaming of that session: begin anew from its ledger.
-            Err(error) => {
-                let shipment = Box::new(LogFlusher::new(self.context.logs.id(name.clone())));
-                self.done(
-                    &name,
-                    shipment,
-                    Err(Error::new(ErrorKind::Internal, format!("flush {name}")).caused_by(error)),
-                );
+        let (flusher, result) = match joined {
+            Ok((_, ended)) => ended,
+            // A panic in one flush must not stop the streaming of its session: a new flusher starts
+            // from the ledger.
+            Err(panic) => {
+                let flusher = LogFlusher::new(self.context.logs.id(name.clone()));
+                let error = Error::new(ErrorKind::Internal, format!("flush {name}"));
+                (Box::new(flusher), Err(error.caused_by(panic)))
             }
+        };
+        let Some(running) = self.tracked(&name).state.running_flush() else {
+            return;
+        };
+        let now = self.context.logs.clock.now();
+        self.context
+            .counters
+            .flush_ended(&result, running.started.elapsed(), now);
+        let tracked = self.tracked(&name);
+        if let Some(ledger) = &flusher.ledger {
+            tracked.update_from_ledger(ledger);
         }
-        if let Some(waiting) = self.held.get_mut(&name) {
-            let reply = waiting.take();
-            self.forget(&name);
-            reply.map(|reply| reply.send(()));
+        tracked.flusher = Some(*flusher);
+        let action = match result {
+            Ok(outcome) => self.flush_succeeded(&name, running, outcome),
+            Err(error) => self.flush_failed(&name, running, &error),
+        };
+        // After the callers have their reports: a hold discards what they are made of.
+        if let Some(action) = action {
+            self.execute(&name, action);
         }
     }
 
-    /// What is known of a log is left to its ledger, which somebody else may write now.
-    fn forget(&mut self, name: &LogName) {
-        let backoff = Backoff::new(self.context.logs.rng.clone());
-        if let Some(slot) = self.slots.get_mut(name) {
-            let before = std::mem::replace(slot, TrackedLog::new(name, backoff));
-            slot.flushes = before.flushes;
-            before
-                .due
-                .map(|due| self.agenda.remove(&(due, name.clone())));
+    fn flush_succeeded(
+        &mut self,
+        name: &LogName,
+        running: RunningFlush,
+        outcome: FlushOutcome,
+    ) -> Option<FlushAction> {
+        let tracked = self.tracked(name);
+        let number = tracked.flushes_started;
+        tracked.status.last_error = None;
+        tracked.status.failed_attempts = 0;
+        tracked.status.partial_line_bytes = outcome.partial_line_bytes;
+        tracked.status.durable_bytes = outcome.durable_bytes;
+        tracked.fingerprint = outcome.fingerprint;
+        if running.changed_meanwhile {
+            // The flush may have missed a new file, and only its path tells where to find it.
+            tracked.paths.extend(outcome.files);
+        } else {
+            tracked.paths = outcome.files;
         }
+        let wrote = outcome.entries > 0;
+        if wrote {
+            let head = tracked.status.head;
+            tracing::debug!(session = %name, head, bytes = outcome.raw_bytes, "flushed");
+        }
+        let urgent = self.shutdown.is_some() || self.waiters.needs_flush_after(name, number);
+        let action = self.transition(name, FlushEvent::FlushFinished { wrote, urgent });
+        self.waiters.flush_finished(name, number);
+        self.reply_to_complete_waiters();
+        action
     }
 
-    fn done(&mut self, name: &LogName, shipment: Box<LogFlusher>, result: Result<FlushOutcome>) {
-        let began = self.slot(name).started;
-        let now = Instant::now();
-        self.context.feed.flushed(
-            &result,
-            began.map_or(Duration::ZERO, |began| now - began),
-            self.context.logs.clock.now(),
-        );
-        let ending = self
-            .ending
-            .as_ref()
-            .map(|ending| (ending.began, ending.deadline));
-        let slot = self.slot(name);
-        slot.flying = false;
-        if let Some(ledger) = &shipment.ledger {
-            slot.note_ledger(ledger);
-        }
-        slot.shipment = Some(*shipment);
-        match result {
-            Ok(shipped) => {
-                slot.backoff.reset();
-                slot.status.last_error = None;
-                slot.status.failed_attempts = 0;
-                slot.status.unfinished_bytes = shipped.torn;
-                slot.status.durable_bytes = shipped.durable;
-                slot.seen = shipped.seen;
-                if slot.again {
-                    // Some may have come since the look, and only their names say where to find them.
-                    slot.paths.extend(shipped.present);
-                } else {
-                    slot.paths = shipped.present;
-                }
-                if shipped.entries == 0 {
-                    // A look that found nothing is no flush: the next change need not wait for an interval.
-                    slot.started = None;
-                } else {
-                    tracing::debug!(session = %name, head = slot.status.head, bytes = shipped.bytes, "flushed");
-                }
-                let (again, flushes) = (slot.again, slot.flushes);
-                if !again {
-                    slot.dirty = None;
-                }
-                self.satisfied(name, flushes);
-                if again {
-                    self.slot(name).dirty = began;
-                    let waited_for = self
-                        .waiters
-                        .iter()
-                        .any(|waiter| waiter.left.contains_key(name));
-                    let at = if waited_for || ending.is_some() {
-                        now
-                    } else {
-                        self.soon(name)
-                    };
-                    self.mark(name, at);
-                }
+    fn flush_failed(
+        &mut self,
+        name: &LogName,
+        running: RunningFlush,
+        error: &Error,
+    ) -> Option<FlushAction> {
+        let attempt = running.failures.saturating_add(1);
+        let retry_in = match &self.shutdown {
+            Some(Shutdown {
+                started, deadline, ..
+            }) => {
+                let elapsed = started.elapsed();
+                let remaining = deadline.saturating_duration_since(Instant::now());
+                tracing::warn!(session = %name, attempt, ?elapsed, ?remaining, %error, "final flush failed; retrying");
+                FINAL_RETRY_DELAY
             }
-            Err(error) => {
-                let wait = match ending {
-                    Some((began, deadline)) => {
-                        let (elapsed, remaining) =
-                            (now - began, deadline.saturating_duration_since(now));
-                        tracing::warn!(session = %name, ?elapsed, ?remaining, %error, "final flush: trying again");
-                        slot.backoff.wait_after_failure();
-                        FINAL_PACE
-                    }
-                    None => slot.backoff.wait_after_failure(),
-                };
-                let attempt = slot.backoff.failed();
-                slot.status.last_error = Some(error.to_string());
-                slot.status.failed_attempts = attempt;
-                slot.dirty = slot.dirty.or(began);
-                if ending.is_none() {
-                    tracing::warn!(session = %name, attempt, retry_in = ?wait, %error, "flush failed");
-                }
-                self.context.feed.failed(Failure {
-                    namespace: self.context.logs.namespace.clone(),
-                    agent: self.context.logs.agent.clone(),
-                    session: Some(name.to_string()),
-                    at: self.context.logs.clock.now(),
-                    attempt,
-                    message: error.to_string(),
-                });
-                self.mark(name, now + wait);
-                if !error.is_retryable() {
-                    self.refuse(name, &error);
-                }
+            None => {
+                let retry_in = Backoff::delay(running.failures, self.context.logs.rng.next());
+                tracing::warn!(session = %name, attempt, ?retry_in, %error, "flush failed; retrying");
+                retry_in
             }
+        };
+        let status = &mut self.tracked(name).status;
+        status.last_error = Some(error.to_string());
+        status.failed_attempts = attempt;
+        self.context.index_queue.push_failure(Failure {
+            namespace: self.context.logs.namespace.clone(),
+            agent: self.context.logs.agent.clone(),
+            session: Some(name.to_string()),
+            at: self.context.logs.clock.now(),
+            attempt,
+            message: error.to_string(),
+        });
+        let action = self.transition(name, FlushEvent::FlushFailed { retry_in });
+        // Callers wait for a retry; an error that no retry solves is their answer.
+        if !error.is_retryable() {
+            self.reject_waiters(name, error);
         }
+        action
     }
 
-    fn command(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Status(reply) => {
                 let _ = reply.send(self.statuses(|_| true));
             }
-            Command::StreamSummary(reply) => {
-                let _ = reply.send(StreamSummary::of(
-                    self.slots.values(),
+            Command::Summary(reply) => {
+                let _ = reply.send(StreamSummary::new(
+                    self.logs.values(),
                     &*self.context.directory,
-                    self.scanning.is_some(),
+                    self.watch_problem.is_some(),
                 ));
             }
-            Command::Flush(session, reply) => {
-                let wanted =
-                    |name: &LogName| session.is_none() || name.session() == session.as_ref();
-                match self.mark_changed(Instant::now(), wanted) {
-                    Err(error) => {
-                        let _ = reply.send(Err(error));
-                    }
-                    Ok(()) => {
-                        let open = self.slots.iter().filter(|(name, slot)| {
-                            wanted(name) && (slot.flying || slot.due.is_some())
-                        });
-                        let left: BTreeMap<LogName, u64> = open
-                            .map(|(name, slot)| (name.clone(), slot.flushes + 1))
-                            .collect();
-                        // Also those that lost their session: they are durable, and yet not in a later restore.
-                        let told = |(name, slot): &(&LogName, &TrackedLog)| {
-                            wanted(name)
-                                && (left.contains_key(*name)
-                                    || session.is_some()
-                                    || slot.status.is_branch())
-                        };
-                        let asked = self
-                            .slots
-                            .iter()
-                            .filter(told)
-                            .map(|(name, _)| name.clone())
-                            .collect();
-                        self.waiters.push(Waiter { left, asked, reply });
-                        self.answer_waiters();
-                    }
-                }
-            }
-            Command::Wrote(name, paths, reply) => {
-                // Who gave up waiting during an outage is not remembered.
-                self.waiters.retain(|waiter| !waiter.reply.is_closed());
-                self.slot(&name).paths.extend(paths);
-                self.mark(&name, Instant::now());
-                let left = BTreeMap::from([(name.clone(), self.slot(&name).flushes + 1)]);
+            Command::Flush(session, reply) => self.flush(session, reply),
+            Command::FlushFiles(name, paths, reply) => {
+                self.waiters.remove_closed();
+                self.tracked(&name).paths.extend(paths);
+                self.apply(&name, FlushEvent::FlushRequested);
+                let first_flush = self.tracked(&name).flushes_started + 1;
                 self.waiters.push(Waiter {
-                    left,
-                    asked: BTreeSet::from([name]),
+                    pending: BTreeMap::from([(name.clone(), first_flush)]),
+                    reported: BTreeSet::from([name]),
                     reply,
                 });
             }
             Command::Hold(name, reply) => {
-                let flying = self.slot(&name).flying;
-                if !flying {
-                    self.forget(&name);
-                }
-                let waiting = if flying {
-                    Some(reply)
-                } else {
-                    reply.send(()).ok().and(None)
-                };
-                self.held.insert(name, waiting);
+                self.hold_replies.insert(name.clone(), reply);
+                self.apply(&name, FlushEvent::HoldRequested);
             }
             Command::Release(name) => {
-                self.held.remove(&name);
-                if !self.slot(&name).paths.is_empty() {
-                    self.mark(&name, Instant::now());
-                }
+                self.hold_replies.remove(&name);
+                let has_files = !self.tracked(&name).paths.is_empty();
+                self.apply(&name, FlushEvent::Released { has_files });
             }
-            Command::Finish(deadline, reply) => {
-                let now = Instant::now();
-                self.ending = Some(Ending {
-                    deadline,
-                    began: now,
-                    reply,
-                });
-                if let Err(error) = self.mark_changed(now, |_| true) {
-                    tracing::error!(%error, "final flush: cannot scan the directory; flushing what is known");
-                }
-                // What waits for another try, and unfinished lines, which go out now.
-                let more = self
-                    .slots
-                    .iter()
-                    .filter(|(_, slot)| slot.dirty.is_some() || slot.status.unfinished_bytes > 0);
-                let more: Vec<LogName> = more.map(|(name, _)| name.clone()).collect();
-                more.iter().for_each(|name| self.mark(name, now));
-            }
+            Command::Finish(deadline, reply) => self.finish(deadline, reply),
         }
     }
 
-    /// Scans, and marks every log that does not look as it did when it was shipped.
-    fn mark_changed(&mut self, at: Instant, wanted: impl Fn(&LogName) -> bool) -> Result<()> {
-        let found = self.survey()?;
-        self.apply(found, at, wanted);
+    /// Flushes the logs that changed, of one session or of all, and replies when they are durable.
+    fn flush(&mut self, session: Option<SessionId>, reply: oneshot::Sender<Result<FlushReport>>) {
+        let is_selected = |name: &LogName| session.is_none() || name.session() == session.as_ref();
+        if let Err(error) = self.request_flush_of_changed(is_selected) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        let selected = || self.logs.iter().filter(|(name, _)| is_selected(name));
+        let pending: BTreeMap<LogName, u64> = selected()
+            .filter(|(_, log)| log.state.has_pending_flush())
+            .map(|(name, log)| (name.clone(), log.flushes_started + 1))
+            .collect();
+        // A fenced log is reported too: its branch is durable, but no restore includes it.
+        let is_reported = |(name, log): &(&LogName, &TrackedLog)| {
+            pending.contains_key(*name) || session.is_some() || log.status.is_branch()
+        };
+        let reported = selected()
+            .filter(is_reported)
+            .map(|(name, _)| name.clone())
+            .collect();
+        self.waiters.push(Waiter {
+            pending,
+            reported,
+            reply,
+        });
+        self.reply_to_complete_waiters();
+    }
+
+    fn finish(&mut self, deadline: Instant, reply: oneshot::Sender<FinishReport>) {
+        self.shutdown = Some(Shutdown {
+            started: Instant::now(),
+            deadline,
+            reply,
+        });
+        if let Err(error) = self.request_flush_of_changed(|_| true) {
+            tracing::error!(%error, "final flush: the scan failed; flushing the known changes");
+        }
+        // Logs that are backing off, and partial lines, which are uploaded now.
+        let is_unfinished = |log: &TrackedLog| {
+            log.state.unsaved_since().is_some() || log.status.partial_line_bytes > 0
+        };
+        let unfinished: Vec<LogName> = self
+            .logs
+            .iter()
+            .filter(|(_, log)| is_unfinished(log))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &unfinished {
+            self.apply(name, FlushEvent::FlushRequested);
+        }
+    }
+
+    /// Scans, and requests a flush of every selected log whose files changed since its last flush.
+    fn request_flush_of_changed(&mut self, is_selected: impl Fn(&LogName) -> bool) -> Result<()> {
+        let found = self.scan()?;
+        for (name, files) in found.logs.into_iter().filter(|(name, _)| is_selected(name)) {
+            let fingerprint = ScannedFile::fingerprint(&files);
+            let tracked = self.tracked(&name);
+            if tracked.fingerprint != fingerprint || tracked.state.unsaved_since().is_some() {
+                let paths = files.into_iter().map(|file| file.path);
+                tracked.paths.extend(paths);
+                self.apply(&name, FlushEvent::FlushRequested);
+            }
+        }
         Ok(())
     }
 
-    fn apply(&mut self, found: DirectoryScan, at: Instant, wanted: impl Fn(&LogName) -> bool) {
-        for (name, files) in found.logs.into_iter().filter(|(name, _)| wanted(name)) {
-            let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
-            let slot = self.slot(&name);
-            if slot.flying || slot.seen != print || slot.dirty.is_some() {
-                slot.paths.extend(files.into_iter().map(|file| file.path));
-                self.mark(&name, at);
-            }
-        }
-    }
-
-    fn survey(&mut self) -> Result<DirectoryScan> {
-        let found = survey_again(
+    fn scan(&mut self) -> Result<DirectoryScan> {
+        let found = scan_cached(
             &*self.context.directory,
             &*self.context.profile,
             None,
-            &mut self.asked,
+            &mut self.log_cache,
         )?;
-        for oddity in &found.oddities {
-            if self.oddities.insert(oddity.clone()) {
-                tracing::warn!("not kept: {oddity}");
+        for skipped in &found.skipped {
+            if self.logged_skips.insert(skipped.clone()) {
+                tracing::warn!("skipped: {skipped}");
             }
         }
         Ok(found)
     }
 
-    fn take_hints(&mut self) {
-        let changed = self.hints.take();
-        if changed.rescan {
+    fn handle_events(&mut self) {
+        let changes = self.events.take();
+        if changes.rescan {
             self.next_scan = Instant::now();
             return;
         }
         let (context, root) = (self.context.clone(), self.root.clone());
-        for path in changed.paths {
+        for path in changes.paths {
             if path == root {
-                let scanning = self.watch.refresh();
-                self.note_scanning(scanning);
+                self.refresh_watches();
             }
             let relative = path.strip_prefix(&root).ok().and_then(|path| path.to_str());
             let Some(relative) = relative.and_then(|path| path.parse::<RelPath>().ok()) else {
@@ -544,129 +521,104 @@ impl Streamer {
             match context.directory.stat(&relative) {
                 Ok(Some(_)) => {
                     if let Ok(Some((name, _))) =
-                        whose(&*context.directory, &*context.profile, &relative)
+                        log_of(&*context.directory, &*context.profile, &relative)
                     {
-                        self.touch(&name, relative);
+                        self.file_changed(&name, relative);
                     }
                 }
-                // A directory, made perhaps with files in it before it was watched.
-                Ok(None) if context.profile.enter(&relative) => {
-                    self.look_into(&*context.directory, &relative);
-                    self.next_scan = self.next_scan.min(Instant::now() + LOOK_AGAIN);
+                // A directory. Files may have been created in it before it was watched.
+                Ok(None) if context.profile.is_scanned(&relative) => {
+                    self.scan_directory(&*context.directory, &relative);
+                    let soon = Instant::now() + NEW_DIRECTORY_SCAN_DELAY;
+                    self.next_scan = self.next_scan.min(soon);
                 }
                 _ => {}
             }
         }
     }
 
-    fn look_into(&mut self, directory: &dyn Directory, path: &RelPath) {
+    fn scan_directory(&mut self, directory: &dyn Directory, path: &RelPath) {
         if path.parent().is_none() {
-            let scanning = self.watch.refresh();
-            self.note_scanning(scanning);
+            self.refresh_watches();
         }
         let profile = self.context.profile.clone();
-        if let Ok(found) = survey(directory, &*profile, Some(path)) {
-            for (name, files) in found.logs {
-                for file in files {
-                    // Only what is new here: a directory's own time changes with each file in it.
-                    if !self.slot(&name).paths.contains(&file.path) {
-                        self.touch(&name, file.path);
-                    }
+        let Ok(found) = scan(directory, &*profile, Some(path)) else {
+            return;
+        };
+        for (name, files) in found.logs {
+            for file in files {
+                // Only new files: each file that is created changes the directory as well.
+                if !self.tracked(&name).paths.contains(&file.path) {
+                    self.file_changed(&name, file.path);
                 }
             }
         }
     }
 
-    /// The scan that finds what events did not tell.
-    fn reconcile(&mut self) {
-        let began = Instant::now();
-        let scanning = self.watch.refresh();
-        self.note_scanning(scanning);
-        match self.survey() {
-            Ok(found) => {
-                let changed: Vec<LogName> = found
-                    .logs
-                    .iter()
-                    .filter(|(name, files)| {
-                        let print = fingerprint(files.iter().map(|file| (&file.path, &file.stat)));
-                        // Also while a flush is under way: it may have looked before the change.
-                        self.slots.get(*name).is_none_or(|slot| slot.seen != print)
-                    })
-                    .map(|(name, _)| name.clone())
-                    .collect();
-                for (name, files) in found.logs {
-                    if changed.contains(&name) {
-                        for file in files {
-                            self.touch(&name, file.path);
-                        }
-                    }
-                }
+    /// Scans the root for changes without an event, unloads quiet logs and schedules the next scan.
+    fn full_scan(&mut self) {
+        let started = Instant::now();
+        self.refresh_watches();
+        match self.scan() {
+            Ok(found) => self.apply_scan(found),
+            Err(error) => tracing::warn!(%error, "the scan failed; retrying"),
+        }
+        let mut is_idle = true;
+        for log in self.logs.values_mut() {
+            if log.state.is_quiet(started, UNLOAD_AFTER) {
+                log.flusher = None;
+            } else {
+                is_idle = false;
             }
-            Err(error) => tracing::warn!(%error, "cannot scan the agent's directory"),
         }
-        let quiet = |slot: &TrackedLog| {
-            slot.dirty.is_none()
-                && !slot.flying
-                && slot
-                    .started
-                    .is_none_or(|started| began - started > FORGET_AFTER)
-        };
-        for slot in self.slots.values_mut().filter(|slot| quiet(slot)) {
-            slot.shipment = None;
-        }
-        let idle = self.slots.values().all(quiet);
-        let took = began.elapsed();
-        // Where only scanning finds changes, it sets the lag; it may take a twentieth of one core.
-        let pause = match self.scanning.is_some() {
-            true => self.context.flush_interval.max(took * 20),
-            false if idle => RECONCILE_IDLE,
-            false => RECONCILE,
+        let pause = match self.watch_problem.is_some() {
+            // Without events the scan determines the lag. It may use 5% of one core.
+            true => self.context.flush_interval.max(started.elapsed() * 20),
+            false if is_idle => IDLE_SCAN_INTERVAL,
+            false => SCAN_INTERVAL,
         };
         self.next_scan = Instant::now() + pause;
     }
 
-    fn note_scanning(&mut self, why: Option<String>) {
-        if self.scanning != why {
-            match &why {
-                Some(why) => tracing::warn!(why, "events cannot be relied on; scanning instead"),
-                None => tracing::info!("events can be relied on again"),
+    fn apply_scan(&mut self, found: DirectoryScan) {
+        for (name, files) in found.logs {
+            let fingerprint = ScannedFile::fingerprint(&files);
+            // Also during a flush: it may have read the files before the change.
+            if self
+                .logs
+                .get(&name)
+                .is_none_or(|log| log.fingerprint != fingerprint)
+            {
+                for file in files {
+                    self.file_changed(&name, file.path);
+                }
+            }
+        }
+    }
+
+    fn refresh_watches(&mut self) {
+        let problem = self.watcher.refresh().err();
+        if self.watch_problem != problem {
+            match &problem {
+                Some(reason) => {
+                    tracing::warn!(reason, "file events are unreliable; scanning instead")
+                }
+                None => tracing::info!("file events are reliable again"),
             }
             self.next_scan = Instant::now();
         }
-        self.scanning = why;
+        self.watch_problem = problem;
     }
 
-    fn satisfied(&mut self, name: &LogName, flushes: u64) {
-        for waiter in &mut self.waiters {
-            if waiter
-                .left
-                .get(name)
-                .is_some_and(|needed| *needed <= flushes)
-            {
-                waiter.left.remove(name);
-            }
-        }
-        self.answer_waiters();
-    }
-
-    fn answer_waiters(&mut self) {
-        let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|waiter| waiter.left.is_empty());
-        self.waiters = waiting;
-        for waiter in ready {
-            let logs = self.statuses_of(waiter.asked.iter());
+    fn reply_to_complete_waiters(&mut self) {
+        for waiter in self.waiters.take_complete() {
+            let logs = self.statuses_of(waiter.reported.iter());
             let _ = waiter.reply.send(Ok(FlushReport { logs }));
         }
     }
 
-    /// What waits for a log that cannot be written learns why; what can be tried again is waited for.
-    fn refuse(&mut self, name: &LogName, error: &Error) {
-        let (hit, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|waiter| waiter.left.contains_key(name));
-        self.waiters = waiting;
-        for waiter in hit {
+    fn reject_waiters(&mut self, name: &LogName, error: &Error) {
+        for waiter in self.waiters.take_waiting_for(name) {
             let mut copy = Error::new(error.kind(), error.to_string());
             if let Some(hint) = error.hint_text() {
                 copy = copy.hint(hint);
@@ -675,19 +627,15 @@ impl Streamer {
         }
     }
 
-    fn statuses(&self, wanted: impl Fn(&TrackedLog) -> bool) -> Vec<LogStatus> {
-        self.statuses_of(
-            self.slots
-                .iter()
-                .filter(|(_, slot)| wanted(slot))
-                .map(|(name, _)| name),
-        )
+    fn statuses(&self, is_selected: impl Fn(&TrackedLog) -> bool) -> Vec<LogStatus> {
+        let selected = self.logs.iter().filter(|(_, log)| is_selected(log));
+        self.statuses_of(selected.map(|(name, _)| name))
     }
 
     fn statuses_of<'a>(&'a self, names: impl Iterator<Item = &'a LogName>) -> Vec<LogStatus> {
         names
-            .filter_map(|name| self.slots.get(name))
-            .map(|slot| slot.report(&*self.context.directory))
+            .filter_map(|name| self.logs.get(name))
+            .map(|log| log.status(&*self.context.directory))
             .collect()
     }
 }

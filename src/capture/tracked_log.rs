@@ -1,110 +1,115 @@
-//! What is known of one log between flushes, and how that is told.
+//! The streamer's knowledge about one log between flushes, and its status report.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 
 use super::flush::LogFlusher;
+use super::flush_state::FlushState;
 use crate::log::ledger::Ledger;
 use crate::log::writer::WriteTarget;
 use crate::model::{LogName, RelPath};
-use crate::sys::{Backoff, Directory};
+use crate::sys::Directory;
 
-/// How a log stands.
+/// The status of one log.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct LogStatus {
-    /// The session, or `@` and the project.
+    /// The session ID, or `@` and the project.
     pub session: String,
-    /// The last number written.
+    /// The `seq` of the last entry of this writer.
     pub head: u64,
-    /// Under which name we write.
+    /// The ID of this writer.
     pub writer: String,
-    /// `main`, `branch`, or `unclaimed`.
-    pub target: String,
+    /// Where this writer appends: `main`, `branch`, or `unclaimed`.
+    pub write_target: String,
     /// Bytes on disk that are not durable yet.
     pub lag_bytes: u64,
-    /// For how long.
+    /// Age of the oldest change that is not durable yet, in seconds.
     pub lag_seconds: f64,
-    /// Bytes of an unfinished line.
-    pub unfinished_bytes: u64,
+    /// Bytes after the last newline of the transcripts.
+    pub partial_line_bytes: u64,
     /// Bytes that are durable.
     pub durable_bytes: u64,
-    /// What failed last, until it went well again.
+    /// The error of the last flush, if it failed.
     pub last_error: Option<String>,
-    /// Which attempt that was.
+    /// The number of consecutive failures.
     pub failed_attempts: u32,
 }
 
 impl LogStatus {
-    /// Whether the session was lost to another writer.
+    fn new(name: &LogName) -> LogStatus {
+        LogStatus {
+            session: name.to_string(),
+            head: 0,
+            writer: String::new(),
+            write_target: "unclaimed".to_owned(),
+            lag_bytes: 0,
+            lag_seconds: 0.0,
+            partial_line_bytes: 0,
+            durable_bytes: 0,
+            last_error: None,
+            failed_attempts: 0,
+        }
+    }
+
+    /// Whether another writer took the session over, or the local files differ from it.
     pub fn is_branch(&self) -> bool {
-        self.target == "branch"
+        self.write_target == "branch"
     }
 }
 
-/// What is known of one log between flushes.
+/// The streamer's knowledge about one log.
 pub(super) struct TrackedLog {
-    pub(super) shipment: Option<LogFlusher>,
+    pub(super) state: FlushState,
+    /// The number of flushes that this process has started.
+    pub(super) flushes_started: u64,
+    /// The flusher, unless it is running or unloaded.
+    pub(super) flusher: Option<LogFlusher>,
+    /// The known files.
     pub(super) paths: BTreeSet<RelPath>,
-    pub(super) seen: u64,
-    /// Since when something is not durable.
-    pub(super) dirty: Option<Instant>,
-    pub(super) due: Option<Instant>,
-    pub(super) flying: bool,
-    /// It changed while a flush was under way.
-    pub(super) again: bool,
-    /// How many flushes have begun.
-    pub(super) flushes: u64,
-    pub(super) started: Option<Instant>,
-    pub(super) backoff: Backoff,
+    /// The fingerprint of the files at the last flush; 0 if they must be read again.
+    pub(super) fingerprint: u64,
+    /// The last known status. Its lag is computed on request.
     pub(super) status: LogStatus,
 }
 
 impl TrackedLog {
-    pub(super) fn new(name: &LogName, backoff: Backoff) -> TrackedLog {
-        let status = LogStatus {
-            session: name.to_string(),
-            head: 0,
-            writer: String::new(),
-            target: "unclaimed".to_owned(),
-            lag_bytes: 0,
-            lag_seconds: 0.0,
-            unfinished_bytes: 0,
-            durable_bytes: 0,
-            last_error: None,
-            failed_attempts: 0,
-        };
+    pub(super) fn new(name: &LogName) -> TrackedLog {
         TrackedLog {
-            shipment: None,
+            state: FlushState::NEW,
+            flushes_started: 0,
+            flusher: None,
             paths: BTreeSet::new(),
-            seen: 0,
-            dirty: None,
-            due: None,
-            flying: false,
-            again: false,
-            flushes: 0,
-            started: None,
-            backoff,
-            status,
+            fingerprint: 0,
+            status: LogStatus::new(name),
         }
     }
 
-    pub(super) fn note_ledger(&mut self, ledger: &Ledger) {
+    /// Discards everything but the flush state: from now on only the ledger is right.
+    pub(super) fn reset(&mut self, name: &LogName) {
+        *self = TrackedLog {
+            state: self.state,
+            flushes_started: self.flushes_started,
+            ..TrackedLog::new(name)
+        };
+    }
+
+    pub(super) fn update_from_ledger(&mut self, ledger: &Ledger) {
         self.status.head = ledger.log_writer.seq;
         self.status.writer = ledger.log_writer.writer.to_string();
-        let target = match ledger.log_writer.target {
+        let write_target = match ledger.log_writer.target {
             WriteTarget::Main => "main",
             WriteTarget::Branch => "branch",
             WriteTarget::Unclaimed => "unclaimed",
         };
-        self.status.target = target.to_owned();
-        let here = self.paths.iter().filter_map(|path| ledger.files.get(path));
-        self.status.durable_bytes = here.clone().map(|cursor| cursor.len).sum();
-        self.status.unfinished_bytes = here.map(|cursor| cursor.torn).sum();
+        self.status.write_target = write_target.to_owned();
+        let cursors = self.paths.iter().filter_map(|path| ledger.files.get(path));
+        self.status.durable_bytes = cursors.clone().map(|cursor| cursor.len).sum();
+        self.status.partial_line_bytes = cursors.map(|cursor| cursor.partial_line_bytes).sum();
     }
 
-    pub(super) fn report(&self, directory: &dyn Directory) -> LogStatus {
+    /// The current status.
+    pub(super) fn status(&self, directory: &dyn Directory) -> LogStatus {
         let mut status = self.status.clone();
         if let Some((bytes, seconds)) = self.lag(directory) {
             (status.lag_bytes, status.lag_seconds) = (bytes, seconds);
@@ -112,9 +117,10 @@ impl TrackedLog {
         status
     }
 
-    /// Bytes that are not durable, and for how many seconds; none if all is.
+    /// The bytes that are not durable, and the age of the oldest change in seconds. `None` if
+    /// everything is durable.
     fn lag(&self, directory: &dyn Directory) -> Option<(u64, f64)> {
-        let since = self.dirty?;
+        let since = self.state.unsaved_since()?;
         let on_disk: u64 = self
             .paths
             .iter()
@@ -122,57 +128,57 @@ impl TrackedLog {
             .map(|stat| stat.size)
             .sum();
         let bytes = on_disk
-            .saturating_sub(self.status.durable_bytes + self.status.unfinished_bytes)
+            .saturating_sub(self.status.durable_bytes + self.status.partial_line_bytes)
             .max(1);
         Some((bytes, since.elapsed().as_secs_f64()))
     }
 }
 
-/// How all logs stand together.
+/// The status of all logs together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StreamSummary {
-    /// Logs that are known.
+    /// The number of known logs.
     pub logs: usize,
-    /// Those with something that is not durable.
+    /// The number of logs with changes that are not durable.
     pub unflushed: usize,
-    /// Those that were lost to another writer.
+    /// The number of logs that continue on a branch.
     pub fenced: usize,
-    /// Files that are kept.
+    /// The number of known files.
     pub files: usize,
-    /// The most bytes that one log lags behind by.
+    /// The largest lag of one log in bytes.
     pub lag_max_bytes: u64,
-    /// What all lag behind by.
+    /// The lag of all logs in bytes.
     pub lag_sum_bytes: u64,
-    /// For how long the oldest of it.
+    /// The largest lag of one log in seconds.
     pub lag_max_seconds: f64,
-    /// For how long each, together.
+    /// The lag of all logs in seconds, added up.
     pub lag_sum_seconds: f64,
-    /// Events of the file system cannot be relied on.
-    pub scanning: bool,
+    /// File events are unreliable, and the directory is scanned instead.
+    pub is_watch_degraded: bool,
 }
 
 impl StreamSummary {
-    pub(super) fn of<'a>(
-        slots: impl Iterator<Item = &'a TrackedLog>,
+    pub(super) fn new<'a>(
+        logs: impl Iterator<Item = &'a TrackedLog>,
         directory: &dyn Directory,
-        scanning: bool,
+        is_watch_degraded: bool,
     ) -> StreamSummary {
-        let mut all = StreamSummary {
-            scanning,
+        let mut summary = StreamSummary {
+            is_watch_degraded,
             ..StreamSummary::default()
         };
-        for slot in slots {
-            all.logs += 1;
-            all.files += slot.paths.len();
-            all.fenced += usize::from(slot.status.is_branch());
-            if let Some((bytes, seconds)) = slot.lag(directory) {
-                all.unflushed += 1;
-                all.lag_max_bytes = all.lag_max_bytes.max(bytes);
-                all.lag_sum_bytes += bytes;
-                all.lag_max_seconds = all.lag_max_seconds.max(seconds);
-                all.lag_sum_seconds += seconds;
+        for log in logs {
+            summary.logs += 1;
+            summary.files += log.paths.len();
+            summary.fenced += usize::from(log.status.is_branch());
+            if let Some((bytes, seconds)) = log.lag(directory) {
+                summary.unflushed += 1;
+                summary.lag_max_bytes = summary.lag_max_bytes.max(bytes);
+                summary.lag_sum_bytes += bytes;
+                summary.lag_max_seconds = summary.lag_max_seconds.max(seconds);
+                summary.lag_sum_seconds += seconds;
             }
         }
-        all
+        summary
     }
 }

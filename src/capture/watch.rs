@@ -1,10 +1,11 @@
-//! Events of the file system, as hints. They get lost, overflow and stop without a word; the scan is the truth.
+//! File events. They are hints: events can be lost, overflow or stop without notice, so the scan is
+//! authoritative.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use notify::event::{EventKind, ModifyKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
@@ -12,186 +13,165 @@ use tokio::sync::Notify;
 
 use crate::agent::Profile;
 use crate::model::RelPath;
-use crate::sys::{Directory, ItemKind};
+use crate::sys::{Directory, Item, ItemKind};
 
-/// More hints than this at a time are not worth keeping apart: scan instead.
-const MOST_HINTS: usize = 4096;
+/// Maximum number of paths in the buffer. A scan is cheaper than more of them.
+const MAX_PATHS: usize = 4096;
 
-/// What changed.
+/// The changes that file events hint at.
 #[derive(Debug, Default)]
 pub struct ChangeHints {
-    /// Files or directories, absolute.
+    /// The changed files and directories, as absolute paths.
     pub paths: BTreeSet<PathBuf>,
-    /// Something was missed: scan everything.
+    /// Events were lost: scan the whole root.
     pub rescan: bool,
 }
 
-/// Where events are gathered until somebody asks.
+/// A buffer of file events.
 #[derive(Default)]
 pub struct EventBuffer {
-    waiting: Mutex<ChangeHints>,
-    arrived: Notify,
+    hints: Mutex<ChangeHints>,
+    pushed: Notify,
 }
 
 impl EventBuffer {
-    /// Something changed at `path`.
-    pub fn path(&self, path: PathBuf) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.paths.len() >= MOST_HINTS {
-            waiting.paths.clear();
-            waiting.rescan = true;
+    fn lock(&self) -> MutexGuard<'_, ChangeHints> {
+        self.hints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a changed path.
+    pub fn push(&self, path: PathBuf) {
+        let mut hints = self.lock();
+        if hints.paths.len() >= MAX_PATHS {
+            hints.paths.clear();
+            hints.rescan = true;
         }
-        if !waiting.rescan {
-            waiting.paths.insert(path);
+        if !hints.rescan {
+            hints.paths.insert(path);
         }
-        drop(waiting);
-        self.arrived.notify_one();
+        drop(hints);
+        self.pushed.notify_one();
     }
 
-    /// Something was missed.
-    pub fn rescan(&self) {
-        self.waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .rescan = true;
-        self.arrived.notify_one();
+    /// Requests a scan of the whole root.
+    pub fn push_rescan(&self) {
+        self.lock().rescan = true;
+        self.pushed.notify_one();
     }
 
-    /// Waits until something changed.
-    pub async fn arrived(&self) {
-        self.arrived.notified().await;
+    /// Waits for an event.
+    pub async fn wait(&self) {
+        self.pushed.notified().await;
     }
 
-    /// What changed since the last time.
+    /// Removes and returns the changes.
     pub fn take(&self) -> ChangeHints {
-        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.lock())
     }
 }
 
-/// A source of hints.
+/// A source of file events.
 pub trait Watcher: Send {
-    /// Sees to it that everything is watched that is there now; answers why events cannot be relied on, if so.
-    fn refresh(&mut self) -> Option<String>;
+    /// Watches every directory that exists now. The error says why events are unreliable.
+    fn refresh(&mut self) -> Result<(), String>;
 }
 
-/// No events at all: scanning is all there is.
+/// A watcher without events: the streamer relies on scans.
 pub struct NullWatcher;
 
 impl Watcher for NullWatcher {
-    fn refresh(&mut self) -> Option<String> {
-        Some("events are switched off".to_owned())
+    fn refresh(&mut self) -> Result<(), String> {
+        Err("file events are disabled".to_owned())
     }
 }
 
-/// Watches a directory on a real disk through inotify.
+/// A watcher that uses inotify.
 pub struct InotifyWatcher {
     root: PathBuf,
     directory: Arc<dyn Directory>,
     profile: Arc<dyn Profile>,
-    hints: Arc<EventBuffer>,
-    watching: Option<Watching>,
+    events: Arc<EventBuffer>,
+    watches: Option<Watches>,
 }
 
-struct Watching {
+struct Watches {
     watcher: RecommendedWatcher,
-    /// The root that is watched; another one may take its name.
+    /// Device and inode of the watched root. Another directory may replace it.
     root: (u64, u64),
-    /// One of the directories was deleted or renamed: its watch went with it, and a new one may get its name and its number.
-    lost: Arc<AtomicBool>,
-    /// Directories directly below it, each watched with all that is in it.
-    tops: BTreeSet<(String, u64)>,
+    /// A watched directory was deleted or renamed, which ends its watch. A new directory may have
+    /// its name and its inode.
+    is_broken: Arc<AtomicBool>,
+    /// The directories below the root, by name and inode. Each is watched recursively.
+    directories: BTreeSet<(String, u64)>,
 }
 
 impl InotifyWatcher {
-    /// Watches `root`, which is `directory`.
+    /// A watcher of `root`, the path of `directory`.
     pub fn new(
         root: PathBuf,
         directory: Arc<dyn Directory>,
         profile: Arc<dyn Profile>,
-        hints: Arc<EventBuffer>,
+        events: Arc<EventBuffer>,
     ) -> Self {
         InotifyWatcher {
             root,
             directory,
             profile,
-            hints,
-            watching: None,
+            events,
+            watches: None,
         }
     }
 
-    fn watch(&mut self) -> Result<(), String> {
-        let found = std::fs::metadata(&self.root)
-            .map_err(|error| format!("{}: {error}", self.root.display()))?;
-        let root = (found.dev(), found.ino());
-        let say = |error: notify::Error| {
-            match &error.kind {
-            notify::ErrorKind::MaxFilesWatch => "the limit of watches is reached; raise fs.inotify.max_user_watches".to_owned(),
-            notify::ErrorKind::Io(cause) if cause.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
-                "the limit of watchers or of open files is reached; raise fs.inotify.max_user_instances or ulimit -n".to_owned()
-            }
-            _ => error.to_string(),
-        }
-        };
-        if self
-            .watching
-            .as_ref()
-            .is_none_or(|watching| watching.root != root || watching.lost.load(Ordering::Relaxed))
-        {
-            // Let go of the old one first: it holds watches that count. What happened since it broke made no event.
-            if self.watching.take().is_some() {
-                self.hints.rescan();
-            }
-            let (hints, lost) = (self.hints.clone(), Arc::new(AtomicBool::new(false)));
-            let (watched, profile, loses) = (self.root.clone(), self.profile.clone(), lost.clone());
-            let config = notify::Config::default().with_follow_symlinks(false);
-            let note = move |event: notify::Result<notify::Event>| {
+    /// Starts to watch the root, without the directories below it.
+    fn watch_root(&self, root: (u64, u64)) -> Result<Watches, String> {
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let handler = {
+            let (events, profile) = (self.events.clone(), self.profile.clone());
+            let (path, is_broken) = (self.root.clone(), is_broken.clone());
+            move |event: notify::Result<notify::Event>| {
                 if event
                     .as_ref()
-                    .is_ok_and(|event| is_loss(&watched, &*profile, event))
+                    .is_ok_and(|event| ends_watch(&path, &*profile, event))
                 {
-                    loses.store(true, Ordering::Relaxed);
+                    is_broken.store(true, Ordering::Relaxed);
                 }
-                note(&hints, event);
-            };
-            let mut watcher = RecommendedWatcher::new(note, config).map_err(say)?;
-            watcher
-                .watch(&self.root, RecursiveMode::NonRecursive)
-                .map_err(say)?;
-            self.watching = Some(Watching {
-                watcher,
-                root,
-                lost,
-                tops: BTreeSet::new(),
-            });
-        }
-        let Some(watching) = &mut self.watching else {
-            return Ok(());
+                push_event(&events, event);
+            }
         };
-        for item in self
-            .directory
-            .list(None)
-            .map_err(|error| error.to_string())?
-        {
+        let config = notify::Config::default().with_follow_symlinks(false);
+        let mut watcher = RecommendedWatcher::new(handler, config).map_err(describe)?;
+        watcher
+            .watch(&self.root, RecursiveMode::NonRecursive)
+            .map_err(describe)?;
+        Ok(Watches {
+            watcher,
+            root,
+            is_broken,
+            directories: BTreeSet::new(),
+        })
+    }
+
+    fn watch_directories(&self, watches: &mut Watches, items: Vec<Item>) -> Result<(), String> {
+        for item in items {
             let Ok(path) = item.name.parse::<RelPath>() else {
                 continue;
             };
-            if item.kind != ItemKind::Directory || !self.profile.enter(&path) {
+            if item.kind != ItemKind::Directory || !self.profile.is_scanned(&path) {
                 continue;
             }
-            let below = path.below(&self.root);
-            let Ok(found) = std::fs::metadata(&below) else {
+            let path = path.below(&self.root);
+            let Ok(metadata) = std::fs::metadata(&path) else {
                 continue;
             };
-            let top = (item.name.clone(), found.ino());
-            if !watching.tops.contains(&top) {
-                if let Err(error) = watching.watcher.watch(&below, RecursiveMode::Recursive) {
-                    // A part may be watched and a part not: begin anew next time.
-                    self.watching = None;
-                    return Err(say(error));
-                }
-                watching.tops.insert(top);
-                // What was in it before the watch made no event.
-                self.hints.path(below);
+            let directory = (item.name.clone(), metadata.ino());
+            if !watches.directories.contains(&directory) {
+                watches
+                    .watcher
+                    .watch(&path, RecursiveMode::Recursive)
+                    .map_err(describe)?;
+                watches.directories.insert(directory);
+                // Files that existed before the watch caused no event.
+                self.events.push(path);
             }
         }
         Ok(())
@@ -199,15 +179,57 @@ impl InotifyWatcher {
 }
 
 impl Watcher for InotifyWatcher {
-    fn refresh(&mut self) -> Option<String> {
-        self.watch().err()
+    fn refresh(&mut self) -> Result<(), String> {
+        let metadata = std::fs::metadata(&self.root)
+            .map_err(|error| format!("{}: {error}", self.root.display()))?;
+        let root = (metadata.dev(), metadata.ino());
+        let is_current =
+            |watches: &Watches| watches.root == root && !watches.is_broken.load(Ordering::Relaxed);
+        let watches = self.watches.take();
+        let had_watches = watches.is_some();
+        let mut watches = match watches.filter(is_current) {
+            Some(watches) => watches,
+            // The old watches are dropped first: they count toward the limit.
+            None => {
+                if had_watches {
+                    // Changes since the watch ended caused no event.
+                    self.events.push_rescan();
+                }
+                self.watch_root(root)?
+            }
+        };
+        match self.directory.list(None) {
+            // If not all directories can be watched, the next refresh starts from the beginning.
+            Ok(items) => self.watch_directories(&mut watches, items)?,
+            Err(error) => {
+                self.watches = Some(watches);
+                return Err(error.to_string());
+            }
+        }
+        self.watches = Some(watches);
+        Ok(())
     }
 }
 
-fn note(hints: &EventBuffer, event: notify::Result<notify::Event>) {
+fn describe(error: notify::Error) -> String {
+    match &error.kind {
+        notify::ErrorKind::MaxFilesWatch => {
+            "too many watches; raise fs.inotify.max_user_watches".to_owned()
+        }
+        notify::ErrorKind::Io(cause)
+            if cause.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) =>
+        {
+            "too many watchers or open files; raise fs.inotify.max_user_instances or ulimit -n"
+                .to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn push_event(events: &EventBuffer, event: notify::Result<notify::Event>) {
     match event {
-        Ok(event) if event.need_rescan() => hints.rescan(),
-        // Our own reading makes access events.
+        Ok(event) if event.need_rescan() => events.push_rescan(),
+        // sessiond causes access events when it reads.
         Ok(event)
             if matches!(
                 event.kind,
@@ -219,28 +241,30 @@ fn note(hints: &EventBuffer, event: notify::Result<notify::Event>) {
         Ok(event) => event
             .paths
             .into_iter()
-            .filter(|path| !is_ours(path))
-            .for_each(|path| hints.path(path)),
-        Err(_) => hints.rescan(),
+            .filter(|path| !is_state_file(path))
+            .for_each(|path| events.push(path)),
+        Err(_) => events.push_rescan(),
     }
 }
 
-/// Whether the root or a directory directly below it lost its name.
-fn is_loss(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
-    let top = |path: &Path| {
-        let below = path.strip_prefix(root).ok().and_then(Path::to_str);
-        below.is_some_and(|below| {
-            below.is_empty()
-                || (!below.contains('/') && below.parse().is_ok_and(|below| profile.enter(&below)))
+/// Whether the root or a directory directly below it was deleted or renamed.
+fn ends_watch(root: &Path, profile: &dyn Profile, event: &notify::Event) -> bool {
+    let is_watched = |path: &Path| {
+        let relative = path.strip_prefix(root).ok().and_then(Path::to_str);
+        relative.is_some_and(|relative| {
+            relative.is_empty()
+                || (!relative.contains('/')
+                    && relative.parse().is_ok_and(|path| profile.is_scanned(&path)))
         })
     };
     matches!(
         event.kind,
         EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
-    ) && event.paths.iter().any(|path| top(path))
+    ) && event.paths.iter().any(|path| is_watched(path))
 }
 
-fn is_ours(path: &Path) -> bool {
+/// Whether sessiond itself writes the file.
+fn is_state_file(path: &Path) -> bool {
     path.components()
         .any(|part| part.as_os_str() == crate::sys::STATE_DIR)
 }

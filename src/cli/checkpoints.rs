@@ -1,55 +1,59 @@
-//! `checkpoints` and `checkpoint`: the points of a session to go back to, and giving one a name.
+//! `checkpoints` and `checkpoint`: listing and naming the points that a session can be restored to.
 
 use serde::Serialize;
 
+use crate::cli::table::Table;
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::log::pins::Named;
-use crate::model::{Checkpoint, LogId};
-use crate::restore::{find, point};
-use crate::upkeep::reindex::tell_names;
+use crate::log::pins::NamedCheckpoint;
+use crate::model::Checkpoint;
+use crate::operations::index::update_checkpoints;
+use crate::sessions::{find, point};
 use crate::wire::Parts;
 
-/// List the points of a session to go back to: the end of every complete turn, and what somebody gave a name
+/// List the checkpoints of a session: the end of every turn, and named points
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond checkpoints 3f2a\n  sessiond restore 3f2a --at turn:4"
-)]
+#[command(after_help = "Examples:
+  sessiond checkpoints 3f2a
+  sessiond restore 3f2a --at turn:4")]
 pub struct ListArgs {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// Print them as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// Give a point of a session a name; it stays reachable until the name is taken away
+/// Name a point of a session, or delete the name
+///
+/// Garbage collection keeps a named point until its name is deleted.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond checkpoint 3f2a --name before-deploy\n  sessiond restore 3f2a --at before-deploy"
-)]
+#[command(after_help = "Examples:
+  sessiond checkpoint 3f2a --name before-deploy
+  sessiond restore 3f2a --at before-deploy
+  sessiond checkpoint 3f2a --name before-deploy --delete")]
 pub struct NameArgs {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// The name
+    /// Name of the checkpoint
     #[arg(long, value_name = "NAME")]
     pub name: String,
 
-    /// The point: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
-    #[arg(long, value_name = "POINT", conflicts_with = "delete")]
+    /// The point
+    #[arg(long, value_name = "POINT", conflicts_with = "delete", help = select::AT_HELP)]
     pub at: Option<String>,
 
-    /// Take the name away
+    /// Delete the name
     #[arg(long)]
     pub delete: bool,
 
-    /// Print it as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -57,61 +61,63 @@ pub struct NameArgs {
 struct Listed<'a> {
     session: String,
     checkpoints: &'a [Checkpoint],
-    named: &'a [Named],
+    named: &'a [NamedCheckpoint],
 }
 
-/// Lists them.
+/// Lists the checkpoints.
 pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let (points, named, damage) = point::all(&parts.logs, &id).await?;
-    let code = damage.map_or(exit::OK, |damage| {
+    let found = point::list(&parts.logs, &id).await?;
+    let code = found.damage.map_or(exit::OK, |damage| {
         print::error(&damage);
         exit::CORRUPT
     });
     if args.json {
         print::json(&Listed {
             session: id.name.to_string(),
-            checkpoints: &points,
-            named: &named,
+            checkpoints: &found.all,
+            named: &found.named,
         })?;
         return Ok(code);
     }
-    let mut rows: Vec<(jiff::Timestamp, Vec<String>)> = points
-        .iter()
-        .map(|point| (point.at, row(point, String::new())))
+    let unnamed = found.all.iter().map(|point| (point.at, point, ""));
+    let named = found.named.iter();
+    let named = named.map(|named| (named.created_at, &named.checkpoint, named.name.as_str()));
+    let mut points: Vec<_> = unnamed.chain(named).collect();
+    points.sort_by_key(|(at, _, _)| *at);
+    if points.is_empty() {
+        let session = print::clean(&id.name.to_string());
+        print::line(format_args!("no checkpoints in session {session}"))?;
+        return Ok(code);
+    }
+    let rows: Vec<Vec<String>> = points
+        .into_iter()
+        .map(|(_, point, name)| row(point, name))
         .collect();
-    rows.extend(
-        named
-            .iter()
-            .map(|named| (named.made, row(&named.point, named.name.clone()))),
-    );
-    rows.sort_by_key(|(at, _)| *at);
-    let rows: Vec<Vec<String>> = rows.into_iter().map(|(_, row)| row).collect();
-    print::table(
-        &[
-            "CHECKPOINT",
-            "TURN",
-            "FROM",
-            "TIME",
-            "ENTRY",
-            "STOPPED",
-            "PENDING",
-            "NAME",
-        ],
-        &rows,
-    )?;
+    Table::new(&[
+        "CHECKPOINT",
+        "TURN",
+        "PARENT",
+        "TIME",
+        "ENTRY",
+        "STOP REASON",
+        "PENDING CALLS",
+        "NAME",
+    ])
+    .flexible(&[6, 7])
+    .print(&rows)?;
     Ok(code)
 }
 
-fn row(point: &Checkpoint, name: String) -> Vec<String> {
+fn row(point: &Checkpoint, name: &str) -> Vec<String> {
     let number = |number: Option<u64>| {
         number
             .filter(|number| *number > 0)
             .map_or_else(String::new, |number| number.to_string())
     };
     let pending: Vec<&str> = point
-        .pending
+        .pending_calls
         .iter()
         .map(|call| call.name.as_str())
         .collect();
@@ -119,50 +125,41 @@ fn row(point: &Checkpoint, name: String) -> Vec<String> {
         number(Some(point.number)),
         point.turn.to_string(),
         number(point.parent),
-        format!("{:.0}", point.at),
+        print::time(point.at),
         number(point.seq),
-        point.stop.clone().unwrap_or_default(),
+        point.stop_reason.clone().unwrap_or_default(),
         pending.join(", "),
-        name,
+        name.to_owned(),
     ]
 }
 
-/// Names one.
+/// Names a point, or deletes a name.
 pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let spec = select::point(args.at.as_deref())?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
+    let session = print::clean(&id.name.to_string());
     if args.delete {
-        point::unname(&parts.logs, &id, &args.name).await?;
-        tell(&parts, &id).await;
+        point::delete(&parts.logs, &id, &args.name).await?;
+        update_checkpoints(&parts, &id).await;
         if !args.json {
-            print::line(format_args!(
-                "{} has no name {} any more",
-                print::clean(&id.name.to_string()),
-                print::clean(&args.name)
-            ))?;
+            let name = print::clean(&args.name);
+            print::line(format_args!("deleted checkpoint {name} of {session}"))?;
         }
         return Ok(exit::OK);
     }
-    let goal = point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
-    let named = point::name(&parts.logs, &*parts.profile, &id, &args.name, &goal).await?;
-    tell(&parts, &id).await;
+    let point = point::resolve(&parts.logs, &id, &spec).await?;
+    let named = point::create(&parts.logs, &*parts.profile, &id, &args.name, &point).await?;
+    update_checkpoints(&parts, &id).await;
     if args.json {
         print::json(&named)?;
     } else {
-        let seq = named.point.seq.unwrap_or(0);
         print::line(format_args!(
-            "{}: {} is turn {} in entry {seq}",
-            print::clean(&id.name.to_string()),
+            "created checkpoint {} of {session} at turn {} (entry {})",
             named.name,
-            named.point.turn
+            named.checkpoint.turn,
+            named.checkpoint.seq.unwrap_or(0)
         ))?;
     }
     Ok(exit::OK)
-}
-
-/// Lets the index learn of it, if it answers.
-async fn tell(parts: &Parts, id: &LogId) {
-    if let Err(error) = tell_names(&parts.logs, &*parts.index, id).await {
-        tracing::warn!(%error, "the index was not told; sessiond reindex tells it");
-    }
 }

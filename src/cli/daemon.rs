@@ -1,4 +1,4 @@
-//! `daemon`: the same as a sidecar: restore if that is asked for, stream, final flush.
+//! `daemon`: restore, stream until stopped, final flush.
 
 use std::time::Duration;
 
@@ -7,56 +7,64 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::time::Instant;
 
-use crate::cli::start::{self, First};
+use crate::cli::start::{self, RestoreArgs};
 use crate::cli::{exit, print};
-use crate::config::{Settings, Stream};
+use crate::config::{Settings, StreamConfig};
 use crate::daemon::service::Service;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::sys::{Disk, Owner};
 
-/// How often a process is looked for that is not our child.
-const LOOK_FOR_PID: Duration = Duration::from_millis(200);
+/// How often a process is checked on a kernel that does not report its exit.
+const PID_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Stream the agent's directory until told to stop, then flush
+/// Time that the final flush keeps of the deadline while it waits for a process.
+const FLUSH_RESERVE: Duration = Duration::from_secs(1);
+
+/// Stream the agent's directory until stopped, then flush
+///
+/// SIGTERM or SIGINT starts the final flush. A second signal ends it early, with exit code 9. As a
+/// sidecar that restores first, /readyz returns 200 once the agent may start.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond\n\nAs a sidecar that restores first; /readyz answers 200 when the agent may start:\n  sessiond daemon --restore \"$ID\" --http 0.0.0.0:9464\n\nSIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
-)]
+#[command(after_help = "Examples:
+  sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond
+  sessiond daemon --session \"$ID\" --http 0.0.0.0:9464")]
 pub struct Args {
-    /// Flush and stop when this process is gone; after SIGTERM, wait for it first
+    /// Flush and exit when this process has exited [default: none]
+    ///
+    /// After SIGTERM, the daemon waits for the process before the final flush.
     #[arg(long, env = "SESSIOND_WAIT_PID", value_name = "PID")]
     pub wait_pid: Option<i32>,
 
-    /// What to restore first.
+    /// The session to restore.
     #[command(flatten)]
-    pub first: First,
+    pub restore: RestoreArgs,
 
     /// How to stream.
     #[command(flatten)]
-    pub stream: Stream,
+    pub stream: StreamConfig,
 }
 
-/// Does it.
+/// Runs the daemon.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let deadline = start::deadline(&args.stream)?;
-    args.first.check()?;
+    let flush_deadline = start::flush_deadline(&args.stream)?;
+    args.restore.check()?;
     let pid = match args.wait_pid {
         Some(number) if number < 1 => {
             return Err(Error::usage(format!(
-                "--wait-pid {number}: no process has that number"
+                "invalid --wait-pid value {number}: a process ID is positive"
             )));
         }
         Some(number) => Pid::from_raw(number),
         None => None,
     };
     let options = start::options(settings, &args.stream).await?;
-    let vitals = start::vitals(&args.stream, false).await?;
-    let mut signals = Signals::to_stop()?;
+    let health = start::start_probes(&args.stream, false).await?;
+    let mut signals = Signals::for_termination()?;
     let prepared = tokio::select! {
-        prepared = start::prepare(settings, &args.first, &args.stream, options, &vitals) => prepared,
-        stop = signals.stop() => {
-            tracing::info!(signal = stop.number, "stopped before streaming began");
+        prepared = start::prepare(settings, &args.restore, &args.stream, options, &health) => prepared,
+        signal = signals.termination() => {
+            tracing::info!(signal = signal.number, "stopped before streaming started");
             return Ok(exit::OK);
         }
     };
@@ -67,88 +75,94 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             return Ok(code);
         }
     };
-    let mut asked = false;
-    let mut until = None;
+    let mut deadline = None;
     tokio::select! {
-        stop = signals.stop() => {
-            tracing::info!(signal = stop.number, "stopping");
-            asked = true;
-            until = Some(Instant::now() + deadline);
+        signal = signals.termination() => {
+            tracing::info!(signal = signal.number, "stopping");
+            deadline = Some(Instant::now() + flush_deadline);
         }
-        () = gone(pid) => tracing::info!("the process that was waited for is gone"),
+        () = exit_of(pid) => tracing::info!("the process of --wait-pid has exited; stopping"),
     }
-    if let (Some(until), Some(_)) = (until, pid) {
-        // The agent writes once more after its signal: flush when it is gone, or when a second is left.
-        let patience = until.checked_sub(Duration::from_secs(1)).unwrap_or(until);
+    if let (Some(deadline), Some(_)) = (deadline, pid) {
+        // The agent writes once more after its signal: flush when it has exited.
+        let latest = deadline.checked_sub(FLUSH_RESERVE).unwrap_or(deadline);
         tokio::select! {
-            () = gone(pid) => {}
-            () = tokio::time::sleep_until(patience) => tracing::warn!("the process that was waited for is still there; flushing"),
-            _ = signals.stop() => return Ok(give_up()),
+            () = exit_of(pid) => {}
+            () = tokio::time::sleep_until(latest) => {
+                tracing::warn!("the process of --wait-pid is still running; flushing");
+            }
+            _ = signals.termination() => return Ok(abort_flush()),
         }
     }
-    let until = until.unwrap_or_else(|| Instant::now() + deadline);
-    let flushed = final_flush(streaming.service, until, &mut signals, asked).await?;
-    hand_over(&streaming.disk, streaming.owner);
-    Ok(if flushed { exit::OK } else { exit::GAVE_UP })
+    let is_terminated = deadline.is_some();
+    let deadline = deadline.unwrap_or_else(|| Instant::now() + flush_deadline);
+    let is_durable = final_flush(streaming.service, deadline, &mut signals, is_terminated).await?;
+    hand_over_state(streaming.restore.disk(), streaming.restore.owner());
+    Ok(if is_durable {
+        exit::OK
+    } else {
+        exit::NOT_DURABLE
+    })
 }
 
-/// As root: leaves our own directory to whoever owns the agent's, so that the next one may run as that user.
-pub fn hand_over(disk: &Disk, owner: Option<Owner>) {
+/// As root: gives the state directory to the owner of the agent's directory, so that the next
+/// sessiond can run as that user.
+pub fn hand_over_state(disk: &Disk, owner: Option<Owner>) {
     if let Some(owner) = owner
-        && let Err(cause) = disk.give_state(owner)
+        && let Err(cause) = disk.chown_state(owner)
     {
-        tracing::warn!(%cause, "sessiond's own directory was not handed over");
+        tracing::warn!(%cause, "cannot change the owner of .sessiond");
     }
 }
 
-/// The final flush; false if something is not durable. A second request to stop gives up.
+/// Runs the final flush; false if something is not durable. A second termination signal ends it.
 pub async fn final_flush(
     service: Service,
-    until: Instant,
+    deadline: Instant,
     signals: &mut Signals,
-    mut asked: bool,
+    mut is_terminated: bool,
 ) -> Result<bool> {
-    let stopping = service.stop(until);
-    tokio::pin!(stopping);
+    let flush = service.stop(deadline);
+    tokio::pin!(flush);
     let report = loop {
         tokio::select! {
-            report = &mut stopping => break report?,
-            stop = signals.stop() => {
-                if asked {
-                    give_up();
+            report = &mut flush => break report?,
+            signal = signals.termination() => {
+                if is_terminated {
+                    abort_flush();
                     return Ok(false);
                 }
-                tracing::info!(signal = stop.number, "already flushing; once more gives up");
-                asked = true;
+                tracing::info!(signal = signal.number, "the final flush is running; another signal ends it");
+                is_terminated = true;
             }
         }
     };
-    Ok(report.left.is_empty())
+    Ok(report.not_durable.is_empty())
 }
 
-fn give_up() -> u8 {
+fn abort_flush() -> u8 {
     tracing::error!(
-        "asked twice to stop: giving up; what is not durable is still in the agent's directory"
+        "a second signal ended the final flush; bytes that are not durable are still in the agent's directory"
     );
-    exit::GAVE_UP
+    exit::NOT_DURABLE
 }
 
-/// Waits until a process is gone; for ever if there is none to wait for. The kernel tells, so nothing wakes in between.
-async fn gone(pid: Option<Pid>) {
+/// Waits until a process has exited; forever if there is none.
+async fn exit_of(pid: Option<Pid>) {
     let Some(pid) = pid else {
         return std::future::pending().await;
     };
-    let waited = tokio::task::spawn_blocking(move || {
+    let wait = tokio::task::spawn_blocking(move || {
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
         Ok(())
     });
-    match waited.await {
+    match wait.await {
         Ok(Ok(()) | Err(Errno::SRCH)) => {}
-        // A kernel that cannot tell is asked.
+        // A kernel without pidfd: check now and then.
         _ => {
             while test_kill_process(pid) != Err(Errno::SRCH) {
-                tokio::time::sleep(LOOK_FOR_PID).await;
+                tokio::time::sleep(PID_CHECK_INTERVAL).await;
             }
         }
     }

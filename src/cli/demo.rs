@@ -1,4 +1,4 @@
-//! `demo`: shows the point within a minute, with no server and no agent: stream, kill, restore elsewhere, compare.
+//! `demo`: streams, kills and restores a sample session on this machine, and compares the bytes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,29 +10,32 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::Digest;
 use crate::sys::{Rng, SystemRng};
 
-/// The sample session's id.
+/// The ID of the sample session.
 const SESSION: &str = "0b5e551d-0000-4000-8000-00000000d340";
-/// Its transcript below the home directory.
+/// The path of its transcript below the home directory.
 const TRANSCRIPT: &str = ".claude/projects/-work-app/0b5e551d-0000-4000-8000-00000000d340.jsonl";
-/// The writer stops by itself if nobody kills it.
-const MOST_LINES: u32 = 2000;
+/// The sample agent exits after this many lines if nothing kills it.
+const MAX_LINES: u32 = 2000;
+/// How often the transcript of the sample agent is checked, and how long.
+const CHECK_INTERVAL: Duration = Duration::from_millis(25);
+const MAX_CHECKS: u32 = 400;
 
-/// Show the point: stream a sample session, kill everything, restore it elsewhere, compare
+/// Stream, kill and restore a sample session on this machine
+///
+/// Needs no server and no agent, and touches nothing outside of a temporary directory.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond demo\n\nNeeds no server and no agent, and touches nothing outside a temporary directory."
-)]
+#[command(after_help = "Example:\n  sessiond demo")]
 pub struct Args {
-    /// Keep the temporary directory and say where it is
-    #[arg(long, env = "SESSIOND_KEEP")]
+    /// Keep the temporary directory, and print its path
+    #[arg(long)]
     pub keep: bool,
 
-    /// Be the sample agent: append to this transcript until killed
+    /// Act as the sample agent: append to this transcript until killed
     #[arg(long, hide = true, value_name = "FILE")]
     pub write: Option<PathBuf>,
 }
 
-/// Does it.
+/// Runs the demo.
 pub fn run(args: Args) -> Result<u8> {
     if let Some(path) = &args.write {
         return write(path).map(|()| exit::OK);
@@ -41,23 +44,24 @@ pub fn run(args: Args) -> Result<u8> {
     let stage = Stage {
         directory: directory.clone(),
         program: std::env::current_exe()
-            .map_err(|cause| Error::io("find our own program", cause))?,
+            .map_err(|cause| Error::io("find the path of sessiond", cause))?,
     };
-    let done = play(&stage);
+    let result = play(&stage);
     if args.keep {
-        print::line(format_args!("\nkept: {}", directory.display()))?;
+        print::line(format_args!("\nkept {}", directory.display()))?;
     } else if let Err(cause) = std::fs::remove_dir_all(&directory) {
-        tracing::warn!(%cause, "{} was not removed", directory.display());
+        tracing::warn!(%cause, directory = %directory.display(), "cannot remove the temporary directory");
     }
-    done.map(|()| exit::OK)
+    result.map(|()| exit::OK)
 }
 
+/// The temporary directory and the program of the demo.
 struct Stage {
     directory: PathBuf,
     program: PathBuf,
 }
 
-/// Killed when it goes out of sight, whatever happens.
+/// A child process that is killed when it is dropped.
 struct Running(Child);
 
 impl Running {
@@ -112,13 +116,14 @@ impl Stage {
             .map_err(|cause| Error::io("start a process of the demo", cause))
     }
 
+    /// Runs a command, and prints it with its output.
     fn call(&self, home: &str, arguments: &[&str]) -> Result<()> {
         print::line(format_args!("$ sessiond {}", arguments.join(" ")))?;
         let output = self
             .command(home, arguments)
             .stderr(Stdio::inherit())
             .output()
-            .map_err(|cause| Error::io("call sessiond", cause))?;
+            .map_err(|cause| Error::io("run sessiond", cause))?;
         String::from_utf8_lossy(&output.stdout)
             .lines()
             .try_for_each(|line| print::line(format_args!("  {line}")))?;
@@ -138,12 +143,12 @@ fn play(stage: &Stage) -> Result<()> {
         std::fs::read(stage.home(home).join(TRANSCRIPT))
             .map_err(|cause| Error::io("read the transcript", cause))
     };
-    let made = ["first-container", "second-container"]
+    ["first-container", "second-container"]
         .iter()
-        .try_for_each(|home| std::fs::create_dir_all(stage.home(home)));
-    made.map_err(|cause| Error::io("make the demo's directory", cause))?;
+        .try_for_each(|home| std::fs::create_dir_all(stage.home(home)))
+        .map_err(|cause| Error::io("create the directories of the demo", cause))?;
     print::line(
-        "1. A container with an agent that writes its transcript, and sessiond beside it.",
+        "1. A container runs an agent, which writes a transcript, and sessiond next to it.",
     )?;
     let mut daemon = stage.start("first-container", &["daemon"])?;
     let transcript = stage.home("first-container").join(TRANSCRIPT);
@@ -154,78 +159,74 @@ fn play(stage: &Stage) -> Result<()> {
     wait_for(&transcript)?;
     std::thread::sleep(Duration::from_secs(2));
 
-    print::line("2. What is on disk now is made durable, while the agent goes on.")?;
-    let before = read("first-container")?.len();
+    print::line("2. sessiond makes everything on disk durable. The agent continues.")?;
+    let durable = read("first-container")?.len();
     stage.call("first-container", &["flush", "--wait"])?;
     std::thread::sleep(Duration::from_millis(700));
 
     print::line(
-        "3. kill -9 of both, in the middle of a turn. The container and its home are gone.",
+        "3. kill -9 ends both in the middle of a turn. The container and its home are gone.",
     )?;
     agent.kill()?;
     daemon.kill()?;
     let dead = read("first-container")?;
-    let gone = stage.directory.join("gone");
-    std::fs::rename(stage.home("first-container"), &gone)
+    let lost_home = stage.directory.join("gone");
+    std::fs::rename(stage.home("first-container"), &lost_home)
         .map_err(|cause| Error::io("remove the first home", cause))?;
 
-    print::line("4. Another container, with an empty home.")?;
+    print::line("4. Another container with an empty home restores the session.")?;
     stage.call("second-container", &["restore", &SESSION[..8]])?;
     let restored = read("second-container")?;
 
-    print::line("5. Compared, byte for byte.")?;
-    let prefix = dead
-        .get(..restored.len())
-        .is_some_and(|dead| dead == restored);
-    print::line(format_args!(
-        "  the agent had written   {:>8} bytes",
-        dead.len()
-    ))?;
-    print::line(format_args!("  acknowledged as durable {before:>8} bytes"))?;
-    print::line(format_args!(
-        "  restored                {:>8} bytes, sha256 {}",
-        restored.len(),
-        Digest::of(&restored)
-    ))?;
-    print::line(format_args!(
-        "  the same bytes there    {:>8} bytes, sha256 {}",
-        restored.len(),
-        Digest::of(dead.get(..restored.len()).unwrap_or_default())
-    ))?;
-    if !prefix || restored.len() < before || restored.last() != Some(&b'\n') {
-        return Err(Error::new(
-            ErrorKind::Internal,
-            "demo: the restored transcript is not what the agent wrote",
-        ));
-    }
-    print::line("  equal: nothing that was acknowledged is lost, and no line is torn.")?;
+    compare(&dead, &restored, durable)?;
 
-    print::line("6. What is stored can be looked at, with us and without.")?;
+    print::line("6. The stored session can be inspected, with sessiond and without.")?;
     stage.call("second-container", &["ls"])?;
     stage.call("second-container", &["verify", "--all"])?;
-    print::line("  without us: zcat …/log/000000000002.gz | tail -n +2 | jq . (docs/FORMAT.md)")?;
+    print::line("  without sessiond: zcat …/log/000000000002.gz | tail -n +2 | jq .")?;
     print::line(
-        "\nIn a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"",
+        "\nAs a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"",
     )
 }
 
+/// Compares the restored transcript with the one that the agent wrote.
+fn compare(dead: &[u8], restored: &[u8], durable: usize) -> Result<()> {
+    let same = dead.get(..restored.len()).unwrap_or_default();
+    print::line("5. Both transcripts are compared, byte by byte.")?;
+    let line = |name: &str, bytes: usize, digest: String| {
+        print::line(format_args!("  {name:<23} {bytes:>8} bytes{digest}"))
+    };
+    let digest = |bytes: &[u8]| format!(", sha256 {}", Digest::of(bytes));
+    line("written by the agent", dead.len(), String::new())?;
+    line("acknowledged as durable", durable, String::new())?;
+    line("restored", restored.len(), digest(restored))?;
+    line("original, same length", same.len(), digest(same))?;
+    if same != restored || restored.len() < durable || restored.last() != Some(&b'\n') {
+        return Err(Error::new(
+            ErrorKind::Internal,
+            "the restored transcript is not what the agent wrote",
+        ));
+    }
+    print::line("  equal: no acknowledged byte is lost, and no line is torn.")
+}
+
 fn wait_for(path: &Path) -> Result<()> {
-    for _ in 0..400 {
+    for _ in 0..MAX_CHECKS {
         if std::fs::metadata(path).is_ok_and(|found| found.len() > 0) {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_millis(25));
+        std::thread::sleep(CHECK_INTERVAL);
     }
-    Err(Error::unavailable("demo: the sample agent does not write"))
+    Err(Error::unavailable("the sample agent does not write"))
 }
 
-/// The sample agent: whole lines, appended in batches, as Claude Code does it.
+/// The sample agent: appends complete lines, as Claude Code does.
 fn write(path: &Path) -> Result<()> {
     let failed = |cause| Error::io(format!("write {}", path.display()), cause);
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(failed)?;
     }
-    for number in 0..MOST_LINES {
+    for number in 0..MAX_LINES {
         let role = if number % 2 == 0 { "user" } else { "assistant" };
         let line = serde_json::json!({
             "type": role,

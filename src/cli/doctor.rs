@@ -1,4 +1,4 @@
-//! `doctor`: looks at everything once and says what is wrong and what to try.
+//! `doctor`: checks the store, the index, the agent and the daemon, and suggests fixes.
 
 mod agents;
 mod directory;
@@ -8,41 +8,46 @@ use serde::Serialize;
 
 use crate::cli::{exit, print};
 use crate::config::Settings;
-use crate::daemon::socket::{self, Answer, Request};
+use crate::daemon::socket::{self, Request, Response, Status};
 use crate::error::{Error, Result};
 use crate::model::keys;
 use crate::store::list_objects;
 use crate::wire::Parts;
 
-/// Lag that a person should look at; a flush follows a change by a second or so.
-const LONG_LAG: f64 = 60.0;
+/// Lag in seconds that is an error. A flush normally follows a change within a second or two.
+const MAX_LAG: f64 = 60.0;
 
-/// Seconds by which clocks may differ: S3 refuses requests at a quarter of an hour.
-const CLOCKS_DIFFER: i64 = 60;
+/// Difference of the clocks in seconds that is a warning. S3 rejects requests at 15 minutes.
+const MAX_CLOCK_SKEW: i64 = 60;
 
-/// Check store, index, directory and daemon, and explain what is wrong
+/// Number of recent failures that are shown.
+const MAX_FAILURES: u32 = 3;
+
+/// Check the store, index, agent directory and daemon, and suggest fixes
+///
+/// Exits with 1 if a check fails.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond doctor --store 's3://bucket/agents?endpoint=http://127.0.0.1:8333'\n\nExits with 1 if anything is wrong."
+    after_help = "Example:\n  sessiond doctor --store 's3://bucket/agents?endpoint=http://127.0.0.1:8333'"
 )]
 pub struct Args {
-    /// Print the findings as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// How bad it is.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Grade {
     Ok,
     Warn,
-    Wrong,
+    Fail,
 }
 
 #[derive(Debug, Serialize)]
 struct Finding {
-    what: &'static str,
+    check: &'static str,
     grade: Grade,
     text: String,
     hint: Option<String>,
@@ -54,93 +59,105 @@ struct Findings(Vec<Finding>);
 impl Findings {
     fn add(
         &mut self,
-        what: &'static str,
+        check: &'static str,
         grade: Grade,
         text: impl Into<String>,
         hint: Option<&str>,
     ) {
         self.0.push(Finding {
-            what,
+            check,
             grade,
             text: text.into(),
             hint: hint.map(str::to_owned),
         });
     }
 
-    fn wrong(&mut self, what: &'static str, error: &Error) {
-        self.add(what, Grade::Wrong, error.to_string(), error.hint_text());
+    fn ok(&mut self, check: &'static str, text: impl Into<String>) {
+        self.add(check, Grade::Ok, text, None);
+    }
+
+    fn fail(&mut self, check: &'static str, error: &Error) {
+        self.add(check, Grade::Fail, error.to_string(), error.hint_text());
     }
 }
 
-/// Does it.
+/// Runs the checks.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut findings = Findings::default();
-    let parts = Parts::make(settings, None).await;
-    agents::look(parts.as_ref().ok(), &mut findings).await;
+    let parts = Parts::build(settings, None).await;
+    agents::check(parts.as_ref().ok(), &mut findings).await;
     match parts {
-        Err(error) => findings.wrong("settings", &error),
+        Err(error) => findings.fail("settings", &error),
         Ok(parts) => {
-            if let Some(mirror) = &parts.mirror {
-                let text = |sessions| {
-                    format!(
-                        "the rows of {sessions} sessions in the agent's database; left alone: every other table and file"
-                    )
-                };
-                match mirror.check().await {
-                    Ok(sessions) => findings.add("kept", Grade::Ok, text(sessions), None),
-                    Err(error) => findings.wrong("directory", &error),
-                }
-            }
-            directory::look(&parts, &mut findings);
-            store(&parts, &mut findings).await;
-            sealing(&parts, &mut findings);
-            clock(&parts, &mut findings).await;
-            index(&parts, &mut findings).await;
-            daemon(&parts, &mut findings).await;
+            check_database(&parts, &mut findings).await;
+            directory::check(&parts, &mut findings);
+            check_store(&parts, &mut findings).await;
+            check_encryption(&parts, &mut findings);
+            check_clock(&parts, &mut findings).await;
+            check_index(&parts, &mut findings).await;
+            check_daemon(&parts, &mut findings).await;
         }
     }
     if args.json {
         print::json(&findings.0)?;
     } else {
-        for finding in &findings.0 {
-            let mark = match finding.grade {
-                Grade::Ok => "ok   ",
-                Grade::Warn => "warn ",
-                Grade::Wrong => "WRONG",
-            };
-            print::line(format_args!(
-                "{mark} {:<8} {}",
-                finding.what,
-                print::clean(&finding.text)
-            ))?;
-            if let Some(hint) = &finding.hint {
-                print::line(format_args!("               try: {}", print::clean(hint)))?;
-            }
-        }
+        findings.0.iter().try_for_each(print_finding)?;
     }
-    let wrong = findings
-        .0
-        .iter()
-        .any(|finding| finding.grade == Grade::Wrong);
-    Ok(if wrong { exit::FAILED } else { exit::OK })
+    let has_failed = findings.0.iter().any(|it| it.grade == Grade::Fail);
+    Ok(if has_failed { exit::FAILED } else { exit::OK })
 }
 
-async fn store(parts: &Parts, findings: &mut Findings) {
-    let names = match parts.logs.names("").await {
+fn print_finding(finding: &Finding) -> Result<()> {
+    let (mark, color) = match finding.grade {
+        Grade::Ok => ("ok  ", "\x1b[32m"),
+        Grade::Warn => ("warn", "\x1b[33m"),
+        Grade::Fail => ("FAIL", "\x1b[1;31m"),
+    };
+    let (color, reset) = match print::colors_stdout() {
+        true => (color, "\x1b[0m"),
+        false => ("", ""),
+    };
+    print::line(format_args!(
+        "{color}{mark}{reset} {:<10} {}",
+        finding.check,
+        print::clean(&finding.text)
+    ))?;
+    match &finding.hint {
+        Some(hint) => print::line(format_args!("     hint: {}", print::clean(hint))),
+        None => Ok(()),
+    }
+}
+
+/// The agent's database, if it stores its sessions in one.
+async fn check_database(parts: &Parts, findings: &mut Findings) {
+    let Some(mirror) = &parts.mirror else { return };
+    match mirror.count_sessions().await {
+        Ok(sessions) => findings.ok(
+            "files",
+            format!(
+                "stored: the rows of {} in the agent's database; ignored: all other tables and files",
+                print::plural(sessions, "session", "sessions")
+            ),
+        ),
+        Err(error) => findings.fail("directory", &error),
+    }
+}
+
+async fn check_store(parts: &Parts, findings: &mut Findings) {
+    let names = match parts.logs.log_names("").await {
         Ok(names) => names,
-        Err(error) => return findings.wrong("store", &error),
+        Err(error) => return findings.fail("store", &error),
     };
     let sessions = names.iter().filter(|name| !name.is_project()).count();
-    findings.add(
+    findings.ok(
         "store",
-        Grade::Ok,
         format!(
-            "{}: {sessions} sessions of {} in namespace {}",
+            "{}: {} of {} in namespace {}",
             parts.store.address(),
+            print::plural(sessions, "session", "sessions"),
             parts.logs.agent,
             parts.logs.namespace
         ),
-        None,
     );
     match parts
         .logs
@@ -148,59 +165,51 @@ async fn store(parts: &Parts, findings: &mut Findings) {
         .choose(&*parts.store, &parts.logs.rng)
         .await
     {
-        Ok(fence) if fence.word() == "off" => findings.add(
+        Ok(fence) if fence.as_str() == "off" => findings.add(
             "fencing",
             Grade::Warn,
-            "off: two writers of one session may interleave",
-            Some("--fencing auto"),
+            "off: two writers of one session can interleave",
+            Some("use --fencing auto"),
         ),
-        Ok(fence) => findings.add(
-            "fencing",
-            Grade::Ok,
-            format!("by the {}", fence.word()),
-            None,
-        ),
-        Err(error) => findings.wrong("fencing", &error),
+        Ok(fence) => findings.ok("fencing", format!("by the {}", fence.as_str())),
+        Err(error) => findings.fail("fencing", &error),
     }
 }
 
-/// Whether what is stored is encrypted, and who of us can read it.
-fn sealing(parts: &Parts, findings: &mut Findings) {
-    const WHAT: &str = "sealing";
+/// Whether objects are encrypted, and whether a configured identity can decrypt them.
+fn check_encryption(parts: &Parts, findings: &mut Findings) {
+    const CHECK: &str = "encryption";
     let (recipients, identities) = parts.keyring.counts();
-    let to = format!(
-        "what is stored is encrypted to {recipients} {}",
-        if recipients == 1 {
-            "recipient"
-        } else {
-            "recipients"
-        }
+    let on = format!(
+        "on, to {}",
+        print::plural(recipients, "recipient", "recipients")
     );
     match (recipients, identities) {
-        (0, _) => findings.add(WHAT, Grade::Ok, "off: what is stored is not encrypted by sessiond", None),
-        (_, 0) => findings.add(
-            WHAT,
-            Grade::Ok,
-            format!("{to}; no identity is given: only what this directory's own writer wrote can be read here"),
-            None,
+        (0, _) => findings.ok(CHECK, "off: sessiond does not encrypt objects"),
+        (_, 0) => findings.ok(
+            CHECK,
+            format!("{on}; without an identity, only objects that this machine wrote can be read"),
         ),
-        _ if parts.keyring.opens_its_own() => findings.add(WHAT, Grade::Ok, format!("{to}, and the identity that is given opens it"), None),
+        _ if parts.keyring.can_decrypt_new_objects() => {
+            findings.ok(CHECK, format!("{on}; the identity can decrypt new objects"));
+        }
         _ => findings.add(
-            WHAT,
+            CHECK,
             Grade::Warn,
-            format!("{to}, and no identity that is given opens it"),
-            Some("add the public key of the identity to --encrypt-to, or the right file to --identity"),
+            format!("{on}; no identity can decrypt new objects"),
+            Some("add the identity's public key to --encrypt-to, or the right file to --identity"),
         ),
     }
 }
 
-/// Order never rests on a clock; what people see does, and S3 refuses a request whose time is far off.
-async fn clock(parts: &Parts, findings: &mut Findings) {
+/// The order of entries does not depend on a clock. Displayed times do, and S3 rejects requests
+/// whose time is wrong.
+async fn check_clock(parts: &Parts, findings: &mut Findings) {
     let key = keys::probe(&format!("clock-{:016x}", parts.logs.rng.next()));
-    let asked = async {
+    let measure = async {
         parts
             .store
-            .put(&key, Bytes::from_static(b"what time is it?\n"))
+            .put(&key, Bytes::from_static(b"clock check\n"))
             .await?;
         let now = parts.logs.clock.now();
         let listed = list_objects(&*parts.store, &keys::probe_dir(), None).await;
@@ -212,11 +221,11 @@ async fn clock(parts: &Parts, findings: &mut Findings) {
                 .map(|object| object.modified.as_second() - now.as_second()),
         )
     };
-    match asked.await {
-        Err(error) => findings.wrong("clock", &error),
-        Ok(Some(ahead)) if ahead.abs() > CLOCKS_DIFFER => {
+    match measure.await {
+        Err(error) => findings.fail("clock", &error),
+        Ok(Some(ahead)) if ahead.abs() > MAX_CLOCK_SKEW => {
             let text = format!(
-                "the store's clock is {} seconds {} ours",
+                "the store's clock is {} seconds {} the local clock",
                 ahead.abs(),
                 if ahead > 0 { "ahead of" } else { "behind" }
             );
@@ -224,110 +233,96 @@ async fn clock(parts: &Parts, findings: &mut Findings) {
                 "clock",
                 Grade::Warn,
                 text,
-                Some("let the machine set its clock (NTP); S3 refuses requests that are 15 minutes off"),
+                Some("synchronize the local clock (NTP); S3 rejects requests that are 15 minutes off"),
             );
         }
-        Ok(_) => findings.add("clock", Grade::Ok, "as the store's", None),
+        Ok(_) => findings.ok("clock", "agrees with the store's clock"),
     }
 }
 
-async fn index(parts: &Parts, findings: &mut Findings) {
+async fn check_index(parts: &Parts, findings: &mut Findings) {
     if let Err(error) = parts.index.ping().await {
-        return findings.wrong("index", &error);
+        return findings.fail("index", &error);
     }
-    findings.add("index", Grade::Ok, parts.index.address(), None);
-    if let Ok(failures) = parts.index.failures(&parts.logs.namespace, 3).await {
-        for failure in failures {
-            let session = failure.session.unwrap_or_default();
-            findings.add(
-                "errors",
-                Grade::Warn,
-                format!(
-                    "failed at {} (attempt {}) {session}: {}",
-                    failure.at, failure.attempt, failure.message
-                ),
-                None,
-            );
-        }
+    findings.ok("index", parts.index.address());
+    let failures = parts.index.failures(&parts.logs.namespace, MAX_FAILURES);
+    for failure in failures.await.unwrap_or_default() {
+        let session = failure.session.unwrap_or_default();
+        findings.add(
+            "errors",
+            Grade::Warn,
+            format!(
+                "{} {session} attempt {}: {}",
+                print::time(failure.at),
+                failure.attempt,
+                failure.message
+            ),
+            None,
+        );
     }
 }
 
-async fn daemon(parts: &Parts, findings: &mut Findings) {
+async fn check_daemon(parts: &Parts, findings: &mut Findings) {
     let Ok(root) = parts.root() else { return };
-    match socket::ask(root, &Request::Status).await {
-        Ok(Answer::Status(status)) => {
-            let behind: Vec<_> = status
-                .sessions
-                .iter()
-                .filter(|log| log.last_error.is_some())
-                .collect();
-            let lag = status
-                .sessions
-                .iter()
-                .map(|log| log.lag_seconds)
-                .fold(0.0, f64::max);
-            let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
-            let text = format!(
-                "{} are not durable yet, the oldest since {lag:.0} seconds",
-                print::bytes(bytes)
-            );
-            match bytes {
-                0 => findings.add("lag", Grade::Ok, "none: everything is durable", None),
-                _ if lag < LONG_LAG => findings.add("lag", Grade::Ok, text, None),
-                _ => findings.add(
-                    "lag",
-                    Grade::Wrong,
-                    text,
-                    Some("sessiond status says which session; store and index above say why"),
-                ),
-            }
-            findings.add(
-                "daemon",
-                Grade::Ok,
-                format!(
-                    "process {} streams {} logs",
-                    status.pid,
-                    status.sessions.len()
-                ),
-                None,
-            );
-            if let Some(error) = &status.database_error {
-                findings.add(
-                    "lag",
-                    Grade::Wrong,
-                    format!("the daemon cannot read the agent's database: {error}"),
-                    None,
-                );
-            }
-            for log in behind {
-                findings.add(
-                    "daemon",
-                    Grade::Wrong,
-                    format!(
-                        "{} is behind: {}",
-                        log.session,
-                        log.last_error.as_deref().unwrap_or_default()
-                    ),
-                    None,
-                );
-            }
-            for log in status.sessions.iter().filter(|log| log.is_branch()) {
-                findings.add(
-                    "daemon",
-                    Grade::Warn,
-                    format!(
-                        "{} was taken over; it goes on as branch {}",
-                        log.session, log.writer
-                    ),
-                    Some("sessiond pull ID --branch WRITER"),
-                );
-            }
-        }
-        _ => findings.add(
+    let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await else {
+        return findings.add(
             "daemon",
             Grade::Warn,
-            format!("none keeps {}", root.display()),
-            Some("sessiond daemon"),
+            format!("no sessiond is running for {}", root.display()),
+            Some("run \"sessiond daemon\" to start one"),
+        );
+    };
+    check_lag(&status, findings);
+    findings.ok(
+        "daemon",
+        format!(
+            "process {} streams {}",
+            status.pid,
+            print::plural(status.sessions.len(), "log", "logs")
+        ),
+    );
+    if let Some(error) = &status.database_error {
+        let text = format!("the daemon cannot read the agent's database: {error}");
+        findings.add("lag", Grade::Fail, text, None);
+    }
+    for log in &status.sessions {
+        if let Some(error) = &log.last_error {
+            let text = format!("session {} is not durable: {error}", log.session);
+            findings.add("daemon", Grade::Fail, text, None);
+        }
+        if log.is_branch() {
+            findings.add(
+                "daemon",
+                Grade::Warn,
+                format!(
+                    "another writer owns session {}; its changes go to branch {}",
+                    log.session, log.writer
+                ),
+                Some(&format!(
+                    "run \"sessiond pull {} --branch {}\" to fetch the branch",
+                    log.session, log.writer
+                )),
+            );
+        }
+    }
+}
+
+fn check_lag(status: &Status, findings: &mut Findings) {
+    let lags = status.sessions.iter().map(|log| log.lag_seconds);
+    let seconds = lags.fold(0.0, f64::max);
+    let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
+    let text = format!(
+        "{} not durable yet, the oldest for {seconds:.0} seconds",
+        print::bytes(bytes)
+    );
+    match bytes {
+        0 => findings.ok("lag", "none: everything is durable"),
+        _ if seconds < MAX_LAG => findings.ok("lag", text),
+        _ => findings.add(
+            "lag",
+            Grade::Fail,
+            text,
+            Some("run \"sessiond status\" to see which session; the checks above show the cause"),
         ),
     }
 }

@@ -1,34 +1,36 @@
-//! Exit codes: documented in `docs/OPERATIONS.md`, and stable.
+//! Exit codes: documented in `docs/reference/exit-codes.md`, and stable.
 
-use crate::daemon::child::NotStarted;
+use crate::daemon::child::StartFailure;
 use crate::error::ErrorKind;
 
-/// Done, or nothing to do.
+/// Success, or nothing to do.
 pub const OK: u8 = 0;
-/// Failed.
+/// Failure.
 pub const FAILED: u8 = 1;
-/// The request is wrong.
+/// The request is invalid.
 pub const USAGE: u8 = 2;
-/// What was named does not exist.
+/// The named object does not exist.
 pub const NOT_FOUND: u8 = 3;
-/// Another writer holds the session.
+/// Another writer owns the session.
 pub const FENCED: u8 = 4;
-/// The store or the index does not answer.
+/// The store or the index is unavailable.
 pub const UNAVAILABLE: u8 = 5;
-/// Stored bytes are not what they should be.
+/// Stored bytes are damaged.
 pub const CORRUPT: u8 = 6;
-/// Local files disagree.
+/// Local files differ from what would be written.
 pub const CONFLICT: u8 = 7;
-/// `run`, `daemon`: the restore failed, and nothing was begun.
+/// `run`, `daemon`: the restore failed, and nothing was started.
 pub const NOT_RESTORED: u8 = 8;
-/// Stopped with bytes that are not durable.
-pub const GAVE_UP: u8 = 9;
-/// `restore --fallback`: not restored; the conversation was written as text instead.
+/// Stopped before everything was durable.
+pub const NOT_DURABLE: u8 = 9;
+/// `restore --fallback`: the session was not restored; its history was written as text.
 pub const FELL_BACK: u8 = 10;
-/// It is encrypted, and not to any identity at hand.
-pub const SEALED: u8 = 11;
+/// The object is encrypted, and no configured identity can decrypt it.
+pub const ENCRYPTED: u8 = 11;
+/// A newer sessiond wrote the object.
+pub const NEWER_FORMAT: u8 = 12;
 
-/// The code for an error.
+/// The exit code of an error.
 pub fn of(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::Usage => USAGE,
@@ -37,15 +39,16 @@ pub fn of(kind: ErrorKind) -> u8 {
         ErrorKind::Unavailable => UNAVAILABLE,
         ErrorKind::Corrupt => CORRUPT,
         ErrorKind::Conflict => CONFLICT,
-        ErrorKind::Encrypted => SEALED,
+        ErrorKind::Encrypted => ENCRYPTED,
+        ErrorKind::NewerFormat => NEWER_FORMAT,
         ErrorKind::Internal => FAILED,
     }
 }
 
-/// The code for a command that could not be started, as shells have it.
-pub fn of_command(why: NotStarted) -> u8 {
+/// The exit code of a command that could not be started, as in a shell.
+pub fn of_command(why: StartFailure) -> u8 {
     match why {
-        NotStarted::NotFound => 127,
-        NotStarted::NotExecutable => 126,
+        StartFailure::NotFound => 127,
+        StartFailure::NotExecutable => 126,
     }
 }

@@ -1,195 +1,208 @@
-//! `flush`: asks the running daemon to make everything durable.
+//! `flush`: makes the running daemon upload everything that is on disk.
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::capture::FlushReport;
 use crate::cli::{exit, print};
 use crate::config::{self, Settings};
-use crate::daemon::socket::{self, Answer, Request};
+use crate::daemon::socket::{self, Request, Response};
 use crate::error::{Error, ErrorKind, Result};
-use crate::wire::root_of;
+use crate::model::SessionId;
+use crate::wire::agent_root;
 
-/// A person who waits this long wants to know why.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+/// How often a waiting `flush` logs why sessions are not durable yet.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Make durable what is on disk now
+/// How long `flush` without --wait waits for the daemon to accept the request.
+const ACCEPT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The default of --timeout, in effect never.
+const NO_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
+
+/// Make the running daemon upload everything that is on disk
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond flush --wait && echo safe")]
+#[command(after_help = "Example:\n  sessiond flush --wait && echo durable")]
 pub struct Args {
-    /// Return only when all that was on disk when this was called is durable
-    #[arg(long, env = "SESSIOND_WAIT")]
+    /// Return only when everything that is on disk now is durable
+    #[arg(long)]
     pub wait: bool,
 
-    /// Only this session (its whole id)
-    #[arg(long, env = "SESSIOND_FLUSH_SESSION", value_name = "ID")]
+    /// Only this session, by ID or unambiguous prefix [default: all]
+    #[arg(long, value_name = "ID")]
     pub session: Option<String>,
 
-    /// With --wait: fail after this long [default: never]
-    #[arg(long, env = "SESSIOND_TIMEOUT", value_name = "TIME")]
+    /// With --wait: fail after this time [default: never]
+    #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
 
-    /// Print the result as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// Does it.
+/// Flushes, and prints what is durable.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let root = root_of(settings)?;
+    let timeout = config::duration("--timeout", args.timeout.as_deref(), NO_TIMEOUT)?;
+    let root = agent_root(settings)?;
     let session = match &args.session {
         None => None,
-        Some(text) => Some(whole_id(&root, text).await?),
+        Some(prefix) => Some(find_session(&root, prefix).await?),
     };
-    let request = Request::Flush {
-        session: session.clone(),
-    };
-    let asking = socket::ask(&root, &request);
-    let answer = if args.wait {
-        let patience = config::duration(
-            "--timeout",
-            args.timeout.as_deref(),
-            Duration::from_secs(365 * 86400),
-        )?;
-        let in_time = tokio::select! {
-            answer = tokio::time::timeout(patience, asking) => answer,
-            never = say_what_is_behind(&root) => Ok(Ok(never)),
-        };
-        match in_time {
-            Ok(answer) => answer?,
-            Err(_) => return Err(late(&root).await),
-        }
+    let response = if args.wait {
+        request_and_wait(&root, session.clone(), timeout).await?
     } else {
-        // The daemon goes on without us.
-        match tokio::time::timeout(Duration::from_millis(100), asking).await {
-            Ok(answer) => answer?,
+        let request = flush_request(session.clone());
+        let request = socket::send_request(&root, &request);
+        match tokio::time::timeout(ACCEPT_TIMEOUT, request).await {
+            Ok(response) => response?,
+            // The daemon continues without us.
             Err(_) => return Ok(exit::OK),
         }
     };
-    let report = match answer {
-        Answer::Flushed(report) => report,
-        Answer::Failed { error, hint, kind } => return Err(status_error(error, hint, kind)),
-        Answer::Status(_) => {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "flush: the daemon answered something else",
-            ));
-        }
+    let report = match response {
+        Response::Flushed(report) => report,
+        other => return Err(response_error(other)),
     };
     if let Some(session) = session.filter(|_| report.logs.is_empty()) {
         return Err(Error::not_found(format!(
-            "flush: session {session} is not in {}",
+            "session {session} does not exist in {}",
             root.display()
         ))
-        .hint("sessiond status lists what is streamed from there"));
+        .hint("run \"sessiond status\" to list the sessions that are streamed"));
     }
     if args.json {
         print::json(&report)?;
     } else {
-        for log in &report.logs {
-            let unfinished = if log.unfinished_bytes > 0 {
-                format!(
-                    ", {} of an unfinished line wait for its end",
-                    print::bytes(log.unfinished_bytes)
-                )
-            } else {
-                String::new()
-            };
-            print::line(format_args!(
-                "{}: {} durable at entry {}{unfinished}",
-                print::clean(&log.session),
-                print::bytes(log.durable_bytes),
-                log.head
-            ))?;
-        }
-        if report.logs.is_empty() {
-            print::line("everything is durable")?;
-        }
+        print_report(&report)?;
     }
-    let lost: Vec<_> = report.logs.iter().filter(|log| log.is_branch()).collect();
-    for log in &lost {
-        print::error(
-            &Error::new(
-                ErrorKind::Fenced,
-                format!(
-                    "session {} was taken over: it is durable on branch {}",
-                    log.session, log.writer
-                ),
-            )
-            .hint(format!(
-                "sessiond pull {} --branch {}",
-                log.session, log.writer
-            )),
-        );
-    }
-    Ok(if lost.is_empty() {
-        exit::OK
-    } else {
-        exit::FENCED
-    })
+    Ok(print_branches(&report))
 }
 
-/// The error of a flush that takes too long, with the reason, if one is known.
-async fn late(root: &Path) -> Error {
-    let why = match socket::ask(root, &Request::Status).await {
-        Ok(Answer::Status(status)) => status.sessions.into_iter().find_map(|log| log.last_error),
+fn flush_request(session: Option<SessionId>) -> Request {
+    Request::Flush { session }
+}
+
+async fn request_and_wait(
+    root: &Path,
+    session: Option<SessionId>,
+    timeout: Duration,
+) -> Result<Response> {
+    let request = flush_request(session);
+    let request = tokio::time::timeout(timeout, socket::send_request(root, &request));
+    let in_time = tokio::select! {
+        response = request => response,
+        never = log_errors(root) => match never {},
+    };
+    match in_time {
+        Ok(response) => response,
+        Err(_) => Err(timeout_error(root).await),
+    }
+}
+
+fn print_report(report: &FlushReport) -> Result<()> {
+    if report.logs.is_empty() {
+        return print::line("everything is durable");
+    }
+    for log in &report.logs {
+        let partial_line = match log.partial_line_bytes {
+            0 => String::new(),
+            bytes => format!(", {} of an incomplete line pending", print::bytes(bytes)),
+        };
+        print::line(format_args!(
+            "{}: {} durable at entry {}{partial_line}",
+            print::clean(&log.session),
+            print::bytes(log.durable_bytes),
+            log.head
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints an error for every session that is durable on a branch only, and returns the exit code.
+fn print_branches(report: &FlushReport) -> u8 {
+    let mut code = exit::OK;
+    for log in report.logs.iter().filter(|log| log.is_branch()) {
+        code = exit::FENCED;
+        let error = format!(
+            "another writer owns session {}; it is durable on branch {}",
+            log.session, log.writer
+        );
+        print::error(&Error::new(ErrorKind::Fenced, error).hint(format!(
+            "run \"sessiond pull {} --branch {}\" to fetch it",
+            log.session, log.writer
+        )));
+    }
+    code
+}
+
+/// The error of a flush that is not done in time, with the reason if the daemon knows one.
+async fn timeout_error(root: &Path) -> Error {
+    let reason = match socket::send_request(root, &Request::Status).await {
+        Ok(Response::Status(status)) => status.sessions.into_iter().find_map(|log| log.last_error),
         _ => None,
     };
-    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-    Error::unavailable(format!("flush: not everything is durable yet{why}"))
-        .hint("sessiond status shows what is behind")
+    let reason = reason
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default();
+    Error::unavailable(format!("not everything is durable yet{reason}"))
+        .hint("run \"sessiond status\" to see which sessions lag behind")
 }
 
-/// Tells a person who waits what is waited for, every now and then.
-async fn say_what_is_behind(root: &Path) -> Answer {
+/// Logs the errors of the daemon now and then.
+async fn log_errors(root: &Path) -> std::convert::Infallible {
     loop {
-        tokio::time::sleep(SAY_EVERY).await;
-        if let Ok(Answer::Status(status)) = socket::ask(root, &Request::Status).await {
-            for log in status
-                .sessions
-                .iter()
-                .filter(|log| log.last_error.is_some())
-            {
-                let error = log.last_error.as_deref().unwrap_or_default();
-                tracing::warn!(
-                    session = log.session,
-                    attempt = log.failed_attempts,
-                    error,
-                    "still waiting"
-                );
+        tokio::time::sleep(LOG_INTERVAL).await;
+        let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await
+        else {
+            continue;
+        };
+        for log in &status.sessions {
+            if let Some(error) = &log.last_error {
+                let (session, attempt) = (&log.session, log.failed_attempts);
+                tracing::warn!(session, attempt, error, "still waiting");
             }
         }
     }
 }
 
-/// An error that came over the socket.
-pub fn status_error(error: String, hint: Option<String>, kind: ErrorKind) -> Error {
-    let failed = Error::new(kind, error);
-    match hint {
-        Some(hint) => failed.hint(hint),
-        None => failed,
+/// The error for a response that is not the expected one.
+pub fn response_error(response: Response) -> Error {
+    match response {
+        Response::Failed { error, hint, kind } => {
+            let error = Error::new(kind, error);
+            match hint {
+                Some(hint) => error.hint(hint),
+                None => error,
+            }
+        }
+        Response::Flushed(_) | Response::Status(_) => Error::new(
+            ErrorKind::Internal,
+            "the daemon sent the response to another request",
+        ),
     }
 }
 
-/// The session of the running daemon that is meant, by the beginning of its id.
-async fn whole_id(root: &Path, text: &str) -> Result<crate::model::SessionId> {
-    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else {
-        return text.parse();
+/// The session of the running daemon with this ID or prefix.
+async fn find_session(root: &Path, prefix: &str) -> Result<SessionId> {
+    let Response::Status(status) = socket::send_request(root, &Request::Status).await? else {
+        return prefix.parse();
     };
     let ids: Vec<&str> = status
         .sessions
         .iter()
         .map(|log| log.session.as_str())
-        .filter(|id| id.starts_with(text))
+        .filter(|id| id.starts_with(prefix))
         .collect();
     match ids.as_slice() {
-        _ if ids.contains(&text) => text.parse(),
+        _ if ids.contains(&prefix) => prefix.parse(),
         [only] => only.parse(),
-        // It may have been made a moment ago; the daemon looks for it.
-        [] => text.parse(),
+        // The daemon scans for a session that is only a moment old.
+        [] => prefix.parse(),
         many => Err(Error::usage(format!(
-            "{text:?} is the beginning of {} sessions",
+            "ambiguous session ID {prefix:?}: it is a prefix of {} sessions",
             many.len()
         ))
-        .hint("give more of the id")),
+        .hint("use more characters of the ID")),
     }
 }

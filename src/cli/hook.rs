@@ -1,200 +1,223 @@
-//! `hook`: what Claude Code calls at its own events, so that a turn ends only when it is durable; and putting it into the
-//! agent's settings.
+//! `hook`: Claude Code calls it at its own events, so that a turn ends only when it is durable.
 //!
-//! Owns the waiting and its bounds. The agent waits for us, so nothing here takes longer than the deadline, fails the agent
-//! or says anything that it would read: exit code 2 would make it go on, and what is printed may go to the model. What a hook
-//! is told and its environment hold secrets: neither is ever shown.
+//! Owns the waiting and its limits. The agent waits for the hook, so nothing here takes longer than
+//! the deadline or fails the agent. Exit code 2 would make the agent continue, and standard output
+//! may reach the model, so a hook always exits with 0 and prints to standard error only. The event
+//! and the environment contain secrets, and neither is printed. Does not own the agent's settings
+//! file (`install`).
 
-use std::fs::{File, OpenOptions};
+mod install;
+
+use std::fs::File;
 use std::io::{BufRead, IsTerminal, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::CommandFactory;
+use clap::builder::BoolishValueParser;
 use tokio::time::Instant;
 
-use crate::agent::claude_code::hooks::{self, Event, Moment};
-use crate::agent::claude_code::settings::{self, Hook};
-use crate::cli::{Cli, exit, print};
+use crate::agent::claude_code::hooks::{self, HookEvent, HookEventKind};
+use crate::cli::{exit, flush, help, print};
 use crate::config::{self, Settings};
-use crate::daemon::lock::state_dir;
-use crate::daemon::socket::{self, Answer, Request};
+use crate::daemon::socket::{self, Request, Response};
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
-use crate::model::LogName;
-use crate::restore::point::{self, ResolvedPoint};
-use crate::upkeep::reindex::tell_names;
-use crate::wire::{Parts, root_of};
+use crate::model::{LogName, ResolvedPoint};
+use crate::operations::index::update_checkpoints;
+use crate::sessions::point;
+use crate::sys::lock::state_dir;
+use crate::wire::{Parts, agent_root};
 
-/// A flush takes some ten milliseconds; a store that needs longer than this is in trouble, and the agent goes on.
+/// A flush takes about ten milliseconds. A store that needs longer than this has failed, and the
+/// agent continues.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The agent's last line comes up to half a second after its hooks are called.
-const LINE_PATIENCE: Duration = Duration::from_secs(2);
-/// How often it is looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A daemon that runs answers at once.
-const DAEMON_PATIENCE: Duration = Duration::from_secs(1);
-/// Longer than an event with the whole answer of a tool in it.
-const LONGEST_EVENT: u64 = 256 << 20;
-/// What a client notes behind its last message is shorter.
-const TAIL: u64 = 1 << 20;
+/// The agent writes its last line up to half a second after it calls the hook.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the transcript is checked for that line.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// A running daemon responds within milliseconds.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(1);
+/// Larger than any event: it can contain a complete tool result.
+const MAX_EVENT_LEN: u64 = 256 << 20;
+/// Larger than what a client appends after its last message.
+const MAX_TRAILER_LEN: u64 = 1 << 20;
 
-/// Make a turn end only when it is durable: called by Claude Code at its own events
+/// End a turn only when it is durable (called by Claude Code)
+///
+/// Without --install, --uninstall and --print, it reads an event from standard input, prints
+/// nothing to standard output and always exits with 0.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond hook --install --user\n\nWithout --install, --uninstall or --print it reads an event on stdin, prints nothing on stdout and always exits with 0."
-)]
+#[command(after_help = "Example:\n  sessiond hook --install --user")]
 pub struct Args {
-    /// The agent waits no longer than this, durable or not [default: 5s]
+    /// Maximum time that the agent waits, durable or not [default: 5s]
     #[arg(long, env = "SESSIOND_HOOK_DEADLINE", value_name = "TIME")]
     pub deadline: Option<String>,
 
-    /// Also after each tool: what is written by then, which is all but its answer
-    #[arg(long, env = "SESSIOND_HOOK_AT_TOOLS")]
-    pub at_tools: bool,
+    /// Also flush after each tool call, without its result [default: false]
+    #[arg(
+        long,
+        env = "SESSIOND_HOOK_AFTER_TOOLS",
+        num_args = 0,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub after_tools: Option<bool>,
 
-    /// At the end of a turn or a session, let this name point to it; a name that is there moves
+    /// Move this named checkpoint to the end of each turn and session [default: none]
     #[arg(long, env = "SESSIOND_HOOK_CHECKPOINT", value_name = "NAME")]
     pub checkpoint: Option<String>,
 
-    /// Say on stderr what was done, also when all went well
-    #[arg(long, env = "SESSIOND_HOOK_VERBOSE")]
-    pub verbose: bool,
+    /// Print what was done to stderr, also on success [default: false]
+    #[arg(
+        long,
+        env = "SESSIOND_HOOK_VERBOSE",
+        num_args = 0,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub verbose: Option<bool>,
 
-    /// Put the hooks into the agent's settings; what is there stays
+    /// Add the hooks to the agent's settings; other settings do not change
     #[arg(long, conflicts_with_all = ["uninstall", "print"])]
     pub install: bool,
 
-    /// Take them out again, and nothing else
+    /// Remove the hooks from the agent's settings; other settings do not change
     #[arg(long, conflicts_with = "print")]
     pub uninstall: bool,
 
-    /// Print what would be put in
+    /// Print the settings that --install adds
     #[arg(long)]
     pub print: bool,
 
-    /// The settings of the user: settings.json in the agent's directory; what happens without a place
+    /// Change the user's settings in the agent's directory, as by default
     #[arg(long, conflicts_with_all = ["project", "settings"])]
     pub user: bool,
 
-    /// The settings of the project in this directory: .claude/settings.json
+    /// Change the settings of the project in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "settings")]
     pub project: Option<PathBuf>,
 
-    /// This settings file
+    /// Change this settings file
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
 
-    /// With --install and --uninstall: only say what would be done
+    /// With --install and --uninstall: print the change, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
 impl Args {
-    /// Whether it is called by the agent.
-    pub fn hears(&self) -> bool {
+    /// Whether the agent calls the hook with an event.
+    pub fn handles_event(&self) -> bool {
         !(self.install || self.uninstall || self.print)
     }
 }
 
-/// Whether arguments that could not be read are those of a hook that the agent calls.
-pub fn is_called() -> bool {
+/// Whether arguments that cannot be parsed are those of a hook that the agent calls.
+pub fn is_called_by_agent() -> bool {
     let arguments: Vec<_> = std::env::args_os().collect();
-    let person = arguments
+    let is_manual = arguments
         .iter()
         .any(|word| word == "--install" || word == "--uninstall" || word == "--print");
-    let read = Cli::command()
+    let parsed = help::command()
         .ignore_errors(true)
         .try_get_matches_from(arguments);
-    !person && read.is_ok_and(|read| read.subcommand_name() == Some("hook"))
+    !is_manual && parsed.is_ok_and(|matches| matches.subcommand_name() == Some("hook"))
 }
 
-/// Does it.
+/// Handles an event, or changes the agent's settings.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = config::duration("--deadline", args.deadline.as_deref(), DEADLINE);
-    if !args.hears() {
-        return change(settings, &args, deadline?);
+    if !args.handles_event() {
+        return install::run(settings, &args, deadline?);
     }
-    // One that cannot be read must not cost the turn.
+    // An invalid deadline must not cost the turn.
     let deadline = deadline.unwrap_or_else(|error| {
-        tell(&error.to_string());
+        report(&error.to_string());
         DEADLINE
     });
-    let began = Instant::now();
-    match tokio::time::timeout(deadline, hear(settings, &args, began + deadline)).await {
-        Ok(Ok(Some(done))) if args.verbose => {
-            tell(&format!("{done}, after {} ms", began.elapsed().as_millis()))
+    let start = Instant::now();
+    let event = handle_event(settings, &args, start + deadline);
+    match tokio::time::timeout(deadline, event).await {
+        Ok(Ok(Some(done))) if args.verbose.unwrap_or(false) => {
+            report(&format!("{done}, after {} ms", start.elapsed().as_millis()))
         }
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => tell(&error.to_string()),
-        Err(_) => tell(&format!(
-            "not durable after {deadline:?}; the daemon goes on trying, sessiond status shows why"
+        Ok(Err(error)) => report(&error.to_string()),
+        Err(_) => report(&format!(
+            "not durable after {deadline:?}; the daemon retries, run \"sessiond status\" to see why"
         )),
     }
     Ok(exit::OK)
 }
 
-fn tell(text: &str) {
+/// Prints a line to standard error.
+fn report(text: &str) {
     let _ = writeln!(std::io::stderr(), "sessiond: {}", print::clean(text));
 }
 
-/// Does what an event asks for. Answers what a person may want to know; an error says what is not durable.
-async fn hear(settings: &Settings, args: &Args, until: Instant) -> Result<Option<String>> {
-    let event = aside(read_event).await??;
-    let root = match event.transcript().and_then(root_above) {
+/// Handles an event. Returns what was done; an error says what is not durable.
+async fn handle_event(
+    settings: &Settings,
+    args: &Args,
+    deadline: Instant,
+) -> Result<Option<String>> {
+    let event = run_blocking(read_event).await??;
+    let root = match event.transcript().and_then(streamed_root) {
         Some(root) => root,
-        None => root_of(settings)?,
+        None => agent_root(settings)?,
     };
-    match event.moment() {
-        Moment::Other => Ok(None),
-        Moment::Tool if !args.at_tools => Ok(None),
-        Moment::Start => is_kept(&root).await.map(|()| None),
-        Moment::Tool | Moment::End => {
-            // Half of the time is the store's.
-            let patience = LINE_PATIENCE.min(until.saturating_duration_since(Instant::now()) / 2);
-            let whole = said(&event, patience).await?;
+    match event.kind() {
+        HookEventKind::Other => Ok(None),
+        HookEventKind::ToolResult if !args.after_tools.unwrap_or(false) => Ok(None),
+        HookEventKind::SessionStart => check_daemon(&root).await.map(|()| None),
+        HookEventKind::ToolResult | HookEventKind::End => {
+            // Half of the time is for the store.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = MESSAGE_TIMEOUT.min(left / 2);
+            let is_complete = wait_for_message(&event, timeout).await?;
             let done = flush(&root, &event).await?;
-            if let (Some(name), Moment::End) = (&args.checkpoint, event.moment()) {
-                mark(settings, &root, &event, name)
+            if let (Some(name), HookEventKind::End) = (&args.checkpoint, event.kind()) {
+                move_checkpoint(settings, &root, &event, name)
                     .await
-                    .with_context(|| format!("{done}, but has no checkpoint {name}"))?;
+                    .with_context(|| format!("create checkpoint {name} ({done})"))?;
             }
-            if whole {
+            if is_complete {
                 return Ok(Some(done));
             }
             Err(Error::unavailable(format!(
-                "{done}, without the last message: it was not in the transcript after {patience:?}"
+                "{done}, without the last message: the transcript did not contain it after {timeout:?}"
             )))
         }
     }
 }
 
-/// Reads the event from stdin; the agent need not close it behind the line.
-fn read_event() -> Result<Event> {
-    let odd = || Error::usage("there is no hook event on stdin");
+/// Reads the event from standard input. The agent may keep it open after the line.
+fn read_event() -> Result<HookEvent> {
+    let no_event = || Error::usage("standard input contains no hook event");
     if std::io::stdin().is_terminal() {
         return Err(Error::usage(
-            "hook reads an event of the agent on stdin; sessiond hook --install makes the agent call it",
+            "a hook reads an event of the agent from standard input; run \"sessiond hook --install\" to make the agent call it",
         ));
     }
     let mut line = Vec::new();
-    let mut input = std::io::stdin().lock().take(LONGEST_EVENT);
+    let mut input = std::io::stdin().lock().take(MAX_EVENT_LEN);
     while line.trim_ascii().is_empty() {
         line.clear();
-        if input.read_until(b'\n', &mut line).map_err(|_| odd())? == 0 {
+        let read = input.read_until(b'\n', &mut line);
+        if read.map_err(|_| no_event())? == 0 {
             break;
         }
     }
-    if let Some(event) = Event::read(&line) {
+    if let Some(event) = HookEvent::parse(&line) {
         return Ok(event);
     }
-    // Written over several lines, perhaps.
-    input.read_to_end(&mut line).map_err(|_| odd())?;
-    Event::read(&line).ok_or_else(odd)
+    // The event may span several lines.
+    input.read_to_end(&mut line).map_err(|_| no_event())?;
+    HookEvent::parse(&line).ok_or_else(no_event)
 }
 
-/// The directory around a transcript that a sessiond keeps.
-fn root_above(transcript: &Path) -> Option<PathBuf> {
+/// The directory above a transcript that a daemon streams.
+fn streamed_root(transcript: &Path) -> Option<PathBuf> {
     transcript
         .ancestors()
         .skip(1)
@@ -202,107 +225,92 @@ fn root_above(transcript: &Path) -> Option<PathBuf> {
         .map(Path::to_owned)
 }
 
-async fn is_kept(root: &Path) -> Result<()> {
-    let nobody = || {
-        Error::unavailable(format!(
-            "no daemon keeps {}: this session is not streamed; sessiond daemon starts one",
-            root.display()
-        ))
-    };
-    match tokio::time::timeout(DAEMON_PATIENCE, socket::ask(root, &Request::Status)).await {
+/// Checks that a daemon streams the directory.
+async fn check_daemon(root: &Path) -> Result<()> {
+    let status = socket::send_request(root, &Request::Status);
+    match tokio::time::timeout(DAEMON_TIMEOUT, status).await {
         Ok(Ok(_)) => Ok(()),
-        _ => Err(nobody()),
+        _ => Err(Error::unavailable(format!(
+            "no sessiond is running for {}, so this session is not streamed; run \"sessiond daemon\" to start one",
+            root.display()
+        ))),
     }
 }
 
-/// Waits until the transcript holds what the agent said last; false if that takes too long.
-async fn said(event: &Event, patience: Duration) -> Result<bool> {
-    let Some((path, message)) = event.awaited() else {
+/// Waits until the transcript contains the last message; false if that takes too long.
+async fn wait_for_message(event: &HookEvent, timeout: Duration) -> Result<bool> {
+    let Some((path, message)) = event.expected_message() else {
         return Ok(true);
     };
-    let until = Instant::now() + patience;
-    let mut seen = None;
+    let deadline = Instant::now() + timeout;
+    let mut checked_len = None;
     loop {
         let (path, message) = (path.to_owned(), message.to_owned());
-        let look = aside(move || look(&path, &message, seen)).await?;
-        match look {
+        let state = run_blocking(move || check_transcript(&path, &message, checked_len)).await?;
+        match state {
             // Without a transcript there is nothing to wait for.
-            HookInput::Absent | HookInput::Holds => return Ok(true),
-            HookInput::NotYet(now) => seen = Some(now),
+            TranscriptState::Missing | TranscriptState::Complete => return Ok(true),
+            TranscriptState::Incomplete { len } => checked_len = Some(len),
         }
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             return Ok(false);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-enum HookInput {
-    Absent,
-    Holds,
-    /// How long it was.
-    NotYet(u64),
+/// Whether a transcript contains the last message.
+enum TranscriptState {
+    Missing,
+    Complete,
+    Incomplete { len: u64 },
 }
 
-fn look(path: &Path, message: &str, seen: Option<u64>) -> HookInput {
-    let read = || -> std::io::Result<HookInput> {
+fn check_transcript(path: &Path, message: &str, checked_len: Option<u64>) -> TranscriptState {
+    let check = || -> std::io::Result<TranscriptState> {
         let mut file = File::open(path)?;
         let len = file.metadata()?.len();
-        if seen == Some(len) {
-            return Ok(HookInput::NotYet(len));
+        if checked_len == Some(len) {
+            return Ok(TranscriptState::Incomplete { len });
         }
-        // JSON makes it longer, six bytes for one at most.
-        let window = TAIL + 6 * message.len() as u64;
+        // A byte takes up to six bytes in JSON.
+        let window = MAX_TRAILER_LEN + 6 * message.len() as u64;
         file.seek(SeekFrom::Start(len.saturating_sub(window)))?;
         let mut tail = Vec::new();
         file.take(window).read_to_end(&mut tail)?;
-        Ok(if hooks::holds(&tail, message) {
-            HookInput::Holds
-        } else {
-            HookInput::NotYet(len)
+        Ok(match hooks::ends_with_message(&tail, message) {
+            true => TranscriptState::Complete,
+            false => TranscriptState::Incomplete { len },
         })
     };
-    read().unwrap_or(HookInput::Absent)
+    check().unwrap_or(TranscriptState::Missing)
 }
 
-async fn flush(root: &Path, event: &Event) -> Result<String> {
+async fn flush(root: &Path, event: &HookEvent) -> Result<String> {
     let Some(session) = event.session() else {
         return Err(Error::usage("the event names no session"));
     };
-    let report = match socket::ask(
-        root,
-        &Request::Flush {
-            session: Some(session.clone()),
-        },
-    )
-    .await
-    {
-        Ok(Answer::Flushed(report)) => report,
-        Ok(Answer::Failed { error, kind, .. }) => {
-            return Err(Error::new(
-                kind,
-                format!("session {session} is not durable: {error}"),
-            ));
-        }
-        Ok(Answer::Status(_)) => {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "flush: the daemon answered something else",
-            ));
-        }
-        Err(error) => return Err(error.context(format_args!("session {session} is not durable"))),
+    let request = Request::Flush {
+        session: Some(session.clone()),
     };
+    let response = socket::send_request(root, &request).await;
+    let report = match response {
+        Ok(Response::Flushed(report)) => Ok(report),
+        Ok(other) => Err(flush::response_error(other)),
+        Err(error) => Err(error),
+    };
+    let report = report.with_context(|| format!("make session {session} durable"))?;
     let Some(log) = report
         .logs
         .iter()
         .find(|log| log.session == session.as_str())
     else {
-        // Nothing was said, so nothing was written.
+        // The session has no message yet, so the agent has written nothing.
         if !event.transcript().is_some_and(Path::exists) {
             return Ok(format!("session {session} has no transcript yet"));
         }
         return Err(Error::not_found(format!(
-            "session {session} is not in {}, which the daemon keeps",
+            "session {session} does not exist in {}, which the daemon streams",
             root.display()
         )));
     };
@@ -310,7 +318,7 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
         return Err(Error::new(
             ErrorKind::Fenced,
             format!(
-                "session {session} was taken over: it is durable on branch {}",
+                "another writer owns session {session}; it is durable on branch {}",
                 log.writer
             ),
         ));
@@ -321,193 +329,48 @@ async fn flush(root: &Path, event: &Event) -> Result<String> {
     ))
 }
 
-/// Lets a name point to the end of the session, in the store that the daemon writes to.
-async fn mark(settings: &Settings, root: &Path, event: &Event, name: &str) -> Result<()> {
+/// Moves a named checkpoint to the end of the session, in the store that the daemon writes to.
+async fn move_checkpoint(
+    settings: &Settings,
+    root: &Path,
+    event: &HookEvent,
+    name: &str,
+) -> Result<()> {
     let Some(session) = event.session() else {
         return Ok(());
     };
-    let parts = Parts::make(settings, None).await?;
-    let Answer::Status(status) = socket::ask(root, &Request::Status).await? else {
+    let parts = Parts::build(settings, None).await?;
+    let Response::Status(status) = socket::send_request(root, &Request::Status).await? else {
         return Ok(());
     };
-    let ours = [
+    let configured = [
         parts.store.address(),
         parts.logs.namespace.to_string(),
         parts.logs.agent.to_string(),
     ];
-    if ours
-        != [
-            status.store.as_str(),
-            status.namespace.as_str(),
-            status.agent.as_str(),
-        ]
-    {
+    if configured != [status.store.clone(), status.namespace, status.agent] {
         return Err(Error::usage(format!(
-            "the daemon keeps it in {}, and the hook was told {}",
-            status.store, ours[0]
+            "the daemon streams to {}, and the hook is configured for {}",
+            status.store, configured[0]
         )));
     }
     let id = parts.logs.id(LogName::Session(session));
     let end = ResolvedPoint::default();
-    match point::name(&parts.logs, &*parts.profile, &id, name, &end).await {
+    match point::create(&parts.logs, &*parts.profile, &id, name, &end).await {
         Err(error) if error.kind() == ErrorKind::Conflict => {
-            point::unname(&parts.logs, &id, name).await?;
-            point::name(&parts.logs, &*parts.profile, &id, name, &end).await?
+            point::delete(&parts.logs, &id, name).await?;
+            point::create(&parts.logs, &*parts.profile, &id, name, &end).await?
         }
-        named => named?,
+        created => created?,
     };
-    // The name is in the bucket; an index that does not answer learns of it by a reindex.
-    let _ =
-        tokio::time::timeout(DAEMON_PATIENCE, tell_names(&parts.logs, &*parts.index, &id)).await;
+    // The store has the name; reindex adds it to an index that is slow.
+    let _ = tokio::time::timeout(DAEMON_TIMEOUT, update_checkpoints(&parts, &id)).await;
     Ok(())
 }
 
-/// Does what may block on a thread of its own, so that the deadline holds.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+/// Runs blocking work on a thread of its own, so that the deadline holds.
+async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|cause| Error::new(ErrorKind::Internal, "hook").caused_by(cause))
-}
-
-/// Changes the agent's settings, or prints what would be put in.
-fn change(where_: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
-    let hook = ours(args, deadline)?;
-    if args.print {
-        print::line(hook.alone()?.trim_end())?;
-        return Ok(exit::OK);
-    }
-    let path = match (&args.settings, &args.project) {
-        (Some(file), _) => file.clone(),
-        (None, Some(directory)) => directory.join(".claude/settings.json"),
-        (None, None) => root_of(where_)?.join("settings.json"),
-    };
-    // A link to the file stays one.
-    let path = path.canonicalize().unwrap_or(path);
-    let failed = |cause| Error::named(format!("read {}", path.display()), cause);
-    let old = match std::fs::read_to_string(&path) {
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => None,
-        read => Some(read.map_err(failed)?),
-    };
-    let text = old.as_deref().unwrap_or_default();
-    let new = if args.install {
-        settings::install(text, &hook)
-    } else {
-        settings::uninstall(text, &hook.program)
-    };
-    let new = new.with_context(|| format!("change {}", path.display()))?;
-    let shown = path.display();
-    let Some(new) = new else {
-        let so = if args.install {
-            "already has the hooks"
-        } else {
-            "has none of our hooks"
-        };
-        print::line(format_args!("{shown} {so}: nothing to do"))?;
-        return Ok(exit::OK);
-    };
-    let (put_in, took_out) = if args.dry_run {
-        ("would put", "would take")
-    } else {
-        ("put", "took")
-    };
-    if !args.dry_run {
-        replace(&path, old.as_deref(), &new)
-            .map_err(|cause| Error::named(format!("write {shown}"), cause))?;
-    }
-    if args.install {
-        print::line(format_args!(
-            "{put_in} hooks into {shown}: {}",
-            hook.events().join(", ")
-        ))?;
-    } else {
-        print::line(format_args!("{took_out} our hooks out of {shown}"))?;
-    }
-    if old.is_some() && !args.dry_run {
-        print::line(format_args!(
-            "what was there is in {}",
-            backup(&path).display()
-        ))?;
-    }
-    Ok(exit::OK)
-}
-
-/// Our hook as the agent is to call it.
-fn ours(args: &Args, deadline: Duration) -> Result<Hook> {
-    let program = std::env::current_exe().map_err(|cause| Error::io("find this program", cause))?;
-    let Some(program) = program.to_str() else {
-        return Err(Error::usage(format!(
-            "{}: settings hold no path that is not UTF-8",
-            program.display()
-        ))
-        .hint("move sessiond elsewhere"));
-    };
-    let mut flags = Vec::new();
-    if let Some(deadline) = &args.deadline {
-        flags.extend(["--deadline".to_owned(), deadline.trim().to_owned()]);
-    }
-    flags.extend(args.at_tools.then(|| "--at-tools".to_owned()));
-    if let Some(name) = &args.checkpoint {
-        flags.extend([
-            "--checkpoint".to_owned(),
-            crate::model::point::point_name(name)?,
-        ]);
-    }
-    flags.extend(args.verbose.then(|| "--verbose".to_owned()));
-    // The agent kills a hook at its own limit, after 1.5 seconds where a session ends: ours comes first.
-    let timeout = deadline.as_secs() + u64::from(deadline.subsec_nanos() > 0) + 1;
-    Ok(Hook {
-        program: program.to_owned(),
-        flags,
-        timeout,
-        at_tools: args.at_tools,
-    })
-}
-
-fn backup(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!("{name}.before-sessiond"))
-}
-
-/// Puts the new text in place as one, with the owner and mode of the old one, which stays beside it.
-fn replace(path: &Path, old: Option<&str>, new: &str) -> std::io::Result<()> {
-    let directory = path
-        .parent()
-        .filter(|directory| !directory.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    std::fs::create_dir_all(directory)?;
-    let found = std::fs::metadata(path).ok();
-    if let Some(old) = old {
-        put(&backup(path), old, found.as_ref())?;
-    }
-    put(path, new, found.as_ref())?;
-    File::open(directory)?.sync_all()
-}
-
-fn put(path: &Path, text: &str, like: Option<&std::fs::Metadata>) -> std::io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let mode = like.map_or(0o600, |like| like.mode() & 0o777);
-    let write = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&beside)?;
-        file.write_all(text.as_bytes())?;
-        if let Some(like) = like
-            && file
-                .metadata()
-                .is_ok_and(|made| (made.uid(), made.gid()) != (like.uid(), like.gid()))
-        {
-            // Whoever may not give it away keeps it.
-            let _ = std::os::unix::fs::fchown(&file, Some(like.uid()), Some(like.gid()));
-        }
-        file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| {
-        let _ = std::fs::remove_file(&beside);
-    })
+        .map_err(|cause| Error::new(ErrorKind::Internal, "run the hook").caused_by(cause))
 }

@@ -1,4 +1,4 @@
-//! `keygen`: a key to encrypt sessions to, in the form that age has.
+//! `keygen`: a key pair for encryption, in the format of age.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,37 +8,39 @@ use crate::cli::{exit, print};
 use crate::error::{Error, Result};
 use crate::store::encrypted::keyring;
 
-/// Make a key for --encrypt-to and --identity
+/// Generate a key pair for --encrypt-to and --identity
+///
+/// The file is the argument of --identity, the printed public key the argument of --encrypt-to.
+/// Keep a copy of the file outside of the containers: without it, nobody can decrypt the sessions.
+/// The age tool reads and writes the same files.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond keygen -o key.txt\n\nThe file is what --identity takes; the public key that is printed is what --encrypt-to takes. Keep a copy of the file\nwhere no container is: without it, nobody can read what was encrypted. The age tool reads and makes the same files."
-)]
+#[command(after_help = "Example:\n  sessiond keygen -o key.txt")]
 pub struct Args {
-    /// Write the key to this new file, which only you can read, and print the public key [default: print both]
-    #[arg(short, long, env = "SESSIOND_KEYGEN_OUTPUT", value_name = "FILE")]
+    /// New file for the key; then only the public key is printed [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// Does it.
+/// Generates the key pair.
 pub fn run(args: &Args) -> Result<u8> {
     let (file, recipient) = keyring::generate();
     let Some(path) = &args.output else {
         print::line(file.trim_end())?;
         return Ok(exit::OK);
     };
-    let written = std::fs::OpenOptions::new()
+    let created = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(path);
     let written =
-        written.and_then(|mut out| out.write_all(file.as_bytes()).and_then(|()| out.sync_all()));
+        created.and_then(|mut out| out.write_all(file.as_bytes()).and_then(|()| out.sync_all()));
     written.map_err(|cause| match cause.kind() {
         std::io::ErrorKind::AlreadyExists => {
-            Error::conflict(format!("write {}: it is there already", path.display()))
-                .hint("a key that is lost cannot be made again: name another file")
+            Error::conflict(format!("{} already exists", path.display()))
+                .hint("choose another file: an overwritten key cannot be recovered")
         }
-        _ => Error::named(format!("write {}", path.display()), cause),
+        _ => Error::user_path(format!("write {}", path.display()), cause),
     })?;
     print::line(recipient)?;
     Ok(exit::OK)

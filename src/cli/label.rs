@@ -1,76 +1,85 @@
-//! `label`: words by which sessions are found.
+//! `label`: the labels of a session.
 
-use crate::cli::{exit, print, select};
+use crate::cli::{exit, print};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::model::{Label, SessionMetadata, metadata};
-use crate::restore::find;
+use crate::operations::index;
+use crate::sessions::find;
 use crate::wire::Parts;
 
-/// Set, remove or list a session's labels
+/// Set, remove or list the labels of a session
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  sessiond label 3f2a team=infra ticket=4711\n  sessiond label 3f2a ticket-\n  sessiond ls --label team=infra"
-)]
+#[command(after_help = "Examples:
+  sessiond label 3f2a team=infra ticket=4711
+  sessiond label 3f2a ticket-
+  sessiond ls --label team=infra")]
 pub struct Args {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// NAME=VALUE sets a label, NAME- removes it; without any, list them
+    /// NAME=VALUE to set a label, NAME- to remove it [default: list the labels]
     #[arg(value_name = "LABEL")]
     pub labels: Vec<String>,
 
-    /// Print them as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-enum Change {
+/// A change of one label.
+enum LabelChange {
     Set(Label),
     Remove(String),
 }
 
-fn change(text: &str) -> Result<Change> {
+fn parse_change(text: &str) -> Result<LabelChange> {
     match text.strip_suffix('-').filter(|_| !text.contains('=')) {
-        Some(name) => metadata::check_name(name).map(|()| Change::Remove(name.to_owned())),
-        None => text.parse().map(Change::Set),
+        Some(name) => {
+            metadata::validate_label_name(name).map(|()| LabelChange::Remove(name.to_owned()))
+        }
+        None => text.parse().map(LabelChange::Set),
     }
 }
 
-/// Does it.
+fn apply(changes: &[LabelChange], before: &SessionMetadata) -> SessionMetadata {
+    let mut after = before.clone();
+    for change in changes {
+        match change {
+            LabelChange::Set(label) => after.labels.insert(label.name.clone(), label.value.clone()),
+            LabelChange::Remove(name) => after.labels.remove(name),
+        };
+    }
+    after
+}
+
+/// Changes and prints the labels.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let changes = args
         .labels
         .iter()
-        .map(|text| change(text))
+        .map(|text| parse_change(text))
         .collect::<Result<Vec<_>>>()?;
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let said = if changes.is_empty() {
-        parts.logs.said(&id).await?
+    let current = if changes.is_empty() {
+        parts.logs.metadata(&id).await?
     } else {
-        let said = parts.logs.say(&id, |before| {
-            let mut labels = before.labels.clone();
-            for change in &changes {
-                match change {
-                    Change::Set(label) => labels.insert(label.name.clone(), label.value.clone()),
-                    Change::Remove(name) => labels.remove(name),
-                };
-            }
-            Ok(SessionMetadata {
-                labels,
-                ..before.clone()
-            })
-        });
-        let said = said.await?;
-        select::index_learns(&parts, &id).await;
-        said
+        let update = |before: &SessionMetadata| Ok(apply(&changes, before));
+        let updated = parts.logs.update_metadata(&id, update).await?;
+        index::update(&parts, &id).await;
+        updated
     };
+    let labels = &current.metadata.labels;
     if args.json {
-        print::json(&said.wishes.labels)?;
-    } else {
-        said.wishes.labels.iter().try_for_each(|(name, value)| {
+        print::json(labels)?;
+    } else if labels.is_empty() {
+        let session = print::clean(&id.name.to_string());
+        print::line(format_args!("no labels on session {session}"))?;
+    }
+    if !args.json {
+        labels.iter().try_for_each(|(name, value)| {
             print::line(format_args!(
                 "{}={}",
                 print::clean(name),

@@ -2,128 +2,138 @@
 
 use std::path::PathBuf;
 
+use crate::cli::table::Table;
 use crate::cli::{exit, print, select};
-use crate::config::Settings;
+use crate::config::{self, Settings};
 use crate::error::Result;
-use crate::index::Filter;
+use crate::index::{SessionFilter, SessionRow};
 use crate::wire::Parts;
 
-/// List sessions, newest change first
+/// List sessions, most recently changed first
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond ls --project . --limit 5")]
+#[command(after_help = "Examples:
+  sessiond ls --project . --limit 5
+  sessiond ls --label team=infra --status completed")]
 pub struct Args {
     /// Only sessions of the project in this directory
-    #[arg(long, env = "SESSIOND_PROJECT", value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     pub project: Option<PathBuf>,
 
-    /// Only sessions in this status: created, active, completed, archived, or removed, which are not shown otherwise
-    #[arg(long, env = "SESSIOND_STATUS", value_name = "STATUS", value_parser = ["created", "active", "completed", "archived", "removed"])]
+    /// Only sessions with this status [default: all but removed ones]
+    #[arg(long, value_name = "STATUS", value_parser = ["created", "active", "completed", "archived", "removed"])]
     pub status: Option<String>,
 
-    /// Only sessions of this request
-    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    /// Only sessions with this request ID
+    #[arg(long, value_name = "ID")]
     pub request: Option<String>,
 
-    /// Only sessions with this label; give it several times for several labels
-    #[arg(
-        long,
-        env = "SESSIOND_LS_LABELS",
-        value_name = "NAME=VALUE",
-        value_delimiter = ','
-    )]
+    /// Only sessions with this label (repeatable: all must match)
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
     pub label: Vec<String>,
 
-    /// Which part of them, and in which form.
+    /// Print complete session IDs on a terminal
+    #[arg(long)]
+    pub full: bool,
+
+    /// The page.
     #[command(flatten)]
     pub page: select::Page,
 }
 
-/// Does it.
+impl Args {
+    fn has_filter(&self) -> bool {
+        self.project.is_some()
+            || self.status.is_some()
+            || self.request.is_some()
+            || !self.label.is_empty()
+            || self.page.cursor.is_some()
+    }
+}
+
+/// Lists the sessions.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let filter = Filter {
+    let labels = config::labels(&args.label)?;
+    let parts = Parts::build(settings, None).await?;
+    let project = args.project.as_deref();
+    let filter = SessionFilter {
         namespace: parts.logs.namespace.clone(),
-        // Every agent's, unless one is named.
-        agent: settings.agent.as_ref().map(|_| parts.logs.agent.clone()),
+        agent: select::agent_filter(settings, &parts),
         id_prefix: None,
-        project: args
-            .project
-            .as_deref()
-            .map(|directory| select::project_of(&parts, directory)),
+        project: project.map(|directory| select::project_of(&parts, directory)),
         status: args.status.clone(),
         request: args.request.clone(),
-        labels: args
-            .label
-            .iter()
-            .map(|label| label.parse())
-            .collect::<Result<_>>()?,
+        labels,
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
     let page = parts.index.sessions(&filter).await?;
-    if page.sessions.is_empty()
-        && args.project.is_none()
-        && args.status.is_none()
-        && args.request.is_none()
-        && args.label.is_empty()
-        && args.page.cursor.is_none()
-        && parts
-            .index
-            .logs(&parts.logs.namespace, &parts.logs.agent)
-            .await?
-            .is_empty()
-        && !parts.logs.names("").await?.is_empty()
-    {
-        tracing::warn!("the index is empty and the store is not: sessiond reindex fills it");
+    if page.sessions.is_empty() && !args.has_filter() && is_index_empty(&parts).await? {
+        tracing::warn!(
+            "the index is empty and the store is not; run \"sessiond reindex\" to fill it"
+        );
     }
     if args.page.json {
         print::json(&page)?;
         return Ok(exit::OK);
     }
+    if page.sessions.is_empty() {
+        let matching = if args.has_filter() { "matching " } else { "" };
+        let namespace = &parts.logs.namespace;
+        print::line(format_args!(
+            "no {matching}sessions in namespace {namespace}"
+        ))?;
+        return Ok(exit::OK);
+    }
+    let ids = select::ShortIds::load(
+        &parts,
+        args.full,
+        page.sessions.iter().map(|row| &*row.agent),
+    );
+    let ids = ids.await;
     let now = parts.logs.clock.now();
     let rows: Vec<Vec<String>> = page
         .sessions
         .iter()
-        .map(|row| {
-            let place = row
-                .cwd
-                .clone()
-                .or_else(|| row.project.clone())
-                .unwrap_or_default();
-            let branches: Vec<String> = row
-                .branches
-                .iter()
-                .map(|writer| writer.chars().take(8).collect())
-                .collect();
-            vec![
-                row.id.clone(),
-                row.agent.clone(),
-                row.status.clone(),
-                print::age(row.updated, now),
-                print::bytes(row.raw_bytes),
-                row.head.to_string(),
-                row.totals.turns.to_string(),
-                print::cost(row.totals.cost),
-                place,
-                row.title
-                    .clone()
-                    .unwrap_or_default()
-                    .chars()
-                    .take(40)
-                    .collect(),
-                branches.join(" "),
-            ]
-        })
+        .map(|session| row(session, ids.shorten(&session.id), now))
         .collect();
-    print::table(
-        &[
-            "SESSION", "AGENT", "STATUS", "CHANGED", "SHIPPED", "HEAD", "TURNS", "COST", "DIR",
-            "TITLE", "BRANCHES",
-        ],
-        &rows,
-    )?;
+    Table::new(&[
+        "SESSION", "AGENT", "STATUS", "UPDATED", "SIZE", "HEAD", "TURNS", "COST", "DIR", "TITLE",
+        "BRANCHES",
+    ])
+    .flexible(&[8, 9])
+    .optional(&[10, 5, 1, 7])
+    .print(&rows)?;
     if let Some(next) = page.next {
-        print::line(format_args!("more: sessiond ls --cursor '{next}'"))?;
+        print::line(format_args!("next page: sessiond ls --cursor '{next}'"))?;
     }
     Ok(exit::OK)
+}
+
+/// Whether the index knows nothing and the store holds sessions.
+async fn is_index_empty(parts: &Parts) -> Result<bool> {
+    let (namespace, agent) = (&parts.logs.namespace, &parts.logs.agent);
+    Ok(parts.index.logs(namespace, agent).await?.is_empty()
+        && !parts.logs.log_names("").await?.is_empty())
+}
+
+fn row(session: &SessionRow, id: String, now: jiff::Timestamp) -> Vec<String> {
+    let directory = session.cwd.clone().or_else(|| session.project.clone());
+    let branches: Vec<String> = session
+        .branches
+        .iter()
+        .map(|writer| writer.chars().take(8).collect())
+        .collect();
+    vec![
+        id,
+        session.agent.clone(),
+        session.status.clone(),
+        print::age(session.updated, now),
+        print::bytes(session.raw_bytes),
+        session.head.to_string(),
+        session.totals.turns.to_string(),
+        print::cost(session.totals.cost),
+        directory.unwrap_or_default(),
+        session.title.clone().unwrap_or_default(),
+        branches.join(" "),
+    ]
 }

@@ -1,43 +1,73 @@
-//! `messages`: what a session's transcripts hold, by the index.
+//! `messages`: the messages of a session in the index, with the beginning of their text.
 
-use crate::cli::{exit, print, select, when};
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::cli::table::Table;
+use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
 use crate::error::Result;
+use crate::history::{Conversation, ConversationReader, DisplayBlock, DisplayMessage, Extent};
 use crate::index::{MessageFilter, MessageRow};
-use crate::model::Role;
-use crate::restore::find;
+use crate::model::{LogId, ResolvedPoint, Role};
+use crate::sessions::find;
 use crate::wire::Parts;
 
-/// List the messages of a session in order, with what they took and cost
+/// Maximum length of a shown text, in bytes.
+const MAX_TEXT_LEN: usize = 200;
+
+/// List the messages of a session with their tokens and cost
+///
+/// The list comes from the index, the beginning of each text from the store.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond messages 3f2a --role assistant --since 2h")]
 pub struct Args {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// Only what they say: user, assistant, system or tool
-    #[arg(long, env = "SESSIOND_ROLE", value_name = "ROLE", value_parser = ["user", "assistant", "system", "tool"])]
+    /// Only messages with this role
+    #[arg(long, value_name = "ROLE", value_parser = ["user", "assistant", "system", "tool"])]
     pub role: Option<String>,
 
-    /// Only from then on: a time, a day, or 2h for two hours ago
-    #[arg(long, env = "SESSIOND_SINCE", value_name = "TIME")]
+    /// Only messages since this time, day or age, such as 2026-05-01 or 2h
+    #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
 
-    /// Which part of them, and in which form.
+    /// Do not read the texts from the store
+    #[arg(long)]
+    pub no_text: bool,
+
+    /// The page.
     #[command(flatten)]
     pub page: select::Page,
 }
 
-/// Does it.
+/// A message of the index with the beginning of its text.
+#[derive(Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    row: MessageRow,
+    /// None if the store has no text for it, or was not read.
+    text: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ListedPage {
+    messages: Vec<Listed>,
+    next: Option<String>,
+}
+
+/// Lists the messages.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let filter = MessageFilter {
         role: Role::ALL
             .into_iter()
-            .find(|role| Some(role.word()) == args.role.as_deref()),
-        since: when::maybe("--since", args.since.as_deref(), parts.logs.clock.now())?,
+            .find(|role| Some(role.as_str()) == args.role.as_deref()),
+        since: time::parse_optional("--since", args.since.as_deref(), parts.logs.clock.now())?,
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
@@ -46,49 +76,106 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         && args.page.cursor.is_none()
         && parts.index.session(&id).await?.is_none()
     {
-        tracing::warn!(%id, "the index does not know the session: sessiond reindex fills it");
+        tracing::warn!(%id, "the index does not contain the session; run \"sessiond reindex\" to add it");
     }
+    let texts = if args.no_text || page.messages.is_empty() {
+        HashMap::new()
+    } else {
+        texts(&parts, &id).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the list has no texts");
+            HashMap::new()
+        })
+    };
+    let messages: Vec<Listed> = page
+        .messages
+        .into_iter()
+        .map(|row| Listed {
+            text: texts.get(&(row.position, row.role.clone())).cloned(),
+            row,
+        })
+        .collect();
+    let page = ListedPage {
+        messages,
+        next: page.next,
+    };
     if args.page.json {
         print::json(&page)?;
-        return Ok(exit::OK);
-    }
-    let rows: Vec<Vec<String>> = page.messages.iter().map(row).collect();
-    print::table(
-        &[
-            "TIME",
-            "ROLE",
-            "KIND",
-            "MODEL",
-            "TOKENS",
-            "COST",
-            "SUB-AGENT",
-            "WHERE",
-        ],
-        &rows,
-    )?;
-    if let Some(next) = page.next {
-        let role = args
-            .role
-            .map(|role| format!(" --role {role}"))
-            .unwrap_or_default();
-        print::line(format_args!(
-            "more: sessiond messages {}{role} --cursor '{next}'",
-            id.name
-        ))?;
+    } else {
+        print_page(&id, &page, args.role.as_deref())?;
     }
     Ok(exit::OK)
 }
 
-fn row(row: &MessageRow) -> Vec<String> {
+/// The beginning of the text of each message, by position and role.
+async fn texts(parts: &Parts, id: &LogId) -> Result<HashMap<(i64, String), String>> {
+    let read = ConversationReader::new(&parts.logs, &*parts.profile, id)
+        .read(&ResolvedPoint::default(), Extent::All, || {
+            Conversation::new(false)
+        })
+        .await?;
+    let messages = read.visitor.threaded(None).into_iter();
+    Ok(messages
+        .map(|threaded| {
+            let message = threaded.message;
+            let key = (message.position, message.role.as_str().to_owned());
+            (key, beginning(&message))
+        })
+        .collect())
+}
+
+/// The beginning of the first block that has text.
+fn beginning(message: &DisplayMessage) -> String {
+    let mut blocks = message.blocks.iter().map(|block| match block {
+        DisplayBlock::Text(text) | DisplayBlock::Thinking(text) => text.clone(),
+        DisplayBlock::ToolCall { name, input, .. } => format!("{name}: {input}"),
+        DisplayBlock::ToolResult { text, .. } => text.clone(),
+        DisplayBlock::Other(kind) => format!("[{kind}]"),
+    });
+    let text = blocks.find(|text| !text.trim().is_empty());
+    print::one_line(&text.unwrap_or_default(), MAX_TEXT_LEN)
+}
+
+fn print_page(id: &LogId, page: &ListedPage, role: Option<&str>) -> Result<()> {
+    let session = print::clean(&id.name.to_string());
+    if page.messages.is_empty() {
+        return print::line(format_args!("no messages in session {session}"));
+    }
+    let rows: Vec<Vec<String>> = page.messages.iter().map(row).collect();
+    Table::new(&[
+        "TIME",
+        "ROLE",
+        "KIND",
+        "MODEL",
+        "TOKENS",
+        "COST",
+        "SUB-AGENT",
+        "POSITION",
+        "TEXT",
+    ])
+    .flexible(&[8])
+    .optional(&[7, 3, 6, 2, 4])
+    .print(&rows)?;
+    if let Some(next) = &page.next {
+        let role = role
+            .map(|role| format!(" --role {role}"))
+            .unwrap_or_default();
+        print::line(format_args!(
+            "next page: sessiond messages {session}{role} --cursor '{next}'"
+        ))?;
+    }
+    Ok(())
+}
+
+fn row(listed: &Listed) -> Vec<String> {
+    let row = &listed.row;
     let tokens = row.tokens.map(|tokens| {
-        // In and out, as the price list has them; what a cache gave is most of a long session.
         format!(
             "{} in, {} out",
-            print::count(tokens.input + tokens.cache_read + tokens.cache_write),
-            print::count(tokens.output)
+            print::number(tokens.input + tokens.cache_read + tokens.cache_write),
+            print::number(tokens.output)
         )
     });
-    // The name is enough to find it: the directory is the session's own.
+    // The file name identifies the transcript within the session.
     let file = row
         .path
         .as_deref()
@@ -105,5 +192,6 @@ fn row(row: &MessageRow) -> Vec<String> {
             .unwrap_or_default(),
         row.sub_agent.clone().unwrap_or_default(),
         format!("{file}:{}", row.start),
+        listed.text.clone().unwrap_or_default(),
     ]
 }

@@ -1,10 +1,15 @@
-//! The command line: arguments → one call into the library → print. One verb per file.
+//! The command line. A command's file parses its arguments, calls the library once and prints the
+//! result.
 
+pub mod agent_version;
 pub mod checkpoints;
+pub mod complete;
+pub mod config;
 pub mod daemon;
 pub mod demo;
 pub mod diff;
 pub mod doctor;
+pub mod environment;
 pub mod exit;
 pub mod export;
 pub mod fallback;
@@ -12,21 +17,24 @@ pub mod flush;
 pub mod fork;
 pub mod from_env;
 pub mod gc;
+pub mod help;
 pub mod hook;
 pub mod import;
 pub mod inspect;
-pub mod installed;
 pub mod keygen;
 pub mod label;
-pub mod life;
+pub mod lifecycle;
+pub mod logging;
 pub mod ls;
 pub mod manual;
 pub mod messages;
 pub mod print;
 pub mod progress;
 pub mod pull;
+pub mod reference;
 pub mod reindex;
 pub mod restore;
+pub mod restore_report;
 pub mod rm;
 pub mod run;
 pub mod search;
@@ -36,38 +44,34 @@ pub mod show;
 pub mod start;
 pub mod stats;
 pub mod status;
+pub mod table;
 pub mod tail;
+pub mod time;
 pub mod verify;
-pub mod when;
+pub mod version;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use clap::{Parser, Subcommand};
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{ParseError, Targets};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
+use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
+use clap_complete::CompleteEnv;
 
-use crate::config::{self, LogFormat, Settings, Stream};
-use crate::daemon::traces::{self, Exporter, Telling, Traces};
+use crate::config::{LoadedFile, Settings, StreamConfig, load};
+use crate::daemon::traces::{self, Exporter, TraceExport, Traces};
 use crate::error::{Error, ErrorKind, Result};
 use crate::upkeep::status::StatusChange;
 
-/// Makes a coding agent's conversation outlive the machine it ran on.
+/// Keep a coding agent's conversation when its machine is gone
 ///
-/// sessiond runs beside the agent, streams what it writes to object storage with an index in a database, and puts the
-/// files back before the agent launches elsewhere.
+/// sessiond runs next to a coding agent, streams the agent's conversation files to object storage,
+/// keeps an index of them in a database, and restores the files on the next machine.
 #[derive(Debug, Parser)]
+#[command(name = "sessiond", version, max_term_width = 100)]
 #[command(
-    name = "sessiond",
-    version,
-    propagate_version = true,
-    max_term_width = 100
-)]
-#[command(
-    after_help = "Try it, with no server and no agent:\n  sessiond demo\n\nIn a container's entrypoint:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\""
+    after_help = "Run 'sessiond --help' for the global options, 'sessiond COMMAND --help' for those of a command.
+
+Examples:
+  sessiond demo                                              try it: no server, no agent
+  sessiond run --session \"$ID\" -- claude --resume \"$ID\"      container entrypoint"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -80,58 +84,73 @@ pub struct Cli {
 enum Command {
     Run(run::Args),
     Daemon(daemon::Args),
-    ServeStore(serve_store::Args),
     Restore(restore::Args),
-    Pull(pull::Args),
     Flush(flush::Args),
     Status(status::Args),
     Hook(hook::Args),
+    ServeStore(serve_store::Args),
     Ls(ls::Args),
-    Checkpoints(checkpoints::ListArgs),
-    Checkpoint(checkpoints::NameArgs),
-    Inspect(inspect::Args),
-    Diff(diff::Args),
-    ForkOrigin(fork::Args),
     Show(show::Args),
     Tail(tail::Args),
     Messages(messages::Args),
     Search(search::Args),
     Stats(stats::Args),
+    Inspect(inspect::Args),
+    Pull(pull::Args),
+    Checkpoints(checkpoints::ListArgs),
+    Checkpoint(checkpoints::NameArgs),
+    Diff(diff::Args),
+    Fork(fork::Args),
+    Label(label::Args),
+    Close(lifecycle::CloseArgs),
+    Archive(lifecycle::ArchiveArgs),
+    Reopen(lifecycle::ReopenArgs),
+    Ttl(rm::TtlArgs),
     Rm(rm::RemoveArgs),
     Undelete(rm::UndeleteArgs),
-    Ttl(rm::TtlArgs),
-    Label(label::Args),
-    Close(life::CloseArgs),
-    Archive(life::ArchiveArgs),
-    Reopen(life::ReopenArgs),
-    Gc(gc::Args),
     Export(export::Args),
     Import(import::Args),
-    Verify(verify::Args),
-    Reindex(reindex::Args),
     Doctor(doctor::Args),
+    Verify(verify::Args),
+    Gc(gc::Args),
+    Reindex(reindex::Args),
+    #[command(subcommand)]
+    Config(config::Command),
     Keygen(keygen::Args),
     Demo(demo::Args),
+    Version(version::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
 
-/// Reads the command line, does what it says, and answers the exit code.
+/// Runs the command of the command line and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    CompleteEnv::with_factory(help::command)
+        .var(environment::COMPLETE)
+        .complete();
+    let color = print::color_choice_of_arguments();
+    let parsed = help::command()
+        .color(color)
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches).map(|cli| (cli, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             let _ = error.print();
             let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
-            return ExitCode::from(if hook::is_called() { exit::OK } else { code });
+            return ExitCode::from(if hook::is_called_by_agent() {
+                exit::OK
+            } else {
+                code
+            });
         }
     };
-    let heard = matches!(&cli.command, Command::Hook(args) if args.hears());
-    match run(cli) {
+    let is_hook_event = cli.command.is_hook_event();
+    match run(cli, &matches) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
-            ExitCode::from(if heard {
+            ExitCode::from(if is_hook_event {
                 exit::OK
             } else {
                 exit::of(error.kind())
@@ -140,30 +159,30 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<u8> {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
     let Cli {
         mut settings,
         mut command,
     } = cli;
-    config::fill_from_file(
-        &mut settings,
-        command.stream(),
-        crate::wire::default_config_file(),
-    )?;
-    let asked = traces::Asked {
-        endpoint: settings
-            .otlp_endpoint
-            .clone()
-            .filter(|url| !url.trim().is_empty()),
+    let file = if matches!(&command, Command::Config(command) if command.checks_file_only()) {
+        None
+    } else {
+        let default_path = crate::wire::default_config_file();
+        load(&mut settings, command.stream(), default_path)?
+    };
+    print::set_color(settings.output.color.unwrap_or_default());
+    let trace_settings = traces::TraceSettings {
+        endpoint: settings.telemetry.otlp_endpoint.clone(),
         environment: traces::Environment::read(|name| std::env::var(name).ok()),
     };
-    let traces = (command.is_traced() && asked.wanted()).then(Traces::new);
-    start_logging(
-        &settings,
-        matches!(command, Command::Run(_)),
-        traces.as_ref(),
-    )?;
-    // Two threads: one can inflate or hash while the other speaks to the store. More would only cost memory.
+    let traces = (command.is_traced() && trace_settings.is_enabled()).then(Traces::new);
+    let shares_terminal = matches!(command, Command::Run(_));
+    logging::start(&settings.output, shares_terminal, traces.as_ref())?;
+    if !command.is_hook_event() {
+        environment::warn_about_unknown(&help::command());
+    }
+    // Two threads: one decompresses or hashes while the other waits for the store. More threads
+    // would only cost memory.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -172,21 +191,24 @@ fn run(cli: Cli) -> Result<u8> {
         .map_err(|cause| Error::new(ErrorKind::Internal, "start the runtime").caused_by(cause))?;
     let code = runtime.block_on(async {
         let exporter = match &traces {
-            Some(traces) => Exporter::of(&asked, traces, settings.ca_file.as_deref()).await?,
+            Some(traces) => {
+                let ca_file = settings.network.ca_file.as_deref();
+                Exporter::new(&trace_settings, traces, ca_file).await?
+            }
             None => None,
         };
-        let telling = Telling::start(exporter);
-        let code = dispatch(settings, command).await;
-        telling.finish().await;
+        let export = TraceExport::start(exporter);
+        let code = dispatch(settings, command, matches, file.as_ref()).await;
+        export.finish().await;
         code
     });
-    // A request that hangs must not keep us from leaving.
+    // A request that hangs must not keep the process from exiting.
     runtime.shutdown_background();
     code
 }
 
 impl Command {
-    /// Whether it flushes or restores.
+    /// Whether the command flushes or restores.
     fn is_traced(&self) -> bool {
         matches!(
             self,
@@ -198,106 +220,67 @@ impl Command {
         )
     }
 
-    fn stream(&mut self) -> Option<&mut Stream> {
+    /// Whether the agent calls the command as a hook: then nothing may fail the agent.
+    fn is_hook_event(&self) -> bool {
+        matches!(self, Command::Hook(args) if args.handles_event())
+    }
+
+    fn stream(&mut self) -> Option<&mut StreamConfig> {
         match self {
             Command::Run(args) => Some(&mut args.stream),
             Command::Daemon(args) => Some(&mut args.stream),
             Command::ServeStore(args) => Some(&mut args.stream),
+            Command::Config(config::Command::Show(args)) => Some(&mut args.stream),
+            Command::Config(config::Command::Validate(args)) => Some(&mut args.stream),
             _ => None,
         }
     }
 }
 
-async fn dispatch(settings: Settings, command: Command) -> Result<u8> {
+async fn dispatch(
+    settings: Settings,
+    command: Command,
+    matches: &ArgMatches,
+    file: Option<&LoadedFile>,
+) -> Result<u8> {
     match command {
         Command::Run(args) => run::run(&settings, args).await,
         Command::Daemon(args) => daemon::run(&settings, args).await,
-        Command::ServeStore(args) => serve_store::run(&settings, args).await,
         Command::Restore(args) => restore::run(&settings, args).await,
-        Command::Pull(args) => pull::run(&settings, args).await,
         Command::Flush(args) => flush::run(&settings, args).await,
         Command::Status(args) => status::run(&settings, args).await,
         Command::Hook(args) => hook::run(&settings, args).await,
+        Command::ServeStore(args) => serve_store::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
-        Command::Checkpoints(args) => checkpoints::list(&settings, args).await,
-        Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
-        Command::Inspect(args) => inspect::run(&settings, args).await,
-        Command::Diff(args) => diff::run(&settings, args).await,
-        Command::ForkOrigin(args) => fork::run(&settings, args).await,
         Command::Show(args) => show::run(&settings, args).await,
         Command::Tail(args) => tail::run(&settings, args).await,
         Command::Messages(args) => messages::run(&settings, args).await,
         Command::Search(args) => search::run(&settings, args).await,
         Command::Stats(args) => stats::run(&settings, args).await,
+        Command::Inspect(args) => inspect::run(&settings, args).await,
+        Command::Pull(args) => pull::run(&settings, args).await,
+        Command::Checkpoints(args) => checkpoints::list(&settings, args).await,
+        Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
+        Command::Diff(args) => diff::run(&settings, args).await,
+        Command::Fork(args) => fork::run(&settings, args).await,
+        Command::Label(args) => label::run(&settings, args).await,
+        Command::Close(args) => lifecycle::run(&settings, &args.id, StatusChange::Close).await,
+        Command::Archive(args) => lifecycle::run(&settings, &args.id, StatusChange::Archive).await,
+        Command::Reopen(args) => lifecycle::run(&settings, &args.id, StatusChange::Reopen).await,
+        Command::Ttl(args) => rm::ttl(&settings, args).await,
         Command::Rm(args) => rm::remove(&settings, args).await,
         Command::Undelete(args) => rm::undelete(&settings, args).await,
-        Command::Ttl(args) => rm::ttl(&settings, args).await,
-        Command::Label(args) => label::run(&settings, args).await,
-        Command::Close(args) => life::run(&settings, &args.id, StatusChange::Close).await,
-        Command::Archive(args) => life::run(&settings, &args.id, StatusChange::Archive).await,
-        Command::Reopen(args) => life::run(&settings, &args.id, StatusChange::Reopen).await,
-        Command::Gc(args) => gc::run(&settings, args).await,
         Command::Export(args) => export::run(&settings, args).await,
         Command::Import(args) => import::run(&settings, args).await,
-        Command::Verify(args) => verify::run(&settings, args).await,
-        Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Doctor(args) => doctor::run(&settings, args).await,
+        Command::Verify(args) => verify::run(&settings, args).await,
+        Command::Gc(args) => gc::run(&settings, args).await,
+        Command::Reindex(args) => reindex::run(&settings, args).await,
+        Command::Config(command) => config::run(&settings, command, matches, file).await,
         Command::Keygen(args) => keygen::run(&args),
         Command::Demo(args) => demo::run(args),
+        Command::Version(args) => version::run(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
     }
-}
-
-fn start_logging(
-    settings: &Settings,
-    beside_an_agent: bool,
-    traces: Option<&Arc<Traces>>,
-) -> Result<()> {
-    // An agent that draws on the terminal shares it with us: only trouble is told there.
-    let quiet = beside_an_agent && std::io::stderr().is_terminal();
-    let level = settings
-        .log
-        .as_deref()
-        .unwrap_or(if quiet || settings.quiet {
-            "warn"
-        } else {
-            "info"
-        });
-    // The libraries below us are only heard when they are in trouble; what keeps AWS's from credentials or a region is in our error.
-    let level = if level.trim().is_empty() {
-        "info"
-    } else {
-        level
-    };
-    let directives = if level.contains(['=', ',']) {
-        level.to_owned()
-    } else {
-        format!("warn,aws_config=error,sessiond={level}")
-    };
-    let filter: Targets = directives.parse().map_err(|cause: ParseError| {
-        Error::usage(format!("read --log {level:?}"))
-            .caused_by(cause)
-            .hint("use error, warn, info, debug, or sessiond=debug")
-    })?;
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    let lines = match settings.log_format.unwrap_or_default() {
-        LogFormat::Text => lines.with_ansi(colour).with_filter(filter).boxed(),
-        LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
-            .with_ansi(false)
-            .with_filter(filter)
-            .boxed(),
-    };
-    let layers: Vec<_> = traces
-        .map(Traces::layer)
-        .into_iter()
-        .chain([lines])
-        .collect();
-    tracing_subscriber::registry().with(layers).init();
-    Ok(())
 }

@@ -1,15 +1,19 @@
-//! Printing for people: sizes, ages, tables, and names that cannot play tricks on a terminal.
+//! Printing for people: sizes, times, tables, colors, and text that cannot control the terminal.
 
-use std::fs::{File, OpenOptions};
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::config::ColorChoice;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Text from files and buckets without control characters.
+/// Minimum length of a shortened session ID.
+const MIN_ID_LEN: usize = 8;
+
+/// Replaces control characters in text from files and objects.
 pub fn clean(text: &str) -> String {
     text.chars()
         .map(|letter| {
@@ -20,6 +24,17 @@ pub fn clean(text: &str) -> String {
             }
         })
         .collect()
+}
+
+/// The text on one line, cut to about `max` bytes with an ellipsis.
+pub fn one_line(text: &str, max: usize) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let end = line.floor_char_boundary(max);
+    if end < line.len() {
+        format!("{}…", &line[..end])
+    } else {
+        line
+    }
 }
 
 /// A number of bytes.
@@ -38,8 +53,8 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A large number, to three digits or so.
-pub fn count(count: u64) -> String {
+/// A large number with a unit, such as 12.3k.
+pub fn number(count: u64) -> String {
     const UNITS: [&str; 4] = ["", "k", "M", "G"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -54,7 +69,13 @@ pub fn count(count: u64) -> String {
     }
 }
 
-/// Millionths of a dollar as dollars; what is unknown says so.
+/// A count with its noun: `1 file`, `2 files`.
+pub fn plural<N: Display + PartialEq + From<u8>>(count: N, one: &str, many: &str) -> String {
+    let noun = if count == N::from(1) { one } else { many };
+    format!("{count} {noun}")
+}
+
+/// Millionths of a US dollar as dollars; `?` if the cost is unknown.
 pub fn cost(cost: Option<u64>) -> String {
     match cost.map(|cost| cost as f64 / 1e6) {
         None => "?".to_owned(),
@@ -63,29 +84,26 @@ pub fn cost(cost: Option<u64>) -> String {
     }
 }
 
-/// A time, to the second, in UTC.
+/// A time in UTC, to the second, in the form that `--at` and `--since` accept.
 pub fn time(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// A length of time, in the largest unit that fits without a rest.
+/// A duration, in the largest unit that divides it.
 pub fn length(seconds: u64) -> String {
-    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
-    let (count, unit) = units
-        .iter()
-        .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
-        .map_or((seconds, "seconds"), |(unit, word)| (seconds / unit, word));
-    format!(
-        "{count} {}",
-        if count == 1 {
-            unit.trim_end_matches('s')
-        } else {
-            unit
-        }
-    )
+    let units = [
+        (86_400, "day", "days"),
+        (3600, "hour", "hours"),
+        (60, "minute", "minutes"),
+    ];
+    let (length, one, many) = units
+        .into_iter()
+        .find(|(length, _, _)| seconds >= *length && seconds.is_multiple_of(*length))
+        .unwrap_or((1, "second", "seconds"));
+    plural(seconds / length, one, many)
 }
 
-/// How long ago something was.
+/// The age of something.
 pub fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     match seconds {
@@ -96,32 +114,95 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Whether what is printed may have colours.
-pub fn colour() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// The shortest prefix of `id` that no other ID in `all` has, at least [`MIN_ID_LEN`] characters
+/// long; `id` itself if that is short, or if output does not go to a terminal.
+pub fn short_id<'a>(id: &str, all: impl IntoIterator<Item = &'a str>) -> String {
+    let shared = all
+        .into_iter()
+        .filter(|other| *other != id)
+        .map(|other| {
+            let same = id.chars().zip(other.chars()).take_while(|(a, b)| a == b);
+            same.count()
+        })
+        .max()
+        .unwrap_or(0);
+    id.chars().take((shared + 1).max(MIN_ID_LEN)).collect()
 }
 
-/// Prints a line; a reader that has gone away is not an error.
-pub fn line(text: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io("print", cause))
+/// Whether session IDs are shortened: on a terminal, unless `full` is set.
+pub fn shortens_ids(full: bool) -> bool {
+    !full && std::io::stdout().is_terminal()
+}
+
+static COLOR: AtomicU8 = AtomicU8::new(0);
+
+/// Sets when output is colored; `NO_COLOR` decides if this is never called.
+pub fn set_color(choice: ColorChoice) {
+    COLOR.store(choice as u8, Ordering::Relaxed);
+}
+
+/// Reads `--color` and its variable before the command line is parsed, for the parser's own errors.
+pub fn color_choice_of_arguments() -> clap::ColorChoice {
+    let mut arguments = std::env::args().take_while(|word| word != "--");
+    let mut text = std::env::var("SESSIOND_COLOR").unwrap_or_default();
+    while let Some(word) = arguments.next() {
+        if word == "--color" {
+            text = arguments.next().unwrap_or_default();
+        } else if let Some(value) = word.strip_prefix("--color=") {
+            text = value.to_owned();
         }
-        _ => Ok(()),
+    }
+    let (ours, theirs) = match text.as_str() {
+        "always" => (ColorChoice::Always, clap::ColorChoice::Always),
+        "never" => (ColorChoice::Never, clap::ColorChoice::Never),
+        _ => (ColorChoice::Auto, clap::ColorChoice::Auto),
+    };
+    set_color(ours);
+    theirs
+}
+
+fn colors(is_terminal: bool) -> bool {
+    let choice = COLOR.load(Ordering::Relaxed);
+    if choice == ColorChoice::Always as u8 {
+        true
+    } else if choice == ColorChoice::Never as u8 {
+        false
+    } else {
+        is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
     }
 }
 
-/// Prints text as it is; false if the reader has gone away.
+/// Whether standard output is colored.
+pub fn colors_stdout() -> bool {
+    colors(std::io::stdout().is_terminal())
+}
+
+/// Whether standard error is colored.
+pub fn colors_stderr() -> bool {
+    colors(std::io::stderr().is_terminal())
+}
+
+/// Prints a line. A closed pipe is not an error.
+pub fn line(text: impl Display) -> Result<()> {
+    bytes_to_stdout(format!("{text}\n").as_bytes()).map(|_| ())
+}
+
+/// Prints text as it is; false if the pipe is closed.
 pub fn text(text: &str) -> Result<bool> {
+    bytes_to_stdout(text.as_bytes())
+}
+
+/// Prints bytes as they are; false if the pipe is closed.
+pub fn bytes_to_stdout(bytes: &[u8]) -> Result<bool> {
     let mut out = std::io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(cause) => Err(Error::io("print", cause)),
+        Err(cause) => Err(Error::io("write to standard output", cause)),
         Ok(()) => Ok(true),
     }
 }
 
-/// Prints a value as JSON.
+/// Prints a value as indented JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
     line(
         serde_json::to_string_pretty(value)
@@ -129,76 +210,20 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     )
 }
 
-/// Prints rows under a heading, in columns as wide as they need to be.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
-    let rows: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| row.iter().map(|cell| clean(cell)).collect())
-        .collect();
-    let width = |column: usize| {
-        let cells = rows
-            .iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count());
-        cells
-            .chain([heading[column].chars().count()])
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-    let print = |cells: &mut dyn Iterator<Item = &str>| {
-        let text: String = cells
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:<width$}  "))
-            .collect();
-        line(text.trim_end())
-    };
-    print(&mut heading.iter().copied())?;
-    rows.iter()
-        .try_for_each(|row| print(&mut row.iter().map(String::as_str)))
-}
-
-/// Prints an error the way every error is printed.
+/// Prints an error and its hint to standard error.
 pub fn error(error: &Error) {
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let (red, cyan, end) = if colour {
+    let (red, cyan, reset) = if colors_stderr() {
         ("\x1b[1;31m", "\x1b[36m", "\x1b[0m")
     } else {
         ("", "", "")
     };
     let _ = writeln!(
         std::io::stderr(),
-        "{red}error:{end} {}",
+        "{red}error:{reset} {}",
         clean(&error.to_string())
     );
     if let Some(hint) = error.hint_text() {
-        let _ = writeln!(std::io::stderr(), "{cyan}hint:{end} {}", clean(hint));
-    }
-}
-
-/// Where a file that somebody named is written.
-pub enum Target {
-    /// A file that is made, or replaced as one; links are followed.
-    File(PathBuf),
-    /// A device, a pipe or the like, which is written to and stays what it is.
-    Other(File),
-}
-
-/// What to write to for a path that somebody named.
-pub fn target(path: &Path) -> std::io::Result<Target> {
-    match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Target::File),
-        // The error of the attempt to write says what is wrong.
-        Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
-        Ok(_) => OpenOptions::new().write(true).open(path).map(Target::Other),
-        // A link that leads to nothing leads to what is made.
-        Err(_) => Ok(Target::File(std::fs::read_link(path).map_or_else(
-            |_| path.to_owned(),
-            |to| {
-                path.parent()
-                    .map_or_else(|| to.clone(), |directory| directory.join(&to))
-            },
-        ))),
+        let _ = writeln!(std::io::stderr(), "{cyan}hint:{reset} {}", clean(hint));
     }
 }
 
@@ -207,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_play_tricks_on_a_terminal() {
+    fn control_characters_are_replaced() {
         assert_eq!(clean("a\x1b[31mb\nc"), "a\u{fffd}[31mb\u{fffd}c");
     }
 
@@ -220,7 +245,7 @@ mod tests {
         assert_eq!(
             ["0", "999", "1.0k", "12.3k", "1.0M"],
             [0, 999, 1000, 12_345, 999_960]
-                .map(count)
+                .map(number)
                 .each_ref()
                 .map(String::as_str)
         );
@@ -232,5 +257,33 @@ mod tests {
         let now: Timestamp = "2026-05-01T15:00:01Z".parse().unwrap();
         assert_eq!(age(then, now), "3h ago");
         assert_eq!(age(now, then), "0s ago");
+        assert_eq!(time(now), "2026-05-01T15:00:01Z");
+    }
+
+    #[test]
+    fn counts_agree_with_their_nouns() {
+        assert_eq!(plural(1u64, "entry", "entries"), "1 entry");
+        assert_eq!(plural(0usize, "file", "files"), "0 files");
+        assert_eq!(
+            [length(1), length(7200), length(86_400), length(90)],
+            ["1 second", "2 hours", "1 day", "90 seconds"]
+        );
+    }
+
+    #[test]
+    fn ids_are_shortened_to_an_unambiguous_prefix() {
+        let all = ["0b5e551d-0000", "0b5e551d-1111", "77777777-0000", "s1"];
+        let short = |id| short_id(id, all);
+        assert_eq!(short("0b5e551d-0000"), "0b5e551d-0");
+        assert_eq!(short("77777777-0000"), "77777777");
+        assert_eq!(short("s1"), "s1");
+        // An ID that is a prefix of another stays whole.
+        assert_eq!(short_id("abcdefghij", ["abcdefghijkl"]), "abcdefghij");
+    }
+
+    #[test]
+    fn text_is_cut_at_a_character() {
+        assert_eq!(one_line("a\n  b", 10), "a b");
+        assert_eq!(one_line("ääää", 5), "ää…");
     }
 }

@@ -1,4 +1,5 @@
-//! Shows how far long work has come: a line that changes on a terminal, a line in the log now and then elsewhere.
+//! The progress of long work: a line that is redrawn on a terminal, a log line every ten seconds
+//! elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -11,21 +12,23 @@ use tokio::time::{Instant, interval, interval_at};
 use crate::cli::print;
 use crate::config::Settings;
 use crate::sys::Progress;
-use crate::sys::progress::Counted;
+use crate::sys::progress::ProgressSnapshot;
 use crate::wire::Parts;
 
-/// What takes no longer is not shown: a line that comes and goes is a flicker.
-const SHORT: Duration = Duration::from_millis(500);
-/// How often the line changes.
-const PACE: Duration = Duration::from_millis(100);
-/// How often the log tells.
-const TELL: Duration = Duration::from_secs(10);
+/// Shorter work shows no progress: the line would only flicker.
+const DRAW_DELAY: Duration = Duration::from_millis(500);
+/// How often the line is redrawn.
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the progress is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// No remaining time is estimated before this: the first bytes say little.
+const MIN_ELAPSED: Duration = Duration::from_secs(2);
 
-/// Shown until it is dropped.
+/// A progress display; it ends when it is dropped.
 #[must_use]
-pub struct Shown(Option<JoinHandle<()>>);
+pub struct ProgressDisplay(Option<JoinHandle<()>>);
 
-impl Drop for Shown {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         if let Some(task) = self.0.take() {
             task.abort();
@@ -33,19 +36,24 @@ impl Drop for Shown {
     }
 }
 
-/// Shows how far `context` has come with the logs.
-pub fn show(settings: &Settings, parts: &Parts, context: &'static str) -> Shown {
+/// Shows the progress of `work`, such as "restoring".
+pub fn show(settings: &Settings, parts: &Parts, work: &'static str) -> ProgressDisplay {
     let progress = parts.logs.progress.clone();
-    Shown(match (settings.quiet, std::io::stderr().is_terminal()) {
-        (true, _) => None,
-        (false, true) => Some(tokio::spawn(draw(progress, context))),
-        (false, false) => Some(tokio::spawn(tell(progress, context))),
-    })
+    if settings.output.is_quiet() {
+        return ProgressDisplay(None);
+    }
+    ProgressDisplay(Some(if std::io::stderr().is_terminal() {
+        tokio::spawn(draw(progress, work))
+    } else {
+        tokio::spawn(log(progress, work))
+    }))
 }
 
-async fn draw(progress: Arc<Progress>, context: &'static str) {
-    tokio::time::sleep(SHORT).await;
-    // Dropped with this task, and with it the line is gone: what comes next begins at its beginning.
+async fn draw(progress: Arc<Progress>, work: &'static str) {
+    let mut meter = Meter::new(work);
+    let start = Instant::now();
+    tokio::time::sleep(DRAW_DELAY).await;
+    // Dropped with this task, which clears the line.
     let line = Line(ProgressBar::with_draw_target(
         None,
         ProgressDrawTarget::stderr(),
@@ -54,10 +62,11 @@ async fn draw(progress: Arc<Progress>, context: &'static str) {
         ProgressStyle::with_template("{spinner} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_spinner()),
     );
-    let mut pace = interval(PACE);
+    let mut ticks = interval(DRAW_INTERVAL);
     loop {
-        pace.tick().await;
-        line.0.set_message(text(context, progress.counted()));
+        ticks.tick().await;
+        let text = meter.text(progress.snapshot(), start.elapsed());
+        line.0.set_message(text);
         line.0.tick();
     }
 }
@@ -70,64 +79,145 @@ impl Drop for Line {
     }
 }
 
-async fn tell(progress: Arc<Progress>, context: &'static str) {
-    let mut pace = interval_at(Instant::now() + TELL, TELL);
+async fn log(progress: Arc<Progress>, work: &'static str) {
+    let mut meter = Meter::new(work);
+    let start = Instant::now();
+    let mut ticks = interval_at(start + LOG_INTERVAL, LOG_INTERVAL);
     loop {
-        pace.tick().await;
-        tracing::info!("{}", text(context, progress.counted()));
+        ticks.tick().await;
+        let text = meter.text(progress.snapshot(), start.elapsed());
+        tracing::info!("{text}");
     }
 }
 
-/// Pure: what has been counted, in words.
-fn text(context: &str, counted: Counted) -> String {
-    let Counted {
-        expected,
-        done,
-        logs,
-        of_logs,
-    } = counted;
-    let which = match (logs, of_logs) {
-        (0, _) => String::new(),
-        (at, 0) => format!(" log {at}:"),
-        (at, all) => format!(" log {at} of {all}:"),
-    };
-    // What is expected grows with each log, so it says something of one alone.
-    match expected {
-        0 => format!("{context}{which} {}", print::bytes(done)),
-        _ if logs > 1 || of_logs > 1 => format!("{context}{which} {}", print::bytes(done)),
-        _ => format!(
-            "{context}{which} {} of {} ({}%)",
-            print::bytes(done),
-            print::bytes(expected),
-            done.min(expected) * 100 / expected
-        ),
+/// Turns counters into text. The share that is done never decreases, although the expected number
+/// of bytes grows with every log that is opened.
+struct Meter {
+    work: &'static str,
+    /// The largest share that was shown, from 0 to 1.
+    share: f64,
+}
+
+impl Meter {
+    fn new(work: &'static str) -> Meter {
+        Meter { work, share: 0.0 }
     }
+
+    fn text(&mut self, counted: ProgressSnapshot, elapsed: Duration) -> String {
+        let ProgressSnapshot {
+            expected_bytes: expected,
+            done_bytes: done,
+            started_logs: logs,
+            total_logs: of_logs,
+        } = counted;
+        let bytes_share = match expected {
+            0 => 0.0,
+            _ => done.min(expected) as f64 / expected as f64,
+        };
+        let share = match (logs, of_logs) {
+            // One log, or an unknown number of them: the bytes count.
+            (_, 0 | 1) => (logs <= 1 && expected > 0).then_some(bytes_share),
+            // Several logs: those that are done, since the size of the others is unknown.
+            (logs, all) => Some(logs.saturating_sub(1) as f64 / all as f64),
+        };
+        let position = match (logs, of_logs) {
+            (0, _) => String::new(),
+            (at, 0) => format!(" log {at}:"),
+            (at, all) => format!(" log {at} of {all}:"),
+        };
+        let mut text = format!("{}{position} {}", self.work, print::bytes(done));
+        if of_logs <= 1 && logs <= 1 && expected > 0 {
+            text.push_str(&format!(" of {}", print::bytes(expected.max(done))));
+        }
+        if let Some(share) = share {
+            self.share = self.share.max(share);
+            text.push_str(&format!(" ({:.0}%", (self.share * 100.0).floor()));
+            if let Some(left) = remaining(self.share, elapsed) {
+                text.push_str(&format!(", about {left} left"));
+            }
+            text.push(')');
+        }
+        text
+    }
+}
+
+/// The estimated remaining time.
+fn remaining(share: f64, elapsed: Duration) -> Option<String> {
+    if share <= 0.0 || share >= 1.0 || elapsed < MIN_ELAPSED {
+        return None;
+    }
+    let left = elapsed.as_secs_f64() * (1.0 - share) / share;
+    let seconds = left.ceil().min(f64::from(u32::MAX)) as u64;
+    Some(match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        _ => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn counted(expected: u64, done: u64, logs: u64, of_logs: u64) -> ProgressSnapshot {
+        ProgressSnapshot {
+            expected_bytes: expected,
+            done_bytes: done,
+            started_logs: logs,
+            total_logs: of_logs,
+        }
+    }
+
     #[test]
-    fn it_says_what_is_known() {
-        let say = |expected, done, logs, of_logs| {
-            text(
-                "restoring",
-                Counted {
-                    expected,
-                    done,
-                    logs,
-                    of_logs,
-                },
-            )
-        };
-        assert_eq!(say(0, 0, 0, 0), "restoring 0 B");
-        assert_eq!(say(4000, 1000, 0, 0), "restoring 1.0 KB of 4.0 KB (25%)");
+    fn the_text_shows_what_is_known() {
+        let text = |counted| Meter::new("restoring").text(counted, Duration::from_secs(1));
+        assert_eq!(text(counted(0, 0, 0, 0)), "restoring 0 B");
         assert_eq!(
-            say(4000, 1000, 1, 1),
+            text(counted(4000, 1000, 0, 0)),
+            "restoring 1.0 KB of 4.0 KB (25%)"
+        );
+        assert_eq!(
+            text(counted(4000, 1000, 1, 1)),
             "restoring log 1 of 1: 1.0 KB of 4.0 KB (25%)"
         );
-        assert_eq!(say(4000, 1000, 3, 120), "restoring log 3 of 120: 1.0 KB");
-        assert_eq!(say(4000, 1000, 3, 0), "restoring log 3: 1.0 KB");
+        assert_eq!(
+            text(counted(4000, 1000, 31, 120)),
+            "restoring log 31 of 120: 1.0 KB (25%)"
+        );
+        assert_eq!(text(counted(4000, 1000, 3, 0)), "restoring log 3: 1.0 KB");
+    }
+
+    #[test]
+    fn the_remaining_time_is_estimated() {
+        let text = |done, seconds| {
+            let counted = counted(4000, done, 0, 0);
+            Meter::new("restoring").text(counted, Duration::from_secs(seconds))
+        };
+        assert!(text(1000, 10).ends_with("(25%, about 30s left)"));
+        assert!(text(1000, 50).ends_with("(25%, about 2m 30s left)"));
+        assert!(text(1, 10).ends_with("left)"), "{}", text(1, 10));
+        assert!(text(4000, 10).ends_with("(100%)"));
+    }
+
+    #[test]
+    fn progress_never_goes_backwards() {
+        let mut meter = Meter::new("restoring");
+        let elapsed = Duration::from_secs(1);
+        assert!(
+            meter
+                .text(counted(1000, 500, 0, 0), elapsed)
+                .ends_with("(50%)")
+        );
+        // Another log was opened: twice as much is expected now.
+        assert!(
+            meter
+                .text(counted(2000, 600, 0, 0), elapsed)
+                .ends_with("(50%)")
+        );
+        assert!(
+            meter
+                .text(counted(2000, 1200, 0, 0), elapsed)
+                .ends_with("(60%)")
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `reindex`: rebuild the index from the bucket alone.
+//! `reindex`: rebuilds the index from the store.
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
@@ -6,61 +6,78 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::upkeep::reindex::rebuild;
 use crate::wire::Parts;
 
-/// Rebuild the index of an agent from the bucket
+/// Rebuild the index of an agent from the store
+///
+/// Safe while daemons run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond reindex --index postgres://sessiond@db/sessiond")]
 pub struct Args {
-    /// Print the result as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// Does it.
+/// Rebuilds the index.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let shown = progress::show(settings, &parts, "reading");
-    let rebuilt = rebuild(
+    let parts = Parts::build(settings, None).await?;
+    let progress = progress::show(settings, &parts, "indexing");
+    let report = rebuild(
         &parts.logs,
         &*parts.index,
         &*parts.profile,
-        |id, done| match done {
+        |id, result| match result {
             Ok(entries) => tracing::debug!(%id, entries, "indexed"),
-            Err(error) => tracing::error!(%id, %error, "cannot be indexed"),
+            Err(error) => tracing::error!(%id, %error, "not indexed"),
         },
     )
     .await?;
-    drop(shown);
+    drop(progress);
+    let total = print::plural(report.logs, "log", "logs");
     if args.json {
-        print::json(&rebuilt)?;
+        print::json(&report)?;
     } else {
         print::line(format_args!(
-            "{} logs, {} entries indexed; {} forgotten, {} could not be read",
-            rebuilt.logs,
-            rebuilt.entries,
-            rebuilt.forgotten,
-            rebuilt.failed + rebuilt.sealed
+            "indexed {total}, {}; deleted {} from the index; {} unreadable",
+            print::plural(report.entries, "entry", "entries"),
+            print::plural(report.deleted, "log", "logs"),
+            report.failed + report.unreadable
         ))?;
     }
-    if rebuilt.failed > 0 {
+    if report.failed > 0 {
         print::error(
             &Error::corrupt(format!(
-                "{} of {} logs are not in the index",
-                rebuilt.failed, rebuilt.logs
+                "{} of {total} not indexed, because of damage",
+                report.failed
             ))
-            .hint("sessiond verify --all --deep says what is wrong with them"),
+            .hint("run \"sessiond verify --all --deep\" to see the damage"),
         );
         return Ok(exit::CORRUPT);
     }
-    if rebuilt.sealed > 0 {
-        let error = format!(
-            "{} of {} logs were not indexed anew: they are encrypted, and not to any identity at hand",
-            rebuilt.sealed, rebuilt.logs
-        );
+    if report.newer_format > 0 {
         print::error(
-            &Error::new(ErrorKind::Encrypted, error)
-                .hint("--identity FILE names the file with the key"),
+            &Error::new(
+                ErrorKind::NewerFormat,
+                format!(
+                    "{} of {total} not indexed: written by a newer sessiond",
+                    report.newer_format
+                ),
+            )
+            .hint("upgrade sessiond"),
         );
-        return Ok(exit::SEALED);
+        return Ok(exit::NEWER_FORMAT);
+    }
+    if report.unreadable > 0 {
+        print::error(
+            &Error::new(
+                ErrorKind::Encrypted,
+                format!(
+                    "{} of {total} not indexed: encrypted for other identities",
+                    report.unreadable
+                ),
+            )
+            .hint("pass the key with --identity FILE"),
+        );
+        return Ok(exit::ENCRYPTED);
     }
     Ok(exit::OK)
 }

@@ -1,134 +1,145 @@
-//! `rm`, `undelete` and `ttl`: how long a session lives.
+//! `rm`, `undelete` and `ttl`: how long a session is kept.
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use crate::cli::{exit, print, select};
+use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::error::{Error, Result};
 use crate::model::{LogId, SessionMetadata, Ttl};
-use crate::restore::find;
+use crate::operations::index;
+use crate::sessions::find;
 use crate::upkeep::remove;
 use crate::wire::Parts;
 
-/// Remove a session; the collector deletes it for good after 24 hours
+/// Remove a session; undelete can bring it back for 24 hours
+///
+/// "sessiond gc" deletes the session permanently after 24 hours. Stop the writer first: its next
+/// change brings the session back.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond rm 3f2a\n\nA writer that still runs brings the session back with its next change: stop it first."
-)]
+#[command(after_help = "Example:\n  sessiond rm 3f2a")]
 pub struct RemoveArgs {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// Do not ask
-    #[arg(long, short, env = "SESSIOND_YES")]
+    /// Do not ask for confirmation
+    #[arg(long, short)]
     pub yes: bool,
 }
 
-/// Bring a removed or expired session back, within 24 hours
+/// Bring back a session that was removed or has expired
+///
+/// This works for 24 hours, and after that until "sessiond gc" runs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond ls --status removed\n  sessiond undelete 3f2a")]
 pub struct UndeleteArgs {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 }
 
-/// Say how long to keep a session after its last change
+/// Show or set the TTL of a session
+///
+/// The TTL starts with the last change of the session. "sessiond gc" removes expired sessions.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond ttl 3f2a never")]
+#[command(after_help = "Examples:
+  sessiond ttl 3f2a
+  sessiond ttl 3f2a 30d
+  sessiond ttl 3f2a never")]
 pub struct TtlArgs {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// A length of time, never, or default (as sessiond gc is told); without it, show what was said
+    /// Duration, never, or default for the TTL of gc [default: show the TTL]
     #[arg(value_name = "TIME")]
     pub ttl: Option<String>,
 }
 
-/// Removes.
+/// Removes a session.
 pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    if !args.yes && !confirmed(&id)? {
+    if !args.yes && !is_confirmed(&id)? {
         return Ok(exit::FAILED);
     }
-    let removed = remove::remove(&parts.logs, &id).await?;
-    select::index_learns(&parts, &id).await;
+    let is_new = remove::remove(&parts.logs, &id).await?;
+    index::update(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
-    if removed {
-        print::line(format_args!(
-            "removed {name}; sessiond undelete {name} brings it back within 24 hours"
-        ))?;
+    print::line(if is_new {
+        format!("removed {name}; run \"sessiond undelete {name}\" within 24 hours to bring it back")
     } else {
-        print::line(format_args!("{name} was removed before"))?;
-    }
+        format!("{name} was already removed")
+    })?;
     Ok(exit::OK)
 }
 
-/// Asks a person; without one, only `--yes` will do.
-fn confirmed(id: &LogId) -> Result<bool> {
+/// Asks for confirmation; without a terminal, only `--yes` confirms.
+fn is_confirmed(id: &LogId) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(Error::usage(format!("remove {id}: nobody is here to ask"))
-            .hint("--yes removes it without asking"));
+        return Err(Error::usage(format!(
+            "removing {id} needs confirmation, and standard input is not a terminal"
+        ))
+        .hint(format!("run \"sessiond rm {} --yes\"", id.name)));
     }
-    let failed = |cause| Error::io("ask", cause);
+    let failed = |cause| Error::io("ask for confirmation", cause);
     let mut out = std::io::stderr();
     write!(out, "remove {}? [y/N] ", print::clean(&id.to_string()))
         .and_then(|()| out.flush())
         .map_err(failed)?;
-    let mut answer = String::new();
+    let mut reply = String::new();
     std::io::stdin()
         .lock()
-        .read_line(&mut answer)
+        .read_line(&mut reply)
         .map_err(failed)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    Ok(matches!(reply.trim(), "y" | "Y" | "yes"))
 }
 
-/// Brings back.
+/// Brings a session back.
 pub async fn undelete(settings: &Settings, args: UndeleteArgs) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let back = remove::undelete(&parts.logs, &id).await?;
-    select::index_learns(&parts, &id).await;
+    let was_removed = remove::undelete(&parts.logs, &id).await?;
+    index::update(&parts, &id).await;
     let name = print::clean(&id.name.to_string());
-    print::line(if back {
-        format!("{name} is back")
+    print::line(if was_removed {
+        format!("undeleted {name}")
     } else {
         format!("{name} was not removed")
     })?;
     Ok(exit::OK)
 }
 
-/// Says or shows how long.
+/// Sets or shows a TTL.
 pub async fn ttl(settings: &Settings, args: TtlArgs) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let ttl = match args.ttl.as_deref().map(str::trim) {
+        None | Some("default") => None,
+        Some(text) => Some(config::ttl("TIME", text)?),
+    };
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    if let Some(text) = &args.ttl {
-        let ttl = if text.trim() == "default" {
-            None
-        } else {
-            Some(config::ttl("TIME", text)?)
-        };
-        parts
-            .logs
-            .say(&id, |before| {
-                Ok(SessionMetadata {
-                    ttl,
-                    ..before.clone()
-                })
+    let current = if args.ttl.is_some() {
+        let update = |before: &SessionMetadata| {
+            Ok(SessionMetadata {
+                ttl,
+                ..before.clone()
             })
-            .await?;
-        select::index_learns(&parts, &id).await;
-    }
-    let kept = match parts.logs.said(&id).await?.wishes.ttl {
-        None => "as sessiond gc is told".to_owned(),
-        Some(Ttl::Never) => "for ever".to_owned(),
-        Some(Ttl::Seconds(seconds)) => format!("{} after its last change", print::length(seconds)),
+        };
+        let updated = parts.logs.update_metadata(&id, update).await?;
+        index::update(&parts, &id).await;
+        updated
+    } else {
+        parts.logs.metadata(&id).await?
+    };
+    let text = match current.metadata.ttl {
+        None => "default (the --ttl of \"sessiond gc\")".to_owned(),
+        Some(Ttl::Never) => "never".to_owned(),
+        Some(Ttl::Seconds(seconds)) => {
+            format!("{} after the last change", print::length(seconds))
+        }
     };
     print::line(format_args!(
-        "{} is kept {kept}",
+        "TTL of {}: {text}",
         print::clean(&id.name.to_string())
     ))?;
     Ok(exit::OK)

@@ -1,125 +1,130 @@
-//! `run`: restore, stream, run the agent as a child, final flush.
+//! `run`: restore, stream, run the agent as a child process, final flush.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cli::start::{self, First, OnRestoreError, Streaming};
+use crate::cli::start::{self, RestoreArgs, Streaming};
 use crate::cli::{daemon, exit, print};
-use crate::config::{Settings, Stream};
+use crate::config::{Settings, StreamConfig};
 use crate::daemon::child::Child;
 use crate::daemon::signals::Signals;
 use crate::error::Result;
 
-/// The final flush has at least this long after the agent has exited, however long the agent took to stop.
-const LEAST_AFTER_EXIT: Duration = Duration::from_secs(1);
+/// The final flush has at least this long after the agent has exited, however long that took.
+const MIN_FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// Restore a session, stream, run a command as a child, flush when it has exited
+/// Restore a session, stream, and run a command as a child process
+///
+/// Forwards signals to the command. When the command has exited, flushes, and exits with the same
+/// code. Exits with 8 if the restore fails; the command is then not started.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\"\n\nExits with the command's own code; 8 if the restore failed and it was not launched."
-)]
+#[command(after_help = "Example:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\"")]
 pub struct Args {
-    /// What to restore first.
+    /// Command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+
+    /// The session to restore.
     #[command(flatten)]
-    pub first: First,
+    pub restore: RestoreArgs,
 
     /// How to stream.
     #[command(flatten)]
-    pub stream: Stream,
-
-    /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
+    pub stream: StreamConfig,
 }
 
-/// Does it.
+/// Runs the command.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let deadline = start::deadline(&args.stream)?;
-    args.first.check()?;
+    let deadline = start::flush_deadline(&args.stream)?;
+    args.restore.check()?;
     let options = start::options(settings, &args.stream).await?;
-    let vitals = start::vitals(
-        &args.stream,
-        args.first.on_restore_error == OnRestoreError::Continue,
-    )
-    .await?;
-    // From here on a signal is ours: one that comes during the restore stops us, not a half-written directory.
-    let mut signals = Signals::all()?;
+    let continues_on_error = args.restore.continues_on_error();
+    let health = start::start_probes(&args.stream, continues_on_error).await?;
+    // A signal during the restore must stop it in order, not leave a half-written directory.
+    let mut signals = Signals::for_child()?;
     let prepared = tokio::select! {
-        prepared = start::prepare(settings, &args.first, &args.stream, options, &vitals) => prepared,
-        stop = signals.stop() => {
-            tracing::info!(signal = stop.number, "stopped before the command was launched");
-            return Ok(128 + u8::try_from(stop.number).unwrap_or(0));
+        prepared = start::prepare(settings, &args.restore, &args.stream, options, &health) => prepared,
+        signal = signals.termination() => {
+            tracing::info!(signal = signal.number, "stopped before the command was started");
+            return Ok(128 + u8::try_from(signal.number).unwrap_or(0));
         }
     };
     let streaming = match prepared {
         Ok(streaming) => Some(streaming),
-        Err((error, _)) if args.first.on_restore_error == OnRestoreError::Continue => {
-            tracing::error!(%error, "nothing is streamed; launching the command all the same, as asked");
-            vitals.without();
+        Err((error, _)) if continues_on_error => {
+            tracing::error!(%error, "starting the command without streaming");
+            health.set_not_streaming();
             None
         }
         Err((error, code)) => {
             print::error(
                 &error
-                    .context("run")
-                    .hint("--on-restore-error continue launches the command all the same"),
+                    .context("start the command")
+                    .hint("use --on-restore-error continue to start the command anyway"),
             );
             return Ok(code);
         }
     };
     let mut child = match Child::start(&args.command) {
         Ok(child) => child,
-        Err((why, error)) => {
+        Err((failure, error)) => {
             print::error(&error);
             if let Some(streaming) = streaming {
                 stop(streaming, Instant::now() + deadline, &mut signals, false).await?;
             }
-            return Ok(exit::of_command(why));
+            return Ok(exit::of_command(failure));
         }
     };
-    tracing::debug!(pid = child.id(), "launched");
-    let mut stop_asked = None;
-    let code = loop {
-        let arrived = signals.next().await;
-        if arrived.is_child() {
-            if let Some(code) = child.reap() {
-                break code;
-            }
-            continue;
-        }
-        if arrived.asks_to_stop() {
-            stop_asked.get_or_insert_with(Instant::now);
-        }
-        child.forward(arrived);
-    };
+    tracing::debug!(pid = child.id(), "started the command");
+    let (code, terminated_at) = wait_for(&mut child, &mut signals).await;
     if let Some(streaming) = streaming {
-        // The agent wrote its last lines after the signal; only now is everything there. The platform's patience counts
-        // from the signal.
+        // The agent writes its last lines after the signal, so only now is everything on disk. The
+        // stop timeout of the platform starts with the signal.
         let now = Instant::now();
-        let until = stop_asked.map_or(now + deadline, |asked: Instant| {
-            (asked + deadline).max(now + LEAST_AFTER_EXIT)
+        let deadline = terminated_at.map_or(now + deadline, |at| {
+            (at + deadline).max(now + MIN_FLUSH_TIME)
         });
-        stop(streaming, until, &mut signals, stop_asked.is_some()).await?;
+        stop(streaming, deadline, &mut signals, terminated_at.is_some()).await?;
     }
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
 }
 
-/// The final flush.
+/// Forwards signals until the child exits. Returns its exit code, and the time of the first signal
+/// that asked it to terminate.
+async fn wait_for(child: &mut Child, signals: &mut Signals) -> (i32, Option<Instant>) {
+    let mut terminated_at = None;
+    loop {
+        let signal = signals.next().await;
+        if signal.is_child_exit() {
+            if let Some(code) = child.reap() {
+                return (code, terminated_at);
+            }
+            continue;
+        }
+        if signal.is_termination() {
+            terminated_at.get_or_insert_with(Instant::now);
+        }
+        child.forward(signal);
+    }
+}
+
+/// Runs the final flush.
 async fn stop(
     streaming: Streaming,
-    until: Instant,
+    deadline: Instant,
     signals: &mut Signals,
-    asked: bool,
+    is_terminated: bool,
 ) -> Result<()> {
-    let flushed = daemon::final_flush(streaming.service, until, signals, asked).await?;
-    if !flushed {
+    let Streaming { service, restore } = streaming;
+    let is_durable = daemon::final_flush(service, deadline, signals, is_terminated).await?;
+    if !is_durable {
         tracing::error!(
-            "the command's last bytes are not durable; they are still in {}",
-            streaming.disk.root().display()
+            root = %restore.disk().root().display(),
+            "the last bytes of the command are not durable; they are still in the agent's directory"
         );
     }
-    daemon::hand_over(&streaming.disk, streaming.owner);
+    daemon::hand_over_state(restore.disk(), restore.owner());
     Ok(())
 }

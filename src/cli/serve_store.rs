@@ -1,4 +1,5 @@
-//! `serve-store`: the same log, fence and index for users of an Agent SDK who have no directory to share.
+//! `serve-store`: the SessionStore API of the Agent SDK, for programs that have no directory to
+//! stream.
 
 use std::sync::Arc;
 
@@ -6,75 +7,78 @@ use tokio::time::Instant;
 
 use crate::agent::claude_code::ClaudeCode;
 use crate::cli::{daemon, exit, print, select, start};
-use crate::config::{Settings, Stream};
-use crate::daemon::listen::Listen;
-use crate::daemon::lock::{self, state_dir};
+use crate::config::{Settings, StreamConfig};
+use crate::daemon::listen::ListenAddress;
 use crate::daemon::service::Service;
 use crate::daemon::session_store::{SessionStore, http};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
+use crate::sys::lock::{lock_root, state_dir};
 use crate::wire::{self, Parts};
 
-/// Be the session store of a Claude Agent SDK: what it appends is durable when it is answered
+/// Serve the Agent SDK's SessionStore API; an append returns once it is durable
+///
+/// The adapters for TypeScript and Python are in examples/. The server has a directory of its own
+/// (--root, by default below the XDG data directory), never an agent's. SIGTERM or SIGINT starts
+/// the final flush. A second signal ends it early, with exit code 9.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  sessiond serve-store --listen http://127.0.0.1:7474 --store 's3://bucket/agents'\n\nThe adapters for TypeScript and Python are in examples/. Its directory is its own (--root; by default one in the XDG data\ndirectory), never the one of an agent. SIGTERM or SIGINT starts the final flush; a second one gives up (exit code 9)."
+    after_help = "Example:\n  sessiond serve-store --listen http://127.0.0.1:7474 --store 's3://bucket/agents'"
 )]
 pub struct Args {
-    /// Where to listen: unix:///PATH, or http://127.0.0.1:PORT (0 takes a free one) [default: a socket in its directory]
+    /// Address: unix:///PATH or http://127.0.0.1:PORT [default: a socket in the root]
     #[arg(long, env = "SESSIOND_LISTEN", value_name = "URL")]
     pub listen: Option<String>,
 
     /// How to stream.
     #[command(flatten)]
-    pub stream: Stream,
+    pub stream: StreamConfig,
 }
 
-/// Does it.
+/// Serves the API.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let deadline = start::deadline(&args.stream)?;
-    if settings
-        .agent
-        .as_deref()
-        .is_some_and(|agent| agent != ClaudeCode::NAME)
+    let flush_deadline = start::flush_deadline(&args.stream)?;
+    if let Some(agent) = &settings.agent.name
+        && agent != ClaudeCode::NAME
     {
         return Err(Error::usage(format!(
-            "serve-store keeps sessions of {} alone",
+            "invalid --agent value {agent:?}: serve-store stores sessions of {} only",
             ClaudeCode::NAME
         ))
-        .hint("leave --agent out"));
+        .hint("remove --agent"));
     }
-    let root = wire::store_dir(settings)?;
-    let listen = args
-        .listen
-        .as_deref()
-        .map(str::parse::<Listen>)
-        .transpose()?;
+    let root = wire::session_store_root(settings)?;
+    let address = args.listen.as_deref().map(str::parse::<ListenAddress>);
+    let address = address.transpose()?;
     let options = start::options(settings, &args.stream).await?;
-    let vitals = start::vitals(&args.stream, false).await?;
-    let parts = Parts::make(settings, args.stream.parallel)
+    let health = start::start_probes(&args.stream, false).await?;
+    let parts = Parts::build(settings, args.stream.flush.parallel)
         .await?
-        .rooted_at(root);
-    let mut signals = Signals::to_stop()?;
+        .with_root(root);
+    let mut signals = Signals::for_termination()?;
     let disk = parts.directory()?;
     let owner = select::owner(None, &disk)?;
-    let _lock = lock::take(disk.root(), owner)?;
-    let listen =
-        listen.unwrap_or_else(|| Listen::Unix(state_dir(disk.root()).join("session-store")));
-    let (listener, bound) = listen.bind().await?;
-    let service = Service::start(&parts, options, Vec::new(), &vitals).await?;
+    let _lock = lock_root(disk.root(), owner)?;
+    let address = address
+        .unwrap_or_else(|| ListenAddress::Unix(state_dir(disk.root()).join("session-store")));
+    let (listener, bound) = address.bind().await?;
+    let service = Service::start(&parts, options, Vec::new(), &health).await?;
     let store = Arc::new(SessionStore::new(&parts, &service)?);
     print::line(format_args!("listening on {bound}"))?;
-    let mut until = Instant::now();
+    let mut deadline = Instant::now();
     http::serve(store, listener, async {
-        let stop = signals.stop().await;
-        tracing::info!(signal = stop.number, "stopping");
-        until = Instant::now() + deadline;
-        // Who has asked waits for the store, as the final flush does after that.
-        until - deadline / 2
+        let signal = signals.termination().await;
+        tracing::info!(signal = signal.number, "stopping");
+        deadline = Instant::now() + flush_deadline;
+        // Open requests get half of the time, the final flush the other half.
+        deadline - flush_deadline / 2
     })
     .await;
-    let flushed = daemon::final_flush(service, until, &mut signals, true).await?;
-    daemon::hand_over(&disk, owner);
-    Ok(if flushed { exit::OK } else { exit::GAVE_UP })
+    let is_durable = daemon::final_flush(service, deadline, &mut signals, true).await?;
+    daemon::hand_over_state(&disk, owner);
+    Ok(if is_durable {
+        exit::OK
+    } else {
+        exit::NOT_DURABLE
+    })
 }

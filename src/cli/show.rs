@@ -1,90 +1,94 @@
-//! `show`: a conversation, for a person to read.
+//! `show`: the conversation of a session, for a person to read.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
+
+use clap::builder::BoolishValueParser;
 
 use crate::cli::{exit, print, select};
 use crate::config::Settings;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
-use crate::history::conversation::answers;
-use crate::history::{Conversation, Renderer, Shown, Style};
+use crate::history::conversation::tool_outcomes;
+use crate::history::{Conversation, ConversationReader, Extent, Renderer, Style, ThreadedMessage};
+use crate::log::errors;
 use crate::model::{LogId, SessionFacts};
-use crate::restore::find;
-use crate::restore::point::{self, ResolvedPoint};
+use crate::sessions::{find, point};
 use crate::wire::Parts;
 
-/// Show the conversation of a session, through $PAGER on a terminal
+/// Show the conversation of a session
+///
+/// On a terminal, the output goes through $PAGER, or through less.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond show 3f2a --last 20\n  sessiond show 3f2a --markdown > session.md"
-)]
+#[command(after_help = "Examples:
+  sessiond show 3f2a --last 20
+  sessiond show 3f2a --markdown > session.md")]
 pub struct Args {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// The point: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
-    #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
+    /// The point
+    #[arg(long, value_name = "POINT", help = select::AT_HELP)]
     pub at: Option<String>,
 
-    /// Only the last so many messages
-    #[arg(long, env = "SESSIOND_LAST", value_name = "N")]
+    /// Maximum number of messages, from the end [default: all]
+    #[arg(long, value_name = "N")]
     pub last: Option<usize>,
 
-    /// As Markdown
-    #[arg(long, env = "SESSIOND_MARKDOWN")]
+    /// Print Markdown
+    #[arg(long)]
     pub markdown: bool,
 
-    /// All of it: thoughts, what tools were given and answered, what the agent added
-    #[arg(long, env = "SESSIOND_FULL")]
+    /// Show thinking, complete tool inputs and results, and system messages
+    #[arg(long)]
     pub full: bool,
 
     /// Print a JSON array of messages
-    #[arg(long, env = "SESSIOND_JSON", conflicts_with = "markdown")]
+    #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
 
-    /// Print it, also on a terminal
-    #[arg(long, env = "SESSIOND_NO_PAGER")]
-    pub no_pager: bool,
+    /// Do not use a pager
+    #[arg(
+        long,
+        env = "SESSIOND_NO_PAGER",
+        num_args = 0,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub no_pager: Option<bool>,
 }
 
-/// Does it.
+/// Prints the conversation.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let spec = select::point(args.at.as_deref())?;
+    let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let ResolvedPoint { at, cut } =
-        point::find(&parts.logs, &id, &select::point(args.at.as_deref())?).await?;
-    let read = Conversation::read(
-        &parts.logs,
-        &*parts.profile,
-        &id,
-        (at, cut.as_ref()),
-        args.last,
-        args.full,
-    )
-    .await?;
+    let point = point::resolve(&parts.logs, &id, &spec).await?;
+    let extent = args.last.map_or(Extent::All, Extent::Last);
+    let read = ConversationReader::new(&parts.logs, &*parts.profile, &id)
+        .read(&point, extent, || Conversation::new(args.full))
+        .await?;
     if read.head == 0 {
-        return Err(find::unknown(&id));
+        return Err(errors::not_found(&id));
     }
-    let (facts, removed, damage) = (read.sink.facts.clone(), read.sink.removed, read.damage);
-    let shown = read.sink.ear.shown(args.last);
+    let messages = read.visitor.threaded(args.last);
     if args.json {
-        print::json(&shown)?;
+        print::json(&messages)?;
     } else {
-        read_out(&id, &facts, &shown, &args)?;
+        print_messages(&id, &read.facts, &messages, &args)?;
     }
-    if removed {
+    if read.is_removed {
         tracing::warn!(
-            "the session was removed; sessiond undelete {} brings it back while it can",
+            "the session is removed; run \"sessiond undelete {}\" to bring it back",
             id.name
         );
     }
-    match damage {
+    match read.damage {
         None => Ok(exit::OK),
         Some(damage) => {
             print::error(&damage.hint(format!(
-                "this is what is sound; sessiond verify {} tells more",
+                "run \"sessiond verify {}\" to see which point can be restored",
                 id.name
             )));
             Ok(exit::CORRUPT)
@@ -92,51 +96,62 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
 }
 
-/// For a person.
-fn read_out(id: &LogId, facts: &SessionFacts, shown: &[Shown], args: &Args) -> Result<()> {
+fn print_messages(
+    id: &LogId,
+    facts: &SessionFacts,
+    messages: &[ThreadedMessage],
+    args: &Args,
+) -> Result<()> {
     let style = Style {
-        colour: print::colour() && !args.markdown,
+        color: print::colors_stdout() && !args.markdown,
         markdown: args.markdown,
         full: args.full,
     };
-    let mut look = Renderer::new(style, answers(shown.iter().map(|shown| &shown.spoken)));
-    let mut out = Out::open(std::io::stdout().is_terminal() && !args.no_pager && !args.markdown)?;
-    let mut goes_on = out.write(&heading(id, facts, style))?;
-    for message in shown {
-        goes_on = goes_on && out.write(&look.message(&message.spoken, message.depth))?;
+    let mut renderer = Renderer::new(
+        style,
+        tool_outcomes(messages.iter().map(|threaded| &threaded.message)),
+    );
+    let uses_pager =
+        std::io::stdout().is_terminal() && !args.no_pager.unwrap_or(false) && !args.markdown;
+    let mut out = Output::open(uses_pager)?;
+    let mut is_open = out.write(&heading(id, facts, style))?;
+    for threaded in messages {
+        is_open = is_open && out.write(&renderer.message(&threaded.message, threaded.depth))?;
     }
     out.close()
 }
 
 fn heading(id: &LogId, facts: &SessionFacts, style: Style) -> String {
     let title = print::clean(facts.title.as_deref().unwrap_or("Session"));
-    let about = [
-        facts.cwd.as_deref(),
-        facts.model.as_deref(),
-        facts.agent_version.as_deref(),
+    let details = [
+        Some(id.name.to_string()),
+        facts.cwd.clone(),
+        facts.model.clone(),
+        facts.agent_version.clone(),
     ];
-    let about: Vec<String> = about.into_iter().flatten().map(print::clean).collect();
-    match (style.markdown, style.colour) {
-        (true, _) => format!("# {title}\n\n{} · {}\n\n", id.name, about.join(" · ")),
-        (false, true) => format!(
-            "\x1b[1m{title}\x1b[0m  \x1b[2m{} · {}\x1b[0m\n\n",
-            id.name,
-            about.join(" · ")
-        ),
-        (false, false) => format!("{title}  {} · {}\n\n", id.name, about.join(" · ")),
+    let details: Vec<String> = details
+        .into_iter()
+        .flatten()
+        .map(|text| print::clean(&text))
+        .collect();
+    let details = details.join(" · ");
+    match (style.markdown, style.color) {
+        (true, _) => format!("# {title}\n\n{details}\n\n"),
+        (false, true) => format!("\x1b[1m{title}\x1b[0m  \x1b[2m{details}\x1b[0m\n\n"),
+        (false, false) => format!("{title}  {details}\n\n"),
     }
 }
 
-/// Where it goes: to a pager, or to wherever we print.
-enum Out {
+/// The destination of the text: a pager, or standard output.
+enum Output {
     Pager(Child, Signals),
-    Plain,
+    Stdout,
 }
 
-impl Out {
-    fn open(page: bool) -> Result<Out> {
-        if !page {
-            return Ok(Out::Plain);
+impl Output {
+    fn open(uses_pager: bool) -> Result<Output> {
+        if !uses_pager {
+            return Ok(Output::Stdout);
         }
         let pager = std::env::var("PAGER")
             .ok()
@@ -145,25 +160,25 @@ impl Out {
         let mut command = Command::new("sh");
         command.args(["-c", &pager]).stdin(Stdio::piped());
         if std::env::var_os("LESS").is_none() {
-            // Leaves what fits on the screen there.
+            // Text that fits on the screen stays there without a key press.
             command.env("LESS", "FRX");
         }
-        // Ctrl-C is the pager's; it ends, and then so do we.
-        let signals = Signals::to_stop()?;
+        // Ctrl-C belongs to the pager. When it exits, so does sessiond.
+        let signals = Signals::for_termination()?;
         match command.spawn() {
-            Ok(child) => Ok(Out::Pager(child, signals)),
+            Ok(child) => Ok(Output::Pager(child, signals)),
             Err(cause) => {
-                tracing::debug!(%cause, "no pager");
-                Ok(Out::Plain)
+                tracing::debug!(%cause, "cannot start the pager");
+                Ok(Output::Stdout)
             }
         }
     }
 
-    /// False if nobody reads any more.
+    /// Writes text; false if the pager has exited or the pipe is closed.
     fn write(&mut self, text: &str) -> Result<bool> {
         match self {
-            Out::Plain => print::text(text),
-            Out::Pager(child, _) => match child
+            Output::Stdout => print::text(text),
+            Output::Pager(child, _) => match child
                 .stdin
                 .as_mut()
                 .map(|pipe| pipe.write_all(text.as_bytes()))
@@ -171,13 +186,13 @@ impl Out {
                 Some(Err(cause)) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
                     Err(Error::io("write to the pager", cause))
                 }
-                wrote => Ok(matches!(wrote, Some(Ok(())))),
+                written => Ok(matches!(written, Some(Ok(())))),
             },
         }
     }
 
     fn close(self) -> Result<()> {
-        if let Out::Pager(mut child, _signals) = self {
+        if let Output::Pager(mut child, _signals) = self {
             drop(child.stdin.take());
             child
                 .wait()

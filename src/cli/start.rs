@@ -1,309 +1,296 @@
-//! What `run` and `daemon` begin with: what operators ask over HTTP, the restore that was asked for, streaming.
+//! The start of `run` and `daemon`: probes, the restore, streaming.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tokio::time::Instant;
+use clap::builder::BoolishValueParser;
 
-use crate::cli::select::Latest;
-use crate::cli::{exit, restore, select};
-use crate::config::{self, Settings, Stream};
+use crate::cli::{exit, select};
+use crate::config::{self, Settings, StreamConfig};
 use crate::daemon::health::HealthState;
 use crate::daemon::heartbeat::Heartbeat;
-use crate::daemon::lock::{self, Lock};
 use crate::daemon::probes;
-use crate::daemon::service::{self, Service};
+use crate::daemon::service::{Service, ServiceOptions};
 use crate::error::{Error, Result};
 use crate::model::LogName;
-use crate::restore::{Options, RestoreReport};
-use crate::sys::outbound::Outbound;
-use crate::sys::{Disk, Operation, Owner, SystemClock};
-use crate::wire::{PARALLEL, Parts};
+use crate::operations::restore::{
+    IfMissing, IndexUpdate, RestoreRequest, RestoreService, SessionSet,
+};
+use crate::sys::SystemClock;
+use crate::sys::outbound::OutboundEndpoint;
+use crate::wire::{DEFAULT_CONCURRENT_FLUSHES, Parts};
 
-/// Fits a platform that gives ten seconds.
+/// Leaves two of the ten seconds that Docker gives a container to stop.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(8);
 
-/// A second of work is what a crash may cost.
+/// A crash of the machine costs at most about one second of work.
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Once a minute is what services that wait for a call expect.
+/// Monitoring services expect a heartbeat once per minute.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What to do when the restore fails.
+/// Maximum value of --parallel.
+const MAX_PARALLEL: usize = 1024;
+
+/// What to do if the restore fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnRestoreError {
-    /// Stop; no command is launched, and nothing is streamed.
+    /// Stop: start no command, and stream nothing.
     Fail,
-    /// Go on all the same, with what is there.
+    /// Continue with the local files.
     Continue,
 }
 
-/// What is restored before anything is streamed.
+/// The session to restore before streaming starts.
 #[derive(Debug, clap::Args)]
-pub struct First {
-    /// Restore this session first (its id, or the beginning of it)
-    #[arg(long, visible_alias = "restore", env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["latest", "request"])]
+#[command(next_help_heading = "Restore options")]
+pub struct RestoreArgs {
+    /// Restore this session first, by ID or unambiguous prefix [default: none]
+    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["latest", "request"])]
     pub session: Option<String>,
 
-    /// Restore the session that was written last
-    #[arg(long, env = "SESSIOND_LATEST")]
+    /// Restore the last written session first
+    #[arg(long)]
     pub latest: bool,
 
-    /// Restore the session of this request that was written last
+    /// Restore the last written session with this request ID first [default: none]
     #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
     pub request: Option<String>,
 
     /// With --latest: only sessions of the project in this directory
-    #[arg(
-        long,
-        env = "SESSIOND_PROJECT",
-        value_name = "DIR",
-        requires = "latest"
-    )]
+    #[arg(long, value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
-    /// Put the session where the agent looks for it when it runs in this directory, from whichever project it was in
+    /// Restore for an agent that runs in this directory, whatever its project was
     #[arg(long, env = "SESSIOND_CWD", value_name = "DIR")]
     pub cwd: Option<PathBuf>,
 
-    /// The point to go back to: latest, turn, turn:N, seq:N, a time, or a checkpoint's number or name [default: latest]
-    #[arg(long, env = "SESSIOND_AT", value_name = "POINT")]
+    /// The point
+    #[arg(long, value_name = "POINT", help = select::AT_HELP)]
     pub at: Option<String>,
 
-    /// A session that is not stored yet is an error
-    #[arg(long, env = "SESSIOND_MUST_EXIST")]
-    pub must_exist: bool,
+    /// Fail if the session does not exist [default: start a new one]
+    #[arg(
+        long,
+        env = "SESSIOND_MUST_EXIST",
+        num_args = 0,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub must_exist: Option<bool>,
 
-    /// Move local files that differ aside (to .sessiond/aside) instead of stopping
-    #[arg(long, env = "SESSIOND_FORCE")]
+    /// Move local files that differ to .sessiond/aside instead of failing
+    #[arg(long)]
     pub force: bool,
 
-    /// Give the agent transcripts without torn, glued or empty lines; as they were, they are kept in .sessiond/aside
-    #[arg(long, env = "SESSIOND_REPAIR")]
-    pub repair: bool,
+    /// Remove damaged lines from transcripts; keep the originals in .sessiond/aside
+    #[arg(
+        long,
+        env = "SESSIOND_REPAIR",
+        num_args = 0,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub repair: Option<bool>,
 
-    /// Whose the files shall be, when run as root [default: the owner of the agent's directory]
+    /// Owner of restored files (user:group) [default: owner of the directory]
+    ///
+    /// Applies if sessiond runs as root.
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
 
-    /// What to do when the restore fails
-    #[arg(long, env = "SESSIOND_ON_RESTORE_ERROR", default_value = "fail")]
+    /// What to do if the restore fails: fail or continue
+    #[arg(
+        long,
+        env = "SESSIOND_ON_RESTORE_ERROR",
+        value_name = "ACTION",
+        default_value = "fail",
+        hide_possible_values = true
+    )]
     pub on_restore_error: OnRestoreError,
 }
 
-impl First {
-    /// Whether anything is to be restored.
-    fn asks(&self) -> bool {
-        self.session.is_some() || self.latest || self.request.is_some()
-    }
-
-    /// Checks what can be checked before anything is started.
+impl RestoreArgs {
+    /// Checks the arguments before anything is started.
     pub fn check(&self) -> Result<()> {
-        if self
-            .session
-            .as_deref()
-            .is_some_and(|id| id.trim().is_empty())
-        {
-            return Err(Error::usage("--session is empty")
-                .hint("leave it out where there is no session to restore"));
+        let session = self.session.as_deref();
+        if session.is_some_and(|id| id.trim().is_empty()) {
+            return Err(Error::usage("invalid --session value \"\": it is empty")
+                .hint("leave out --session to start without a restore"));
         }
         Ok(())
     }
+
+    /// Whether a failed restore does not stop the command.
+    pub fn continues_on_error(&self) -> bool {
+        self.on_restore_error == OnRestoreError::Continue
+    }
+
+    /// The request; none if no session is to be restored.
+    fn request(&self, parts: &Parts) -> Result<Option<RestoreRequest>> {
+        let selector = select::selector(
+            parts,
+            self.session.as_deref(),
+            self.latest,
+            self.project.as_deref(),
+            self.request.as_deref(),
+        );
+        let Some(selector) = selector else {
+            return Ok(None);
+        };
+        let cwd = self.cwd.as_deref();
+        Ok(Some(RestoreRequest {
+            if_missing: match self.must_exist.unwrap_or(false) {
+                true => IfMissing::Fail,
+                false => IfMissing::Skip,
+            },
+            point: select::point(self.at.as_deref())?,
+            project: cwd
+                .map(|directory| select::target_project(parts, directory))
+                .transpose()?,
+            force: self.force,
+            repair: self.repair.unwrap_or(false),
+            ..RestoreRequest::new(SessionSet::Selected(selector))
+        }))
+    }
 }
 
-/// Begins to answer operators, before anything that can take long. With `whatever` an address that cannot be had is no error.
-pub async fn vitals(stream: &Stream, whatever: bool) -> Result<Arc<HealthState>> {
-    let vitals = HealthState::new(Arc::new(SystemClock));
-    match probes::start(stream.http.as_deref(), &vitals).await {
-        Err(error) if whatever => {
-            tracing::error!(%error, "no /healthz, /readyz and /metrics; going on without, as asked")
+/// Starts the probes, before anything that can take long. With `is_optional`, an address that
+/// cannot be used is only logged.
+pub async fn start_probes(stream: &StreamConfig, is_optional: bool) -> Result<Arc<HealthState>> {
+    let health = HealthState::new(Arc::new(SystemClock));
+    match probes::start(stream.probes.http.as_deref(), &health).await {
+        Err(error) if is_optional => {
+            tracing::error!(%error, "continuing without /healthz, /readyz and /metrics")
         }
         started => started?,
     }
-    Ok(vitals)
+    Ok(health)
 }
 
-/// How to stream, by the settings.
-pub async fn options(settings: &Settings, stream: &Stream) -> Result<service::Options> {
+/// Checks the settings of streaming. Connects to nothing.
+pub async fn check(settings: &Settings, stream: &StreamConfig) -> Result<()> {
+    options(settings, stream).await?;
+    if let Some(address) = &stream.probes.http {
+        probes::parse_address(address.trim())?;
+    }
+    Ok(())
+}
+
+/// The options of streaming.
+pub async fn options(settings: &Settings, stream: &StreamConfig) -> Result<ServiceOptions> {
+    let (flush, probes) = (&stream.flush, &stream.probes);
     let flush_interval = config::duration(
         "--flush-interval",
-        stream.flush_interval.as_deref(),
+        flush.flush_interval.as_deref(),
         FLUSH_INTERVAL,
     )?;
-    let parallel = stream.parallel.unwrap_or(PARALLEL).clamp(1, 1024);
-    let interval = config::duration(
+    let heartbeat_interval = config::duration(
         "--heartbeat-interval",
-        stream.heartbeat_interval.as_deref(),
+        probes.heartbeat_interval.as_deref(),
         HEARTBEAT_INTERVAL,
     )?;
-    let heartbeat = match stream
-        .heartbeat_url
-        .as_deref()
-        .filter(|url| !url.trim().is_empty())
-    {
+    let max_lag = flush_deadline(stream)?;
+    let heartbeat = match &probes.heartbeat_url {
         Some(url) => {
-            let server = Outbound::to("--heartbeat-url", url, settings.ca_file.as_deref()).await?;
-            Some(Heartbeat::new(server, interval, deadline(stream)?)?)
+            let ca_file = settings.network.ca_file.as_deref();
+            let endpoint = OutboundEndpoint::new("--heartbeat-url", url, ca_file).await?;
+            Some(Heartbeat::new(endpoint, heartbeat_interval, max_lag)?)
         }
         None => None,
     };
-    Ok(service::Options {
+    Ok(ServiceOptions {
         flush_interval,
-        parallel,
-        ready_file: stream.ready_file.clone(),
-        wishes: stream.wishes()?,
+        max_concurrent_flushes: flush
+            .parallel
+            .unwrap_or(DEFAULT_CONCURRENT_FLUSHES)
+            .clamp(1, MAX_PARALLEL),
+        ready_file: probes.ready_file.clone(),
+        metadata: stream.metadata.parse()?,
         heartbeat,
     })
 }
 
-/// When the final flush gives up.
-pub fn deadline(stream: &Stream) -> Result<Duration> {
+/// The deadline of the final flush.
+pub fn flush_deadline(stream: &StreamConfig) -> Result<Duration> {
     config::duration(
         "--flush-deadline",
-        stream.flush_deadline.as_deref(),
+        stream.flush.flush_deadline.as_deref(),
         FLUSH_DEADLINE,
     )
 }
 
-/// What streams.
+/// A started stream.
 pub struct Streaming {
     /// The service.
     pub service: Service,
-    /// The agent's directory.
-    pub disk: Arc<Disk>,
-    /// Whose the files are.
-    pub owner: Option<Owner>,
-    _lock: Lock,
+    /// Keeps the agent's directory locked.
+    pub restore: RestoreService,
 }
 
-/// Restores and starts streaming; an error comes with the exit code it means.
+/// Restores and starts streaming. An error comes with its exit code.
 pub async fn prepare(
     settings: &Settings,
-    first: &First,
-    stream: &Stream,
-    options: service::Options,
-    vitals: &Arc<HealthState>,
+    restore: &RestoreArgs,
+    stream: &StreamConfig,
+    options: ServiceOptions,
+    health: &Arc<HealthState>,
 ) -> Result<Streaming, (Error, u8)> {
-    let plain = |error: Error| {
+    let with_code = |error: Error| {
         let code = exit::of(error.kind());
         (error, code)
     };
-    let parts = Parts::make(settings, stream.parallel)
-        .await
-        .map_err(plain)?;
-    let disk = parts.directory().map_err(plain)?;
-    let owner = select::owner(first.owner.as_deref(), &disk).map_err(plain)?;
-    let lock = lock::take(disk.root(), owner).map_err(plain)?;
-    let stale = match restored(&parts, first, owner, vitals).await {
+    let parts = Parts::build(settings, stream.flush.parallel);
+    let parts = parts.await.map_err(with_code)?;
+    let restorer = open_restorer(&parts, restore, health).map_err(with_code)?;
+    let stale = match restore_first(&parts, restore, &restorer, health).await {
         Ok(names) => names,
-        Err(error) if first.on_restore_error == OnRestoreError::Continue => {
-            tracing::error!(%error, "the restore failed; going on without, as asked");
+        Err(error) if restore.continues_on_error() => {
+            tracing::error!(%error, "the restore failed; continuing without it");
             Vec::new()
         }
         Err(error) => return Err((error, exit::NOT_RESTORED)),
     };
-    let service = Service::start(&parts, options, stale, vitals)
+    let service = Service::start(&parts, options, stale, health)
         .await
-        .map_err(plain)?;
+        .map_err(with_code)?;
     Ok(Streaming {
         service,
-        disk,
-        owner,
-        _lock: lock,
+        restore: restorer,
     })
 }
 
-/// Restores what was asked for, and counts that.
-async fn restored(
+fn open_restorer(
     parts: &Parts,
-    first: &First,
-    owner: Option<Owner>,
-    vitals: &HealthState,
-) -> Result<Vec<LogName>> {
-    if first.asks() {
-        vitals.restoring();
-    }
-    let began = Instant::now();
-    let done = restore_first(parts, first, owner).await;
-    match &done {
-        Err(error) => vitals.counts.failed(Operation::Restore, error.kind()),
-        Ok(reports) if reports.is_empty() => {}
-        Ok(reports) => {
-            let bytes = reports.iter().map(|report| report.bytes).sum();
-            vitals
-                .counts
-                .note(|tally| tally.restored(bytes, began.elapsed(), vitals.clock.now()));
-        }
-    }
-    done?.iter().map(|report| report.session.parse()).collect()
+    restore: &RestoreArgs,
+    health: &HealthState,
+) -> Result<RestoreService> {
+    let owner = select::owner(restore.owner.as_deref(), &*parts.directory()?)?;
+    let counters = health.counters.clone();
+    RestoreService::open(parts, owner, counters, IndexUpdate::Deferred)
 }
 
-/// There is no such session.
-fn nothing(parts: &Parts, first: &First) -> Result<Vec<RestoreReport>> {
-    if first.asks() && first.must_exist {
-        return Err(select::nothing(
-            parts,
-            first.session.as_deref(),
-            first.request.as_deref(),
-        ));
-    }
-    if first.asks() {
-        tracing::info!(
-            session = first.session.as_deref().unwrap_or("latest"),
-            "nothing stored yet; starting afresh"
-        );
-    }
-    Ok(Vec::new())
-}
-
+/// Restores the selected session. Returns the restored logs.
 async fn restore_first(
     parts: &Parts,
-    first: &First,
-    owner: Option<Owner>,
-) -> Result<Vec<RestoreReport>> {
-    let latest = Latest {
-        latest: first.latest,
-        project: first.project.as_deref(),
-        request: first.request.as_deref(),
+    restore: &RestoreArgs,
+    restorer: &RestoreService,
+    health: &HealthState,
+) -> Result<Vec<LogName>> {
+    let Some(request) = restore.request(parts)? else {
+        return Ok(Vec::new());
     };
-    let project = first
-        .cwd
-        .as_deref()
-        .map(|cwd| select::next_project(parts, cwd))
-        .transpose()?;
-    let point = select::point(first.at.as_deref())?;
-    let Some(id) = select::session(parts, first.session.as_deref(), latest).await? else {
-        return nothing(parts, first);
-    };
-    let (force, repair) = (first.force, first.repair);
-    let options = Options {
-        project,
-        force,
-        repair,
-        dry_run: false,
-        claim: true,
-        owner,
-        ..Options::default()
-    };
-    let reports = match restore::session(parts, &id, &point, &options).await {
-        Err(error) if select::is_missing(parts, first.session.as_deref(), &error).await? => {
-            return nothing(parts, first);
-        }
-        done => done?,
-    };
-    for report in &reports {
+    health.set_restoring();
+    let summary = restorer.restore(&request).await?;
+    if summary.is_empty() {
+        let session = restore.session.as_deref().unwrap_or("latest");
         tracing::info!(
-            session = report.session,
-            entry = report.seq,
-            files = report.written(),
-            bytes = report.bytes,
-            "restored"
+            session,
+            "the session does not exist yet; starting a new one"
         );
-        for repaired in &report.repaired {
-            tracing::warn!(path = %repaired.path, changes = repaired.changes.len(), original = ?repaired.original, "repaired");
-        }
     }
-    Ok(reports)
+    summary.log();
+    summary.log_names()
 }

@@ -1,36 +1,39 @@
-//! `stats`: what sessions amount to.
+//! `stats`: totals of sessions.
 
 use std::io::IsTerminal;
 
 use serde::Serialize;
 
-use crate::cli::{exit, print, when};
+use crate::cli::table::Table;
+use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::index::{By, StatsFilter, StatsRow};
+use crate::index::{GroupBy, StatsFilter, StatsRow};
 use crate::wire::Parts;
 
-/// The widest bar, in characters.
-const BAR: usize = 24;
+/// Width of the longest bar, in characters.
+const BAR_WIDTH: usize = 24;
 
 /// Count sessions, messages, turns, tokens, cost and bytes
+///
+/// Rewound turns are not counted. Token usage is counted once per response.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond stats --by day --since 14d")]
 pub struct Args {
-    /// A row for each: day, project, model or label
-    #[arg(long, env = "SESSIOND_BY", value_name = "WHAT", value_parser = ["day", "project", "model", "label"])]
+    /// Group by day, project, model or label [default: one row]
+    #[arg(long, value_name = "GROUP", value_parser = ["day", "project", "model", "label"], hide_possible_values = true)]
     pub by: Option<String>,
 
-    /// Only what was said from then on: a time, a day, or 2h for two hours ago
-    #[arg(long, env = "SESSIOND_SINCE", value_name = "TIME")]
+    /// Only messages since this time, day or age, such as 2026-05-01 or 2h
+    #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
 
-    /// Only what was said before
-    #[arg(long, env = "SESSIOND_UNTIL", value_name = "TIME")]
+    /// Only messages before this time, day or age
+    #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
 
-    /// Print them as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -40,25 +43,24 @@ struct Stats {
     total: StatsRow,
 }
 
-/// Does it.
+/// Prints the totals.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
+    let parts = Parts::build(settings, None).await?;
     let now = parts.logs.clock.now();
-    let by = args.by.as_deref().map(|by| match by {
-        "day" => By::Day,
-        "project" => By::Project,
-        "model" => By::Model,
-        _ => By::Label,
+    let group_by = args.by.as_deref().map(|by| match by {
+        "day" => GroupBy::Day,
+        "project" => GroupBy::Project,
+        "model" => GroupBy::Model,
+        _ => GroupBy::Label,
     });
     let all = StatsFilter {
         namespace: parts.logs.namespace.clone(),
-        // Every agent's, unless one is named.
-        agent: settings.agent.as_ref().map(|_| parts.logs.agent.clone()),
-        by: None,
-        since: when::maybe("--since", args.since.as_deref(), now)?,
-        until: when::maybe("--until", args.until.as_deref(), now)?,
+        agent: select::agent_filter(settings, &parts),
+        group_by: None,
+        since: time::parse_optional("--since", args.since.as_deref(), now)?,
+        until: time::parse_optional("--until", args.until.as_deref(), now)?,
     };
-    // Not the sum of the rows: a session can be in several.
+    // Not the sum of the rows: a session can be in several of them.
     let total = parts
         .index
         .stats(&all)
@@ -68,8 +70,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             cost: Some(0),
             ..StatsRow::default()
         });
-    let rows = if by.is_some() {
-        parts.index.stats(&StatsFilter { by, ..all }).await?
+    let rows = if group_by.is_some() {
+        parts.index.stats(&StatsFilter { group_by, ..all }).await?
     } else {
         Vec::new()
     };
@@ -90,15 +92,18 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         "CACHE READ",
         "CACHE WRITE",
         "COST",
-        "SHIPPED",
+        "SIZE",
         "",
     ];
-    print::table(&heading, &table(&stats, bars))?;
+    Table::new(&heading)
+        .flexible(&[0])
+        .optional(&[10, 7, 6, 9, 3])
+        .print(&table(&stats, bars))?;
     Ok(exit::OK)
 }
 
 fn table(stats: &Stats, bars: bool) -> Vec<Vec<String>> {
-    let most = stats.rows.iter().map(all_tokens).max().unwrap_or(0);
+    let max = stats.rows.iter().map(all_tokens).max().unwrap_or(0);
     let mut rows: Vec<Vec<String>> = stats
         .rows
         .iter()
@@ -107,7 +112,7 @@ fn table(stats: &Stats, bars: bool) -> Vec<Vec<String>> {
                 stats,
                 "(none)",
                 if bars {
-                    bar(all_tokens(stats), most)
+                    bar(all_tokens(stats), max)
                 } else {
                     String::new()
                 },
@@ -126,19 +131,19 @@ fn row(stats: &StatsRow, unnamed: &str, bar: String) -> Vec<String> {
         turns,
         tokens,
         cost,
-        bytes,
+        raw_bytes,
     } = stats;
     vec![
         group.clone().unwrap_or_else(|| unnamed.to_owned()),
         sessions.to_string(),
         messages.to_string(),
         turns.map(|turns| turns.to_string()).unwrap_or_default(),
-        print::count(tokens.input),
-        print::count(tokens.output),
-        print::count(tokens.cache_read),
-        print::count(tokens.cache_write),
+        print::number(tokens.input),
+        print::number(tokens.output),
+        print::number(tokens.cache_read),
+        print::number(tokens.cache_write),
         print::cost(*cost),
-        bytes.map(print::bytes).unwrap_or_default(),
+        raw_bytes.map(print::bytes).unwrap_or_default(),
         bar,
     ]
 }
@@ -152,13 +157,13 @@ fn all_tokens(stats: &StatsRow) -> u64 {
         .saturating_add(tokens.cache_write)
 }
 
-/// A bar as long as its share of the longest, to an eighth of a character.
-fn bar(value: u64, most: u64) -> String {
+/// A bar whose length is the share of `value` in `max`, to an eighth of a character.
+fn bar(value: u64, max: u64) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    if value == 0 || most == 0 {
+    if value == 0 || max == 0 {
         return String::new();
     }
-    let eighths = ((value as f64 / most as f64) * (BAR * 8) as f64)
+    let eighths = ((value as f64 / max as f64) * (BAR_WIDTH * 8) as f64)
         .round()
         .max(1.0) as usize;
     format!("{}{}", "█".repeat(eighths / 8), PARTS[eighths % 8])
@@ -170,8 +175,8 @@ mod tests {
     use crate::model::Tokens;
 
     #[test]
-    fn bars_are_as_long_as_their_share() {
-        assert_eq!(bar(8, 8).chars().count(), BAR);
+    fn a_bar_is_as_long_as_its_share() {
+        assert_eq!(bar(8, 8).chars().count(), BAR_WIDTH);
         assert_eq!(
             (
                 bar(1, 1000).as_str(),
@@ -180,11 +185,11 @@ mod tests {
             ),
             ("▏", "", "")
         );
-        assert_eq!(bar(4, 8), "█".repeat(BAR / 2));
+        assert_eq!(bar(4, 8), "█".repeat(BAR_WIDTH / 2));
     }
 
     #[test]
-    fn what_is_not_known_is_not_shown_as_nothing() {
+    fn an_unknown_value_is_not_shown_as_zero() {
         let rows = vec![
             StatsRow {
                 group: Some("m1".into()),
@@ -200,7 +205,7 @@ mod tests {
                 group: None,
                 cost: Some(0),
                 turns: Some(0),
-                bytes: Some(0),
+                raw_bytes: Some(0),
                 ..StatsRow::default()
             },
         ];
@@ -223,7 +228,7 @@ mod tests {
         );
         assert_eq!(
             (shown[0][10].chars().count(), shown[2][0].as_str()),
-            (BAR, "total")
+            (BAR_WIDTH, "total")
         );
     }
 }

@@ -1,98 +1,109 @@
-//! `status`: how the running daemon stands.
+//! `status`: the state of the running daemon.
 
+use crate::cli::table::Table;
 use crate::cli::{exit, flush, print};
 use crate::config::Settings;
-use crate::daemon::socket::{self, Answer, Request};
-use crate::error::{Error, ErrorKind, Result};
-use crate::wire::root_of;
+use crate::daemon::socket::{self, Request, Response, Status};
+use crate::error::Result;
+use crate::wire::agent_root;
 
-/// Show each session's lag, head, writer and last error
+/// Show what the running daemon streams: lag, head, writer and last error
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond status --json | jq '.sessions[] | select(.lag_bytes > 0)'"
-)]
+#[command(after_help = "Examples:
+  sessiond status
+  sessiond status --json | jq '.sessions[] | select(.lag_bytes > 0)'")]
 pub struct Args {
-    /// Print it as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print complete session IDs on a terminal
+    #[arg(long)]
+    pub full: bool,
+
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// Does it.
+/// Prints the status.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let root = root_of(settings)?;
-    let status = match socket::ask(&root, &Request::Status).await? {
-        Answer::Status(status) => status,
-        Answer::Failed { error, hint, kind } => return Err(flush::status_error(error, hint, kind)),
-        Answer::Flushed(_) => {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "status: the daemon answered something else",
-            ));
-        }
+    let root = agent_root(settings)?;
+    let status = match socket::send_request(&root, &Request::Status).await? {
+        Response::Status(status) => status,
+        other => return Err(flush::response_error(other)),
     };
     if args.json {
         print::json(&status)?;
-        return Ok(exit::OK);
+    } else {
+        print_status(&status, args.full)?;
     }
+    Ok(exit::OK)
+}
+
+fn print_status(status: &Status, full: bool) -> Result<()> {
     print::line(format_args!(
-        "sessiond {} (process {}) keeps {} of agent {}",
+        "sessiond {} (process {}) streams {} of agent {}",
         status.version, status.pid, status.root, status.agent
     ))?;
     print::line(format_args!(
         "store    {} (fencing: {})",
         status.store, status.fencing
     ))?;
-    let index = match (status.index_answers, status.index_waiting) {
+    let updates = print::plural(status.index_backlog, "update", "updates");
+    let index = match (status.index_reachable, status.index_backlog) {
         (true, 0) => String::new(),
-        (true, waiting) => format!(" ({waiting} to catch up)"),
-        (false, waiting) => format!(" (does not answer; {waiting} to catch up)"),
+        (true, _) => format!(" ({updates} pending)"),
+        (false, _) => format!(" (unreachable, {updates} pending)"),
     };
     print::line(format_args!("index    {}{index}", status.index))?;
     if let Some(error) = &status.database_error {
         print::line(format_args!(
-            "database {}; what is in it waits",
+            "database unreadable, its changes are not uploaded: {}",
             print::clean(error)
         ))?;
     }
+    print::line("")?;
+    if status.sessions.is_empty() {
+        return print::line(format_args!("no sessions in {}", status.root));
+    }
+    let ids: Vec<&str> = status
+        .sessions
+        .iter()
+        .map(|log| log.session.as_str())
+        .collect();
     let rows: Vec<Vec<String>> = status
         .sessions
         .iter()
         .map(|log| {
-            let lag = if log.lag_bytes == 0 {
-                "-".to_owned()
-            } else {
-                format!(
-                    "{} for {:.1}s",
-                    print::bytes(log.lag_bytes),
-                    log.lag_seconds
-                )
+            let id = match print::shortens_ids(full) {
+                true => print::short_id(&log.session, ids.iter().copied()),
+                false => log.session.clone(),
+            };
+            let lag = match log.lag_bytes {
+                0 => "-".to_owned(),
+                bytes => format!("{} for {:.1}s", print::bytes(bytes), log.lag_seconds),
             };
             let error = log.last_error.as_ref().map_or_else(String::new, |error| {
                 format!("attempt {}: {error}", log.failed_attempts)
             });
             vec![
-                log.session.clone(),
+                id,
                 lag,
                 print::bytes(log.durable_bytes),
                 log.head.to_string(),
-                log.target.clone(),
+                log.write_target.clone(),
                 log.writer.chars().take(8).collect(),
                 error,
             ]
         })
         .collect();
-    print::line("")?;
-    print::table(
-        &[
-            "SESSION",
-            "LAG",
-            "DURABLE",
-            "HEAD",
-            "WRITES TO",
-            "AS",
-            "LAST ERROR",
-        ],
-        &rows,
-    )?;
-    Ok(exit::OK)
+    Table::new(&[
+        "SESSION",
+        "LAG",
+        "DURABLE",
+        "HEAD",
+        "TARGET",
+        "WRITER",
+        "LAST ERROR",
+    ])
+    .flexible(&[6])
+    .optional(&[5])
+    .print(&rows)
 }

@@ -1,4 +1,4 @@
-//! `tail`: the end of a conversation, and what comes next.
+//! `tail`: the end of a conversation, and new messages as they arrive.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,126 +8,126 @@ use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::{Follow, News, Renderer, Style};
-use crate::restore::find;
+use crate::history::{FollowEvent, Follower, Renderer, Style};
+use crate::sessions::find;
 use crate::wire::Parts;
 
-/// The next entry is asked for all the time; what that does not tell is looked for as often as this.
-const THOROUGH: Duration = Duration::from_secs(15);
+/// How often the log is listed. Polling for the next entry does not show that entries were
+/// compacted or that the session started over.
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Show the last messages of a session, and with -f what comes next; from the bucket, wherever it is written
+/// Show the last messages of a session, and new ones with --follow
+///
+/// Reads the store, so it works wherever the session is written. With --follow, it polls for the
+/// next entry and lists the log every 15 seconds. Ctrl-C ends it.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond tail -f 3f2a\n\nAsks for the next entry once in a flush interval, and lists the log every 15 seconds when nothing comes. Ctrl-C ends it."
-)]
+#[command(after_help = "Example:\n  sessiond tail -f 3f2a")]
 pub struct Args {
-    /// The session's id, or the beginning of it
+    /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// Go on with what comes next
-    #[arg(short, long, env = "SESSIOND_FOLLOW")]
+    /// Print new messages as they arrive
+    #[arg(short, long)]
     pub follow: bool,
 
-    /// So many messages
-    #[arg(
-        short = 'n',
-        long,
-        env = "SESSIOND_LAST",
-        value_name = "N",
-        default_value_t = 10
-    )]
+    /// Number of messages to start with
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub last: usize,
 
-    /// All of it: thoughts, what tools were given and answered, what the agent added
-    #[arg(long, env = "SESSIOND_FULL")]
+    /// Show thinking, complete tool inputs and results, and system messages
+    #[arg(long)]
     pub full: bool,
 
-    /// Print each message as JSON on a line of its own
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print one JSON object per line
+    #[arg(long)]
     pub json: bool,
 
-    /// How often whoever writes it flushes: so often is looked for more [default: 1s]
-    #[arg(long, env = "SESSIOND_FLUSH_INTERVAL", value_name = "TIME")]
-    pub flush_interval: Option<String>,
+    /// Poll interval; match the writer's --flush-interval [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub poll_interval: Option<String>,
 }
 
-/// Does it.
+/// Prints the messages.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let mut signals = Signals::to_stop()?;
+    let mut signals = Signals::for_termination()?;
     tokio::select! {
         done = tail(settings, &args) => done,
-        _ = signals.stop() => Ok(exit::OK),
+        _ = signals.termination() => Ok(exit::OK),
     }
 }
 
 async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let id = find::by_id(&parts.logs, &args.id).await?;
     let interval = config::duration(
-        "--flush-interval",
-        args.flush_interval.as_deref(),
+        "--poll-interval",
+        args.poll_interval.as_deref(),
         FLUSH_INTERVAL,
     )?;
-    let mut look = Renderer::new(
-        Style {
-            colour: print::colour(),
-            full: args.full,
-            markdown: false,
-        },
-        HashMap::new(),
-    );
-    let mut show = |news: Vec<News>| {
-        news.into_iter().try_fold(true, |goes_on, news| {
-            Ok(goes_on && show(&mut look, news, args.json)?)
+    let parts = Parts::build(settings, None).await?;
+    let id = find::by_id(&parts.logs, &args.id).await?;
+    let style = Style {
+        color: print::colors_stdout(),
+        full: args.full,
+        markdown: false,
+    };
+    let mut renderer = Renderer::new(style, HashMap::new());
+    let mut print_all = |events: Vec<FollowEvent>| {
+        events.into_iter().try_fold(true, |is_open, event| {
+            Ok(is_open && print_event(&mut renderer, event, args.json)?)
         })
     };
-    let (mut follow, news) =
-        Follow::begin(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
-    let damaged = news.iter().any(|news| matches!(news, News::Damaged(_)));
-    let mut goes_on = show(news)?;
-    let mut thorough = Instant::now();
-    let mut fails = false;
-    while args.follow && goes_on {
+    let (mut follower, events) =
+        Follower::start(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
+    let is_damaged = events
+        .iter()
+        .any(|event| matches!(event, FollowEvent::Damaged(_)));
+    let mut is_open = print_all(events)?;
+    let mut listed = Instant::now();
+    let mut is_failing = false;
+    while args.follow && is_open {
         tokio::time::sleep(interval).await;
-        match follow.look(thorough.elapsed() >= THOROUGH).await {
-            Ok(news) => {
-                if std::mem::take(&mut fails) {
-                    tracing::info!("the store answers again");
+        let lists = listed.elapsed() >= LIST_INTERVAL;
+        match follower.poll(lists).await {
+            Ok(events) => {
+                if std::mem::take(&mut is_failing) {
+                    tracing::info!("the store responds again");
                 }
-                if !news.is_empty() || thorough.elapsed() >= THOROUGH {
-                    thorough = Instant::now();
+                if lists || !events.is_empty() {
+                    listed = Instant::now();
                 }
-                goes_on = show(news)?;
+                is_open = print_all(events)?;
             }
             Err(error) if error.is_retryable() => {
-                if !std::mem::replace(&mut fails, true) {
-                    tracing::warn!(%error, "the store does not answer; going on when it does");
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::warn!(%error, "the store does not respond; retrying");
                 }
             }
             Err(error) => return Err(error),
         }
     }
-    Ok(if damaged { exit::CORRUPT } else { exit::OK })
+    Ok(if is_damaged { exit::CORRUPT } else { exit::OK })
 }
 
-/// False if nobody reads any more.
-fn show(look: &mut Renderer, news: News, json: bool) -> Result<bool> {
-    match news {
-        News::LocatedMessage(spoken) if json => {
-            let line = serde_json::to_string(&spoken)
+/// Prints an event; false if the pipe is closed.
+fn print_event(renderer: &mut Renderer, event: FollowEvent, json: bool) -> Result<bool> {
+    match event {
+        FollowEvent::Message(message) if json => {
+            let line = serde_json::to_string(&message)
                 .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?;
             print::text(&format!("{line}\n"))
         }
-        News::LocatedMessage(spoken) => {
-            print::text(&look.message(&spoken, usize::from(spoken.sub_agent.is_some())))
+        FollowEvent::Message(message) => {
+            print::text(&renderer.message(&message, usize::from(message.sub_agent.is_some())))
         }
-        News::Removed => {
-            tracing::warn!("the session was removed; it goes on here if it comes back");
+        FollowEvent::Removed => {
+            tracing::warn!("the session was removed; new messages follow if it is undeleted");
             Ok(true)
         }
-        News::Damaged(damage) => {
-            print::error(&Error::corrupt(damage).hint("sessiond verify says what can be restored"));
+        FollowEvent::Damaged(damage) => {
+            print::error(
+                &Error::corrupt(damage)
+                    .hint("run \"sessiond verify ID\" to see which point can be restored"),
+            );
             Ok(true)
         }
     }

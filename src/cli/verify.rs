@@ -1,211 +1,180 @@
-//! `verify`: can everything be restored?
+//! `verify`: whether sessions can be restored.
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::restore::{find, verify};
-use crate::sys::Disk;
+use crate::operations::verify::verify;
+use crate::verify::VerifyReport;
 use crate::wire::Parts;
 
-/// Read a session (or all) as a restore does and say whether it can be restored
+/// Check that sessions can be restored
+///
+/// Reads the objects that a restore reads. Exits with 6 if a log is damaged. Exits with 11 if no
+/// log is damaged but objects cannot be read without a key, and with 12 if a newer sessiond wrote
+/// them; then only the numbers of their entries are checked.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  sessiond verify --all\n\nExits with 6 if anything is damaged, and with 11 if nothing is and something is encrypted\nto others: without a key, verify says which numbers are there and how many objects it could not open."
-)]
+#[command(after_help = "Examples:\n  sessiond verify --all\n  sessiond verify 3f2a --deep")]
 pub struct Args {
-    /// The session's id, or the beginning of it; none: every session and project log
+    /// Session ID or unambiguous prefix [default: every session and project]
     #[arg(value_name = "ID", conflicts_with = "all")]
     pub id: Option<String>,
 
-    /// Every session and project log of the agent, which is what happens without an id
-    #[arg(long, env = "SESSIOND_ALL")]
+    /// Check every session and project of the agent, as without an ID
+    #[arg(long)]
     pub all: bool,
 
-    /// Read every object there is, also those that a restore does not need
-    #[arg(long, env = "SESSIOND_DEEP")]
+    /// Read every object, not only those that a restore needs
+    #[arg(long)]
     pub deep: bool,
 
-    /// Print the verdicts as JSON
-    #[arg(long, env = "SESSIOND_JSON")]
+    /// Print JSON
+    #[arg(long)]
     pub json: bool,
 }
 
-/// Does it.
+/// Verifies the sessions.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let parts = Parts::make(settings, None).await?;
-    let ids = match &args.id {
-        Some(id) => vec![find::by_id(&parts.logs, id).await?],
-        None => parts
-            .logs
-            .names("")
-            .await?
-            .into_iter()
-            .map(|name| parts.logs.id(name))
-            .collect(),
+    let parts = Parts::build(settings, None).await?;
+    let progress = progress::show(settings, &parts, "verifying");
+    let print_now = |report: &VerifyReport| match args.json {
+        true => Ok(()),
+        false => print_report(report),
     };
-    let scratch =
-        std::env::temp_dir().join(format!("sessiond-verify-{:016x}", parts.logs.rng.next()));
-    let disk = Disk::new(&scratch);
-    let mut verdicts = Vec::new();
-    let mut failed = None;
-    let _shown = progress::show(settings, &parts, "verifying");
-    parts.logs.progress.logs(ids.len());
-    for id in &ids {
-        parts.logs.progress.next_log();
-        match verify::verify(&parts.logs, id, &disk, args.deep).await {
-            Ok(verdict) => {
-                if !args.json {
-                    say(&verdict)?;
-                }
-                verdicts.push(verdict);
-            }
-            Err(error) => {
-                failed = Some(error);
-                break;
-            }
-        }
-    }
-    if let Err(cause) = std::fs::remove_dir_all(&scratch)
-        && cause.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!(%cause, "the scratch directory {} was not removed", scratch.display());
-    }
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let damaged = verdicts
-        .iter()
-        .filter(|verdict| !verdict.damage.is_empty())
-        .count();
-    let sealed = verdicts.iter().filter(|verdict| verdict.sealed > 0).count();
+    let reports = verify(&parts, args.id.as_deref(), args.deep, print_now).await?;
+    drop(progress);
     if args.json {
-        print::json(&verdicts)?;
-    } else {
-        let not_opened = if sealed > 0 {
-            format!(", {sealed} not opened")
-        } else {
-            String::new()
+        print::json(&reports)?;
+    }
+    summarize(&reports, args.json)
+}
+
+/// Prints the totals and returns the exit code.
+fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
+    let total = print::plural(reports.len(), "log", "logs");
+    let damaged = reports.iter().filter(|it| !it.damage.is_empty()).count();
+    let unreadable = reports.iter().filter(|it| it.unreadable > 0).count();
+    if !json {
+        let unreadable = match unreadable {
+            0 => String::new(),
+            count => format!(", {count} unreadable"),
         };
-        print::line(format_args!(
-            "{} logs, {damaged} damaged{not_opened}",
-            verdicts.len()
-        ))?;
+        print::line(format_args!("{total}, {damaged} damaged{unreadable}"))?;
     }
     if damaged > 0 {
-        let error = Error::corrupt(format!("{damaged} of {} logs are damaged", verdicts.len()));
-        let cut_short = verdicts
+        let error = Error::corrupt(format!("{damaged} of {total} damaged"));
+        let can_salvage = reports
             .iter()
-            .any(|verdict| 0 < verdict.sound_to && verdict.sound_to < verdict.head);
-        print::error(&match cut_short {
-            true => {
-                error.hint("sessiond restore ID --salvage brings back the longest sound beginning")
-            }
+            .any(|report| 0 < report.undamaged_to && report.undamaged_to < report.head);
+        print::error(&match can_salvage {
+            true => error.hint(
+                "run \"sessiond restore ID --salvage\" to restore the entries before the damage",
+            ),
             false => error,
         });
         return Ok(exit::CORRUPT);
     }
-    if sealed > 0 {
+    let newer = reports.iter().filter(|it| it.newer_format > 0).count();
+    if newer > 0 {
+        let error = Error::new(
+            ErrorKind::NewerFormat,
+            format!("{newer} of {total} written by a newer sessiond"),
+        );
+        print::error(&error.hint("upgrade sessiond"));
+        return Ok(exit::NEWER_FORMAT);
+    }
+    if unreadable > 0 {
         let error = Error::new(
             ErrorKind::Encrypted,
-            format!(
-                "{sealed} of {} logs are encrypted, and not to any identity at hand",
-                verdicts.len()
-            ),
+            format!("{unreadable} of {total} encrypted for other identities"),
         );
-        print::error(&error.hint("--identity FILE names the file with the key"));
-        return Ok(exit::SEALED);
+        print::error(&error.hint("pass the key with --identity FILE"));
+        return Ok(exit::ENCRYPTED);
     }
     Ok(exit::OK)
 }
 
-fn say(verdict: &verify::VerifyReport) -> Result<()> {
-    let session = print::clean(&verdict.session);
-    let word = match (verdict.damage.is_empty(), verdict.sealed) {
+fn print_report(report: &VerifyReport) -> Result<()> {
+    let session = print::clean(&report.session);
+    let verdict = match (report.damage.is_empty(), report.unreadable) {
         (true, 0) => "ok",
-        (true, _) => "SEALED",
+        (true, _) => "UNREADABLE",
         (false, _) => "DAMAGED",
     };
-    let branches = if verdict.branches.is_empty() {
-        String::new()
-    } else {
-        format!(", {} branches", verdict.branches.len())
+    let branches = match report.branches.len() {
+        0 => String::new(),
+        count => format!(", {}", print::plural(count, "branch", "branches")),
     };
-    if verdict.sealed > 0 {
-        return say_sealed(verdict, word, &branches);
+    if report.unreadable > 0 {
+        return print_unreadable(report, verdict, &branches);
     }
-    let removed = if verdict.removed { ", removed" } else { "" };
+    let removed = if report.removed { ", removed" } else { "" };
     print::line(format_args!(
-        "{word:<8} {session}  {} objects, {} files, {}{branches}{removed}",
-        verdict.objects,
-        verdict.files,
-        print::bytes(verdict.bytes)
+        "{verdict:<10} {session}  {}, {}, {}{branches}{removed}",
+        print::plural(report.objects, "object", "objects"),
+        print::plural(report.files, "file", "files"),
+        print::bytes(report.bytes)
     ))?;
-    for damage in &verdict.damage {
-        print::line(format_args!("         {}", print::clean(damage)))?;
+    report.damage.iter().try_for_each(detail)?;
+    for damage in &report.irrelevant_damage {
+        detail(format!("rolled back, no longer needed: {damage}"))?;
     }
-    for passed in &verdict.passed_over {
-        print::line(format_args!(
-            "         not part of it any more: {}",
-            print::clean(passed)
-        ))?;
-    }
-    if verdict.damage.is_empty() {
+    if report.damage.is_empty() {
         return Ok(());
     }
-    for key in &verdict.misleading {
-        print::line(format_args!(
-            "         delete {}: the entries that it stands for are read then",
-            print::clean(key)
-        ))?;
-    }
-    if verdict.sound_to == verdict.head && !verdict.misleading.is_empty() {
-        print::line("         until then a restore may bring back what it says")?;
-    } else if verdict.sound_to == verdict.head {
-        print::line(
-            "         it can be restored in full: other objects stand for what is damaged",
-        )?;
-    } else if verdict.sound_to > 0 {
-        print::line(format_args!(
-            "         sound up to entry {sound} of {}: sessiond restore {session} --at seq:{sound}, or --salvage",
-            verdict.head,
-            sound = verdict.sound_to
-        ))?;
-    } else {
-        print::line(format_args!(
-            "         nothing of its {} entries can be restored: bring the object back from a copy of the bucket, or an older version of it",
-            verdict.head
-        ))?;
-    }
-    Ok(())
+    print_remedy(report, &session)
 }
 
-/// What can be said of a log without the key to it.
-fn say_sealed(verdict: &verify::VerifyReport, word: &str, branches: &str) -> Result<()> {
-    let (session, head) = (print::clean(&verdict.session), verdict.head);
-    let missing: Vec<String> = verdict
+/// Prints an indented line.
+fn detail(text: impl AsRef<str>) -> Result<()> {
+    print::line(format_args!("           {}", print::clean(text.as_ref())))
+}
+
+/// Prints what can be restored of a damaged log.
+fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
+    for key in &report.contradicting {
+        detail(format!(
+            "delete object {key}: a restore then reads the entries that it replaces"
+        ))?;
+    }
+    let (last, head) = (report.undamaged_to, report.head);
+    if last == head && !report.contradicting.is_empty() {
+        detail("until then a restore may use its content")
+    } else if last == head {
+        detail("the session can be restored completely: other objects hold the same entries")
+    } else if last > 0 {
+        detail(format!(
+            "undamaged up to entry {last} of {head}: run \"sessiond restore {session} --at seq:{last}\", or use --salvage"
+        ))
+    } else {
+        detail(format!(
+            "none of its {} can be restored: bring back the object from a backup or an older version",
+            print::plural(head, "entry", "entries")
+        ))
+    }
+}
+
+/// Prints what is known of a log without its key.
+fn print_unreadable(report: &VerifyReport, verdict: &str, branches: &str) -> Result<()> {
+    let (session, head) = (print::clean(&report.session), report.head);
+    let missing: Vec<String> = report
         .missing
         .iter()
-        .map(|(from, to)| {
-            if from == to {
-                from.to_string()
-            } else {
-                format!("{from} to {to}")
-            }
+        .map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first} to {last}"),
         })
         .collect();
     let numbers = match missing.is_empty() {
-        true => format!("entries 1 to {head} are all there"),
+        true => format!("entries 1 to {head} exist"),
         false => format!(
-            "of entries 1 to {head}, these are lost or were passed over: {}",
+            "of entries 1 to {head}, these are lost or were skipped: {}",
             missing.join(", ")
         ),
     };
-    let (sealed, objects) = (verdict.sealed, verdict.objects);
     print::line(format_args!(
-        "{word:<8} {session}  {sealed} of {objects} objects could not be opened; {numbers}{branches}"
+        "{verdict:<10} {session}  {} of {} unreadable; {numbers}{branches}",
+        report.unreadable,
+        print::plural(report.objects, "object", "objects")
     ))?;
-    verdict
-        .damage
-        .iter()
-        .try_for_each(|damage| print::line(format_args!("         {}", print::clean(damage))))
+    report.damage.iter().try_for_each(detail)
 }

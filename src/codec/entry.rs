@@ -1,4 +1,5 @@
-//! An entry or a merge as stored: one gzip stream whose first line is the header and whose rest are the bytes of its parts.
+//! Encoding of entries and merges: one gzip stream whose first line is the header, followed by the
+//! bytes of its parts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
@@ -7,30 +8,36 @@ use flate2::Compression;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-use crate::error::{Error, Result};
-use crate::model::entry::FORMAT;
-use crate::model::{Digest, EntryHeader, EntryKind};
+use super::tar_gz::GZIP_MAGIC;
+use super::version::{self, invalid};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{Digest, EntryHeader, EntryKind, Part};
 
-/// Raw bytes that a delta gathers before it is cut: a backlog of any size goes out in pieces of this, which bounds the
-/// memory of both sides and lets a restore inflate pieces in parallel.
-pub const CUT_AT: u64 = 4 << 20;
+/// Raw bytes at which a delta is closed. A backlog of any size is uploaded in entries of this size,
+/// which bounds the memory of writers and readers and lets a restore decompress in parallel.
+pub const TARGET_RAW_BYTES: u64 = 4 << 20;
 
-/// The most raw bytes an entry may hold. A file that is replaced as one goes out as one up to this size.
-pub const MOST_RAW: u64 = 64 << 20;
+/// Maximum raw bytes of an entry. A side file is uploaded in one entry up to this size.
+pub const MAX_RAW_BYTES: u64 = 64 << 20;
 
-/// The longest header: some thousand parts.
-const LONGEST_HEADER: u64 = 16 << 20;
+/// Maximum length of a header: a few thousand parts.
+pub(super) const MAX_HEADER_LEN: u64 = 16 << 20;
 
-/// What every gzip stream begins with.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// Maximum compression ratio of deflate; a stream that declares more is not valid.
+const MAX_RATIO: u64 = 1032;
 
-/// Deflate cannot do better than 1032 to 1; what claims to is not an honest stream.
-const BEST_RATIO: u64 = 1032;
+/// Compression level of entries. Level 6 of zlib-rs has the ratio of flate2's default back end at
+/// twice the speed.
+const ENTRY_LEVEL: u32 = 6;
 
-/// An entry ready to be stored.
+/// Compression level of merges and snapshots, which are written once and read often: 1 to 2 %
+/// smaller, at a third of the speed.
+const COMPACTED_LEVEL: u32 = 9;
+
+/// An encoded entry.
 #[derive(Debug, Clone)]
-pub struct Encoded {
-    /// What it says of itself.
+pub struct EncodedEntry {
+    /// The header.
     pub header: EntryHeader,
     /// The bytes to store.
     pub bytes: Bytes,
@@ -38,21 +45,22 @@ pub struct Encoded {
     pub digest: Digest,
 }
 
-/// An entry as read.
+/// A decoded entry.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// What it says of itself.
+    /// The header.
     pub header: EntryHeader,
-    /// The bytes of its parts, one behind the other.
+    /// The bytes of its parts, concatenated.
     pub body: Vec<u8>,
-    /// SHA-256 of it as stored; of a merge or a snapshot, that of the last entry it stands for. The next entry names it.
+    /// SHA-256 of the entry as stored; for a merge or a snapshot that of the last entry it
+    /// replaces. It is the `prev_digest` of the next entry.
     pub digest: Digest,
-    /// Its size as stored.
-    pub stored: u64,
+    /// Size as stored.
+    pub stored_bytes: u64,
 }
 
 impl Entry {
-    /// An entry of these parts, found in `stored` bytes.
+    /// The entry with this header and body, decoded from `stored`.
     pub(super) fn new(header: EntryHeader, body: Vec<u8>, stored: &[u8]) -> Entry {
         let digest = header
             .covers
@@ -62,12 +70,12 @@ impl Entry {
             header,
             body,
             digest,
-            stored: stored.len() as u64,
+            stored_bytes: stored.len() as u64,
         }
     }
 
     /// Each part with its bytes.
-    pub fn parts(&self) -> impl Iterator<Item = (&crate::model::Part, &[u8])> {
+    pub fn parts(&self) -> impl Iterator<Item = (&Part, &[u8])> {
         let mut at = 0usize;
         self.header.parts.iter().map(move |part| {
             // `decode` has checked that the lengths add up to the body.
@@ -78,29 +86,20 @@ impl Entry {
     }
 }
 
-/// Level 6 of zlib-rs: twice the speed of flate2's default back end at the same ratio.
-const LEVEL: u32 = 6;
-
-/// What stands for many entries is written once and read often: 1 to 2 % smaller, at a third of the speed.
-const COMPOSITE_LEVEL: u32 = 9;
-
 pub(super) fn level(kind: EntryKind) -> Compression {
-    Compression::new(if kind.is_composite() {
-        COMPOSITE_LEVEL
+    Compression::new(if kind.is_compacted() {
+        COMPACTED_LEVEL
     } else {
-        LEVEL
+        ENTRY_LEVEL
     })
 }
 
 /// Encodes an entry or a merge; `bodies` are the bytes of the header's parts.
-pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encoded> {
-    let internal = |cause: &dyn std::fmt::Display| {
-        Error::new(
-            crate::error::ErrorKind::Internal,
-            format!("encode entry {}: {cause}", header.seq),
-        )
+pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<EncodedEntry> {
+    let failed = |cause: std::io::Error| {
+        Error::new(ErrorKind::Internal, format!("encode entry {}", header.seq)).caused_by(cause)
     };
-    let mut line = serde_json::to_vec(&header).map_err(|cause| internal(&cause))?;
+    let mut line = serde_json::to_vec(&header).map_err(|cause| failed(cause.into()))?;
     line.push(b'\n');
     let mut gzip = GzEncoder::new(
         Vec::with_capacity(line.len() + header.body_len() as usize / 3),
@@ -114,43 +113,46 @@ pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encod
                 .try_for_each(|body| gzip.write_all(body.as_ref()))
         })
         .and_then(|()| gzip.finish())
-        .map_err(|cause| internal(&cause))?;
+        .map_err(failed)?;
     let bytes = Bytes::from(stored);
-    Ok(Encoded {
+    Ok(EncodedEntry {
         header,
         digest: Digest::of(&bytes),
         bytes,
     })
 }
 
-/// Decodes an entry that was found under `name`, and checks everything that can be checked without the one before.
-pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
-    let refuse = |why: String| refuse(name, &why);
+/// Decodes the entry that is stored at `key`, and checks everything that can be checked without the
+/// previous entry.
+pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
+    let invalid = |why: String| invalid(key, why);
     let mut gzip = BufReader::new(MultiGzDecoder::new(stored));
     let mut line = Vec::new();
-    let is_gzip = stored.starts_with(&GZIP);
+    let is_gzip = stored.starts_with(&GZIP_MAGIC);
     gzip.by_ref()
-        .take(LONGEST_HEADER)
+        .take(MAX_HEADER_LEN)
         .read_until(b'\n', &mut line)
         .map_err(|cause| match is_gzip {
-            true => refuse(format!("its gzip stream is damaged ({cause})")),
-            false => refuse(format!("not a gzip stream ({cause})")),
+            true => invalid(format!("its gzip stream is damaged ({cause})")),
+            false => invalid(format!("it is not a gzip stream ({cause})")),
         })?;
     if line.last() != Some(&b'\n') {
-        return Err(refuse("its header has no end".to_owned()));
+        return Err(invalid("its header is incomplete".to_owned()));
     }
-    let header = header(name, &line, stored.len() as u64)?;
+    let header = decode_header(key, &line, stored.len() as u64)?;
     if header.kind == EntryKind::Snapshot {
-        return Err(refuse("a snapshot where an entry should be".to_owned()));
+        return Err(invalid(
+            "it is a snapshot where an entry is expected".to_owned(),
+        ));
     }
     let declared = header.body_len();
     let mut body = Vec::with_capacity(declared as usize);
     gzip.take(declared + 1)
         .read_to_end(&mut body)
-        .map_err(|cause| refuse(format!("its gzip stream is damaged ({cause})")))?;
+        .map_err(|cause| invalid(format!("its gzip stream is damaged ({cause})")))?;
     if body.len() as u64 != declared {
-        return Err(refuse(format!(
-            "its parts should have {declared} bytes and have {}",
+        return Err(invalid(format!(
+            "its header declares {declared} bytes, and it has {}",
             if body.len() as u64 > declared {
                 "more"
             } else {
@@ -161,53 +163,51 @@ pub fn decode(name: &str, stored: &[u8]) -> Result<Entry> {
     Ok(Entry::new(header, body, stored))
 }
 
-pub(super) fn refuse(name: &str, why: &str) -> Error {
-    Error::corrupt(format!("read {name}: {why}"))
-}
-
-/// Reads a header, and refuses what no honest writer says in `stored` bytes.
-pub(super) fn header(name: &str, text: &[u8], stored: u64) -> Result<EntryHeader> {
-    let refuse = |why: String| refuse(name, &why);
-    let version = serde_json::from_slice::<Version>(text)
-        .map_err(|cause| refuse(format!("its header is not ours ({cause})")))?;
-    if version.v != FORMAT {
-        return Err(Error::corrupt(format!(
-            "read {name}: it has format {}, this sessiond reads {FORMAT}",
-            version.v
-        ))
-        .hint("upgrade sessiond: a newer one wrote this"));
-    }
-    let header: EntryHeader = serde_json::from_slice(text)
-        .map_err(|cause| refuse(format!("its header is damaged ({cause})")))?;
-    let declared = header.body_len();
-    if declared > MOST_RAW || declared > stored.saturating_mul(BEST_RATIO) {
-        return Err(refuse(format!(
-            "it claims to hold {declared} bytes in {stored}"
-        )));
-    }
-    if !matches!(header.kind, EntryKind::Delta)
-        && !header.kind.is_composite()
-        && !header.parts.is_empty()
-    {
-        return Err(refuse(format!("a {} with parts", header.kind.word())));
-    }
-    let sound = match &header.covers {
-        Some(covers) => {
-            header.kind.is_composite()
-                && covers.from > header.follows()
-                && covers.from <= header.seq
-        }
-        None => !header.kind.is_composite(),
+/// Decodes and validates the header of an object of `stored` bytes, by its format version.
+pub(super) fn decode_header(key: &str, json: &[u8], stored: u64) -> Result<EntryHeader> {
+    let header = match version::read(key, json, version::ENTRY)? {
+        1 => decode_header_v1(key, json)?,
+        other => return Err(version::unknown(key, other)),
     };
-    if !sound || header.seq == 0 || header.follows() >= header.seq {
-        return Err(refuse("its numbers make no sense".to_owned()));
-    }
+    validate_header(key, &header, stored)?;
     Ok(header)
 }
 
-#[derive(serde::Deserialize)]
-struct Version {
-    v: u32,
+fn decode_header_v1(key: &str, json: &[u8]) -> Result<EntryHeader> {
+    serde_json::from_slice(json)
+        .map_err(|cause| invalid(key, format!("its header is damaged ({cause})")))
+}
+
+/// Rejects headers that no writer produces.
+fn validate_header(key: &str, header: &EntryHeader, stored: u64) -> Result<()> {
+    let declared = header.body_len();
+    if declared > MAX_RAW_BYTES || declared > stored.saturating_mul(MAX_RATIO) {
+        return Err(invalid(
+            key,
+            format!("it declares {declared} bytes in an object of {stored} bytes"),
+        ));
+    }
+    if !matches!(header.kind, EntryKind::Delta)
+        && !header.kind.is_compacted()
+        && !header.parts.is_empty()
+    {
+        return Err(invalid(
+            key,
+            format!("it is a {} with parts", header.kind.as_str()),
+        ));
+    }
+    let has_valid_range = match &header.covers {
+        Some(covers) => {
+            header.kind.is_compacted()
+                && covers.first_seq > header.predecessor()
+                && covers.first_seq <= header.seq
+        }
+        None => !header.kind.is_compacted(),
+    };
+    if !has_valid_range || header.seq == 0 || header.predecessor() >= header.seq {
+        return Err(invalid(key, "its sequence numbers are inconsistent"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -228,27 +228,27 @@ mod tests {
             seq: None,
         });
         EntryHeader {
-            v: FORMAT,
+            version: version::ENTRY,
             kind: EntryKind::Delta,
             agent: "claude-code".parse().unwrap(),
             session: "s".parse().unwrap(),
             seq: 2,
             writer: "w".parse().unwrap(),
             at: "2026-05-01T12:00:00Z".parse().unwrap(),
-            prev: None,
-            after: None,
+            prev_digest: None,
+            prev_seq: None,
             covers: None,
             moves: Vec::new(),
             parts: parts.collect(),
             checkpoints: Vec::new(),
             fork: None,
-            back_to: None,
+            rollback_to: None,
         }
     }
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..5)) {
+        fn an_entry_round_trips(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..5)) {
             let encoded = encode(header(&bodies), &bodies).unwrap();
             let entry = decode("x", &encoded.bytes).unwrap();
             prop_assert_eq!(&entry.header, &encoded.header);
@@ -258,18 +258,18 @@ mod tests {
         }
 
         #[test]
-        fn a_flipped_byte_is_noticed(at in any::<proptest::sample::Index>(), flip in 1u8..) {
+        fn a_flipped_byte_is_detected(at in any::<proptest::sample::Index>(), flip in 1u8..) {
             let bodies = vec![b"{\"type\":\"user\"}\n".repeat(20)];
             let encoded = encode(header(&bodies), &bodies).unwrap();
             let mut bytes = encoded.bytes.to_vec();
             let at = at.index(bytes.len());
             bytes[at] ^= flip;
             // The gzip header holds a time and a flag that carry no data; the digest covers those.
-            let noticed = match decode("x", &bytes) {
-                Err(error) => error.kind() == crate::error::ErrorKind::Corrupt,
+            let detected = match decode("x", &bytes) {
+                Err(error) => error.kind() == ErrorKind::Corrupt,
                 Ok(entry) => entry.digest != encoded.digest,
             };
-            prop_assert!(noticed);
+            prop_assert!(detected);
         }
 
         #[test]
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_stream_a_bomb_and_a_future_version_are_refused() {
+    fn a_truncated_stream_and_a_bomb_are_rejected() {
         let bodies = vec![vec![b'x'; 5000]];
         let encoded = encode(header(&bodies), &bodies).unwrap();
         assert!(decode("x", &encoded.bytes[..encoded.bytes.len() - 9]).is_err());
@@ -290,7 +290,7 @@ mod tests {
         let mut bomb = header(&bodies);
         bomb.parts[0].len = 1 << 40;
         let error = decode("x", &encode_raw(&bomb, &[0; 10])).unwrap_err();
-        assert!(error.to_string().contains("claims to hold"), "{error}");
+        assert!(error.to_string().contains("it declares"), "{error}");
 
         let mut longer = header(&bodies);
         longer.parts[0].len = 10;
@@ -300,20 +300,33 @@ mod tests {
                 .to_string()
                 .contains("more")
         );
-
-        let mut future = header(&[]);
-        future.v = 9;
-        assert!(
-            decode("x", &encode_raw(&future, &[]))
-                .unwrap_err()
-                .hint_text()
-                .unwrap()
-                .contains("upgrade")
-        );
     }
 
     #[test]
-    fn a_path_that_leaves_its_directory_is_refused() {
+    fn a_newer_format_is_not_damage_even_if_nothing_else_is_readable() {
+        let key = "v1/default/claude-code/3f2a/log/000000000004.gz";
+        let mut newer = header(&[]);
+        newer.version = version::ENTRY + 1;
+        let foreign = br#"{"version":2,"body":{"encoding":"zstd"}}"#;
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&[foreign.as_slice(), b"\n\xff\xfe"].concat())
+            .unwrap();
+        for stored in [encode_raw(&newer, &[]), gzip.finish().unwrap()] {
+            let error = decode(key, &stored).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NewerFormat, "{error}");
+            assert_eq!(
+                error.to_string(),
+                "entry 4 of session 3f2a has format version 2; this sessiond reads up to version 1"
+            );
+        }
+        let mut zero = header(&[]);
+        zero.version = 0;
+        let error = decode(key, &encode_raw(&zero, &[])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    }
+
+    #[test]
+    fn a_path_that_leaves_its_directory_is_rejected() {
         let text = serde_json::to_string(&header(&[vec![1]]))
             .unwrap()
             .replace("projects/-w/0.jsonl", "../../etc/passwd");

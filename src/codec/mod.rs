@@ -1,7 +1,11 @@
-//! The formats of what is stored: entries (deltas and claims), snapshots, and archives to hand around. `docs/FORMAT.md` describes them for people.
+//! Encoding and decoding of stored objects: entries, snapshots, metadata, archive files.
 //!
-//! Owns bytes ↔ values, and every bound on what may come out of a bucket. Does not own keys or what an entry means.
+//! Owns bytes ↔ values, format versions, and every bound on bytes that come from a store. Does not
+//! own keys or the meaning of an entry. `docs/reference/format.md` documents the formats.
 
 pub mod archive;
 pub mod entry;
+pub mod metadata;
 pub mod snapshot;
+mod tar_gz;
+pub mod version;

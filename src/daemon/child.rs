@@ -1,4 +1,5 @@
-//! The agent as our child: started, sent the signals we get, waited for; and every orphan reaped, for we may be PID 1.
+//! The agent as a child process: starts it, forwards signals to it and waits for it. Also reaps
+//! orphans, because sessiond may run as PID 1.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -6,49 +7,49 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-use crate::daemon::signals::Arrived;
+use crate::daemon::signals::ReceivedSignal;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A running agent.
+/// The agent's process.
 pub struct Child {
     pid: Pid,
-    exited: Option<i32>,
+    exit_code: Option<i32>,
 }
 
-/// Why a command could not be started, as a shell would put it.
+/// Why a command could not be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotStarted {
-    /// 127.
+pub enum StartFailure {
+    /// The command does not exist; a shell returns 127.
     NotFound,
-    /// 126.
+    /// The command cannot be executed; a shell returns 126.
     NotExecutable,
 }
 
 impl Child {
-    /// Starts `command`; it has our terminal, our directory and our environment.
-    pub fn start(command: &[OsString]) -> Result<Child, (NotStarted, Error)> {
+    /// Starts `command` with the terminal, working directory and environment of this process.
+    pub fn start(command: &[OsString]) -> Result<Child, (StartFailure, Error)> {
         let Some((program, arguments)) = command.split_first() else {
             return Err((
-                NotStarted::NotFound,
-                Error::usage("run: no command given").hint("sessiond run -- COMMAND ARGS…"),
+                StartFailure::NotFound,
+                Error::usage("no command given").hint("run \"sessiond run -- COMMAND ARGS…\""),
             ));
         };
-        // Of the same process group: a key at the terminal then reaches it as it would without us.
+        // The child stays in this process group, so that it receives a key such as Ctrl-C directly.
         let spawned = Command::new(program).args(arguments).arg0(program).spawn();
         let spawned = spawned.map_err(|cause| {
-            let (why, hint) = match cause.kind() {
+            let (failure, hint) = match cause.kind() {
                 std::io::ErrorKind::NotFound => (
-                    NotStarted::NotFound,
-                    "see that it is installed, and on the PATH",
+                    StartFailure::NotFound,
+                    "install the command, or add its directory to PATH",
                 ),
                 _ => (
-                    NotStarted::NotExecutable,
-                    "see that it is a program, and that this user may execute it",
+                    StartFailure::NotExecutable,
+                    "run \"ls -l\" on the command to check that this user may execute it",
                 ),
             };
             (
-                why,
-                Error::usage(format!("run {}", program.to_string_lossy()))
+                failure,
+                Error::usage(format!("start {}", program.to_string_lossy()))
                     .caused_by(cause)
                     .hint(hint),
             )
@@ -56,40 +57,44 @@ impl Child {
         let pid = i32::try_from(spawned.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| {
             (
-                NotStarted::NotExecutable,
-                Error::new(ErrorKind::Internal, "run: the child has no process id"),
+                StartFailure::NotExecutable,
+                Error::new(ErrorKind::Internal, "the child has no process ID"),
             )
         })?;
-        // Dropping std's handle neither kills nor waits; `reap` does the waiting, for all children alike.
-        Ok(Child { pid, exited: None })
+        // Dropping the handle neither kills the child nor waits for it; `reap` waits for all
+        // children.
+        Ok(Child {
+            pid,
+            exit_code: None,
+        })
     }
 
-    /// Its process id.
+    /// The process ID.
     pub fn id(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Passes a signal on. What the terminal sent has reached the agent already.
-    pub fn forward(&self, arrived: Arrived) {
-        if arrived.from_kernel || self.exited.is_some() {
+    /// Forwards a signal, unless the terminal has already sent it to the agent.
+    pub fn forward(&self, signal: ReceivedSignal) {
+        if signal.is_from_kernel || self.exit_code.is_some() {
             return;
         }
-        if let Some(signal) = Signal::from_named_raw(arrived.number)
-            && let Err(error) = kill_process(self.pid, signal)
+        if let Some(named) = Signal::from_named_raw(signal.number)
+            && let Err(error) = kill_process(self.pid, named)
         {
-            tracing::warn!(%error, signal = arrived.number, "the agent did not get a signal");
+            tracing::warn!(%error, signal = signal.number, "cannot forward a signal to the agent");
         }
     }
 
-    /// Waits for every child that has died, ours and orphans; answers the exit code once the agent is among them: its
-    /// own, or 128 and the number of the signal that killed it.
+    /// Reaps every child that has exited, including orphans. Returns the exit code once the agent
+    /// has exited: its own, or 128 plus the number of the signal that killed it.
     pub fn reap(&mut self) -> Option<i32> {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if pid == self.pid {
-                let signalled = status.terminating_signal().map(|signal| 128 + signal);
-                self.exited = status.exit_status().or(signalled).or(Some(1));
+                let signaled = status.terminating_signal().map(|signal| 128 + signal);
+                self.exit_code = status.exit_status().or(signaled).or(Some(1));
             }
         }
-        self.exited
+        self.exit_code
     }
 }

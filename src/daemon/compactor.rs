@@ -1,45 +1,47 @@
-//! Merges entries in the background, one log at a time, when the streamer has written enough of them.
+//! The compactor: merges entries in the background, one log at a time, once a run of entries is
+//! complete.
 
 use std::sync::Arc;
 
-use crate::capture::Feed;
+use crate::capture::CompactionQueue;
 use crate::error::ErrorKind;
 use crate::log::Logs;
-use crate::sys::{Backoff, Operation};
+use crate::sys::{Backoff, Counters, Operation};
 use crate::upkeep::compact::compact;
 
-/// Merges for ever; drop it to stop. A merge that is not made costs readers time and nothing else.
-pub async fn run(feed: Arc<Feed>, logs: Logs) {
+/// Compacts the queued logs forever; drop the future to stop. A compaction that fails slows down
+/// readers and does nothing else.
+pub async fn run(queue: Arc<CompactionQueue>, counters: Arc<Counters>, logs: Logs) {
     let mut backoff = Backoff::new(logs.rng.clone());
     loop {
-        let (name, seq) = feed.ripe().await;
+        let (name, seq) = queue.next().await;
         let id = logs.id(name.clone());
-        let done = compact(&logs, &id, seq).await;
-        if let Err(error) = &done {
-            feed.counts().failed(Operation::Merge, error.kind());
+        let result = compact(&logs, &id, seq).await;
+        if let Err(error) = &result {
+            counters.record_error(Operation::Compaction, error.kind());
         }
-        match done {
-            Ok(made) => {
+        match result {
+            Ok(written) => {
                 backoff.reset();
-                if made.pieces > 0 {
-                    feed.counts().note(|tally| {
-                        tally.merges += u64::from(made.pieces);
-                        tally.merged += made.bytes;
-                    });
-                    tracing::debug!(%id, seq, pieces = made.pieces, bytes = made.bytes, "merged");
+                if written.segments > 0 {
+                    counters.record_compaction(u64::from(written.segments), written.bytes);
+                    let (segments, bytes) = (written.segments, written.bytes);
+                    tracing::debug!(%id, seq, segments, bytes, "compacted a log");
                 }
             }
             Err(error) if error.is_retryable() => {
-                let wait = backoff.wait_after_failure();
-                tracing::debug!(%error, retry_in = ?wait, "merging again later");
-                feed.still_ripe(name, seq);
+                let wait = backoff.delay_after_failure();
+                tracing::debug!(%error, retry_in = ?wait, "the compaction failed; retrying");
+                queue.retry(name, seq);
                 tokio::time::sleep(wait).await;
             }
-            // It stays as it is until the next run is complete.
-            Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Encrypted) => {
-                tracing::debug!(%error, "not merged")
+            // The log stays uncompacted until the next run of entries is complete.
+            Err(error) if error.kind() == ErrorKind::Conflict || error.kind().is_unreadable() => {
+                tracing::debug!(%id, %error, "skipped a compaction")
             }
-            Err(error) => tracing::warn!(%error, "not merged; sessiond verify tells more"),
+            Err(error) => {
+                tracing::warn!(%id, %error, "the compaction failed; run \"sessiond verify\" to check the log")
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
-//! How this process is doing: what it is about, whether what streams still answers, and what that means for whoever asks.
+//! The health state of the process: its phase, and whether the streaming loop responds.
 //!
-//! Owns the verdicts. Does not own how they are asked for (`probes`) or what is counted (`sys/counts.rs`).
+//! Owns what "healthy" and "ready" mean. Does not own the probes that report them (`probes`) or the
+//! counters (`sys/counters.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,90 +10,111 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::capture::{Feed, StreamSummary, StreamerHandle};
+use crate::capture::{IndexQueue, StreamSummary, StreamerHandle};
 use crate::mirror::Mirror;
 use crate::sys::{Clock, Counters};
 
-/// What streams answers between two steps; its longest is a scan, which takes a second where there are tens of thousands of
-/// files. Who does not answer for this long is stuck.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a response of the streaming loop. Its longest step is a scan, which takes one
+/// second for tens of thousands of files. A loop that takes longer than this limit is stuck.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What runs.
+/// The parts of a running service that health depends on.
 #[derive(Clone)]
-pub struct Running {
-    /// Speaks to what streams.
+pub struct StreamingState {
+    /// Sends commands to the streaming loop.
     pub handle: StreamerHandle,
-    /// What the index is to learn.
-    pub feed: Arc<Feed>,
-    /// Whether the index answered the last time.
-    pub index_answers: Arc<AtomicBool>,
-    /// What follows the agent's own database, if it has one.
+    /// The updates that the index has not received yet.
+    pub index_queue: Arc<IndexQueue>,
+    /// Whether the last update of the index succeeded.
+    pub index_reachable: Arc<AtomicBool>,
+    /// The mirror of the agent's database, if the agent uses one.
     pub mirror: Option<Arc<Mirror>>,
 }
 
-/// What this process is about.
+/// The phase of the process.
 #[derive(Clone, Default)]
 enum Phase {
     #[default]
     Starting,
     Restoring,
-    Streaming(Running),
+    Streaming(StreamingState),
     Stopping,
-    /// The agent runs, and nothing is streamed, because that was asked for.
-    Without,
+    /// The agent runs, but streaming failed to start and `--on-restore-error continue` is set.
+    NotStreaming,
 }
 
-/// What streams, as it was heard.
+impl Phase {
+    fn as_str(&self) -> &'static str {
+        match self {
+            Phase::Starting => "starting",
+            Phase::Restoring => "restoring",
+            Phase::Streaming(_) => "streaming",
+            Phase::Stopping => "stopping",
+            Phase::NotStreaming => "not_streaming",
+        }
+    }
+}
+
+/// The response of the streaming loop to a health check.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Heard {
-    StreamSummary(StreamSummary),
-    Silence,
-    Gone,
+enum LoopResponse {
+    Summary(StreamSummary),
+    TimedOut,
+    Ended,
 }
 
-/// What is said to who asks.
+/// The health of the process, as the probes report it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Verdict {
-    /// What streams does so, or is about to.
+pub struct HealthReport {
+    /// Whether the process streams, or is about to.
     pub healthy: bool,
-    /// Everything is restored, and streaming.
+    /// Whether everything is restored and streaming.
     pub ready: bool,
-    /// What this process is about: `starting`, `restoring`, `streaming`, `stopping`, `not streaming`.
+    /// `starting`, `restoring`, `streaming`, `stopping` or `not_streaming`.
     pub phase: &'static str,
-    /// Why it is not healthy, or not ready.
+    /// Why the process is not healthy or not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
+    pub reason: Option<String>,
 }
 
-/// All that can be said at one moment.
+/// The state of the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexHealth {
+    /// Whether the last update succeeded.
+    pub reachable: bool,
+    /// Entries that the index lacks. A log that lacks more than one entry can count once.
+    pub lag_entries: usize,
+}
+
+/// The health of the process and the state of its streams at one moment.
 pub struct HealthSnapshot {
-    /// In short.
-    pub verdict: Verdict,
-    /// How all logs stand; none where nothing answers.
-    pub overview: Option<StreamSummary>,
-    /// Whether the index answered the last time, and what it is behind by.
-    pub index: Option<(bool, usize)>,
-    /// The agent's own database cannot be read.
-    pub database_fails: bool,
+    /// The health.
+    pub report: HealthReport,
+    /// The state of all logs; `None` unless the streaming loop responds.
+    pub streams: Option<StreamSummary>,
+    /// The state of the index; `None` unless the process streams.
+    pub index: Option<IndexHealth>,
+    /// Whether the agent's database cannot be read.
+    pub has_database_error: bool,
 }
 
-/// How this process is doing.
+/// The health state of the process.
 pub struct HealthState {
-    /// When it started.
-    pub since: Timestamp,
-    /// What happened so far.
-    pub counts: Arc<Counters>,
-    /// Tells the time.
+    /// When the process started.
+    pub started_at: Timestamp,
+    /// The counters of the process.
+    pub counters: Arc<Counters>,
+    /// The clock.
     pub clock: Arc<dyn Clock>,
     phase: Mutex<Phase>,
 }
 
 impl HealthState {
-    /// Begins.
+    /// Creates the state of a process that starts now.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<HealthState> {
         Arc::new(HealthState {
-            since: clock.now(),
-            counts: Arc::default(),
+            started_at: clock.now(),
+            counters: Arc::default(),
             clock,
             phase: Mutex::default(),
         })
@@ -102,58 +124,57 @@ impl HealthState {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
-    /// A session is being restored.
-    pub fn restoring(&self) {
+    /// Enters the phase `restoring`.
+    pub fn set_restoring(&self) {
         self.set(Phase::Restoring);
     }
 
-    /// Everything is restored and streaming.
-    pub fn streaming(&self, running: Running) {
-        self.set(Phase::Streaming(running));
+    /// Enters the phase `streaming`: everything is restored.
+    pub fn set_streaming(&self, state: StreamingState) {
+        self.set(Phase::Streaming(state));
     }
 
-    /// The final flush has begun.
-    pub fn stopping(&self) {
+    /// Enters the phase `stopping`: the final flush has begun.
+    pub fn set_stopping(&self) {
         self.set(Phase::Stopping);
     }
 
-    /// The agent runs without us, as was asked for.
-    pub fn without(&self) {
-        self.set(Phase::Without);
+    /// Enters the phase `not_streaming`: the agent runs without sessiond.
+    pub fn set_not_streaming(&self) {
+        self.set(Phase::NotStreaming);
     }
 
-    /// Looks.
-    pub async fn look(&self) -> HealthSnapshot {
+    /// Checks the streaming loop, and returns the state of everything.
+    pub async fn snapshot(&self) -> HealthSnapshot {
         let phase = self
             .phase
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let Phase::Streaming(running) = &phase else {
+        let Phase::Streaming(state) = &phase else {
             return HealthSnapshot {
-                verdict: verdict(&phase, None),
-                overview: None,
+                report: assess(&phase, None),
+                streams: None,
                 index: None,
-                database_fails: false,
+                has_database_error: false,
             };
         };
-        let heard = match tokio::time::timeout(PATIENCE, running.handle.overview()).await {
-            Ok(Ok(overview)) => Heard::StreamSummary(overview),
-            Ok(Err(_)) => Heard::Gone,
-            Err(_) => Heard::Silence,
+        let response = match tokio::time::timeout(RESPONSE_TIMEOUT, state.handle.summary()).await {
+            Ok(Ok(summary)) => LoopResponse::Summary(summary),
+            Ok(Err(_)) => LoopResponse::Ended,
+            Err(_) => LoopResponse::TimedOut,
         };
         HealthSnapshot {
-            verdict: verdict(&phase, Some(heard)),
-            overview: if let Heard::StreamSummary(overview) = heard {
-                Some(overview)
-            } else {
-                None
+            report: assess(&phase, Some(response)),
+            streams: match response {
+                LoopResponse::Summary(summary) => Some(summary),
+                LoopResponse::TimedOut | LoopResponse::Ended => None,
             },
-            index: Some((
-                running.index_answers.load(Ordering::Relaxed),
-                running.feed.behind(),
-            )),
-            database_fails: running
+            index: Some(IndexHealth {
+                reachable: state.index_reachable.load(Ordering::Relaxed),
+                lag_entries: state.index_queue.backlog(),
+            }),
+            has_database_error: state
                 .mirror
                 .as_ref()
                 .is_some_and(|mirror| mirror.failure().is_some()),
@@ -161,39 +182,31 @@ impl HealthState {
     }
 }
 
-/// Pure: what is said. A store or a database that is away changes nothing here: restarting us would not bring it back, and the
-/// agent does without.
-fn verdict(phase: &Phase, heard: Option<Heard>) -> Verdict {
-    let said = |healthy, ready, phase, why: Option<&str>| Verdict {
+/// Decides health and readiness. An outage of the store or the index does not count: a restart
+/// would not end it, and the agent continues without them.
+fn assess(phase: &Phase, response: Option<LoopResponse>) -> HealthReport {
+    let unresponsive =
+        || format!("the streaming loop is unresponsive: no response for {RESPONSE_TIMEOUT:?}");
+    let (healthy, ready, reason) = match (phase, response) {
+        (Phase::Starting, _) => (true, false, Some("streaming has not started".to_owned())),
+        (Phase::Restoring, _) => (true, false, Some("a restore is in progress".to_owned())),
+        (Phase::Streaming(_), Some(LoopResponse::Ended)) => (
+            false,
+            false,
+            Some("the streaming loop has ended".to_owned()),
+        ),
+        (Phase::Streaming(_), Some(LoopResponse::TimedOut)) => (false, false, Some(unresponsive())),
+        (Phase::Streaming(_), _) => (true, true, None),
+        (Phase::Stopping, _) => (true, false, Some("the final flush is running".to_owned())),
+        (Phase::NotStreaming, _) => {
+            let reason = "streaming failed to start; see the log for the error";
+            (true, false, Some(reason.to_owned()))
+        }
+    };
+    HealthReport {
         healthy,
         ready,
-        phase,
-        why: why.map(str::to_owned),
-    };
-    match (phase, heard) {
-        (Phase::Starting, _) => said(true, false, "starting", Some("streaming has not begun")),
-        (Phase::Restoring, _) => said(
-            true,
-            false,
-            "restoring",
-            Some("the session is being restored"),
-        ),
-        (Phase::Streaming(_), Some(Heard::Gone)) => {
-            said(false, false, "streaming", Some("what streams has ended"))
-        }
-        (Phase::Streaming(_), Some(Heard::Silence)) => said(
-            false,
-            false,
-            "streaming",
-            Some(&format!("what streams has not answered for {PATIENCE:?}")),
-        ),
-        (Phase::Streaming(_), _) => said(true, true, "streaming", None),
-        (Phase::Stopping, _) => said(true, false, "stopping", Some("the final flush")),
-        (Phase::Without, _) => said(
-            true,
-            false,
-            "not streaming",
-            Some("streaming failed to start; the log says why"),
-        ),
+        phase: phase.as_str(),
+        reason,
     }
 }

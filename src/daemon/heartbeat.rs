@@ -1,5 +1,5 @@
-//! The heartbeat: a server somewhere is called once in an interval, while everything is durable and only then, so that somebody
-//! is told when the calls stop, whatever the reason.
+//! The heartbeat: a request to a monitoring URL at a fixed interval, sent only while everything is
+//! durable. The monitoring service raises an alarm when the requests stop, whatever the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,115 +8,127 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::daemon::health::{HealthSnapshot, HealthState};
 use crate::error::{Error, Result};
-use crate::sys::outbound::Outbound;
+use crate::sys::counters::HeartbeatResult;
+use crate::sys::outbound::OutboundEndpoint;
 
-/// How and where.
+/// Minimum interval between two heartbeats.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The settings of a heartbeat.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
-    /// The server.
-    pub server: Arc<Outbound>,
-    /// From one call to the next.
-    pub interval: Duration,
-    /// What is not durable for longer than this keeps the call back.
-    pub allowance: Duration,
+    /// The monitoring service.
+    endpoint: Arc<OutboundEndpoint>,
+    /// Time between two heartbeats.
+    interval: Duration,
+    /// Maximum age of a change that is not durable yet; an older one withholds the heartbeat.
+    max_lag: Duration,
 }
 
-/// The shortest interval.
-const SHORTEST: Duration = Duration::from_secs(1);
-
 impl Heartbeat {
-    /// Checks what was asked for.
-    pub fn new(server: Outbound, interval: Duration, allowance: Duration) -> Result<Heartbeat> {
-        if interval < SHORTEST {
+    /// Checks the settings.
+    pub fn new(
+        endpoint: OutboundEndpoint,
+        interval: Duration,
+        max_lag: Duration,
+    ) -> Result<Heartbeat> {
+        if interval < MIN_INTERVAL {
             return Err(Error::usage(format!(
-                "--heartbeat-interval {interval:?}: at least {SHORTEST:?}"
-            )));
+                "invalid --heartbeat-interval value \"{interval:?}\": the minimum is {MIN_INTERVAL:?}"
+            ))
+            .hint("use a longer interval, such as --heartbeat-interval 60s"));
         }
         Ok(Heartbeat {
-            server: Arc::new(server),
+            endpoint: Arc::new(endpoint),
             interval,
-            allowance,
+            max_lag,
         })
     }
 
-    /// Calls for ever; drop it to stop.
-    pub async fn run(self, vitals: Arc<HealthState>) {
+    /// Sends heartbeats forever; drop the future to stop.
+    pub async fn run(self, health: Arc<HealthState>) {
         let mut ticks = tokio::time::interval_at(Instant::now(), self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut before = None;
+        let mut previous = None;
         loop {
             ticks.tick().await;
-            let came = self.once(&vitals).await;
-            // Only a change is told; the reason is not part of it, for its figures move.
-            let now = std::mem::discriminant(&came);
-            if before.replace(now) == Some(now) {
-                continue;
-            }
-            let to = self.server.place();
-            match came {
-                HeartbeatOutcome::Heard => {
-                    tracing::info!(to, interval = ?self.interval, "heartbeat: everything is durable")
-                }
-                HeartbeatOutcome::Failed(error) => {
-                    tracing::warn!(to, %error, "the heartbeat is not heard; streaming goes on")
-                }
-                HeartbeatOutcome::Withheld(why) => {
-                    tracing::warn!(to, why, "no heartbeat: not everything is durable")
-                }
+            let outcome = self.send_once(&health).await;
+            let result = outcome.result();
+            health.counters.record_heartbeat(result, health.clock.now());
+            // Only a change is logged. The reason is not compared, because its figures vary.
+            if previous.replace(result) != Some(result) {
+                self.log(outcome);
             }
         }
     }
 
-    async fn once(&self, vitals: &HealthState) -> HeartbeatOutcome {
-        if let Err(why) = durable(&vitals.look().await, self.allowance) {
-            vitals.counts.note(|tally| tally.withheld_beats += 1);
-            return HeartbeatOutcome::Withheld(why);
+    async fn send_once(&self, health: &HealthState) -> HeartbeatOutcome {
+        if let Err(reason) = check_durable(&health.snapshot().await, self.max_lag) {
+            return HeartbeatOutcome::Withheld(reason);
         }
-        match self.server.get().await {
-            Ok(()) => {
-                let now = vitals.clock.now();
-                vitals.counts.note(|tally| {
-                    tally.beats += 1;
-                    tally.beat_at = Some(now);
-                });
-                HeartbeatOutcome::Heard
+        match self.endpoint.get().await {
+            Ok(()) => HeartbeatOutcome::Sent,
+            Err(error) => HeartbeatOutcome::Failed(error),
+        }
+    }
+
+    fn log(&self, outcome: HeartbeatOutcome) {
+        let to = self.endpoint.origin();
+        match outcome {
+            HeartbeatOutcome::Sent => {
+                tracing::info!(to, interval = ?self.interval, "sending heartbeats: everything is durable")
             }
-            Err(error) => {
-                vitals.counts.note(|tally| tally.missed_beats += 1);
-                HeartbeatOutcome::Failed(error)
+            HeartbeatOutcome::Failed(error) => {
+                tracing::warn!(to, %error, "the heartbeat failed; streaming continues")
+            }
+            HeartbeatOutcome::Withheld(reason) => {
+                tracing::warn!(
+                    to,
+                    reason,
+                    "withholding heartbeats: not everything is durable"
+                )
             }
         }
     }
 }
 
-/// What became of a call.
+/// The outcome of one heartbeat.
 enum HeartbeatOutcome {
-    Heard,
+    Sent,
     Failed(Error),
     Withheld(String),
 }
 
-/// Pure: whether everything is durable, or so new that it is about to be; if not, why. What a writer that lost its session has is
-/// durable once it is in its branch. The index does not count: it is a view.
-fn durable(look: &HealthSnapshot, allowance: Duration) -> Result<(), String> {
-    if !look.verdict.ready {
-        return Err(look
-            .verdict
-            .why
-            .clone()
-            .unwrap_or_else(|| look.verdict.phase.to_owned()));
+impl HeartbeatOutcome {
+    fn result(&self) -> HeartbeatResult {
+        match self {
+            HeartbeatOutcome::Sent => HeartbeatResult::Sent,
+            HeartbeatOutcome::Failed(_) => HeartbeatResult::Failed,
+            HeartbeatOutcome::Withheld(_) => HeartbeatResult::Withheld,
+        }
     }
-    let Some(all) = look.overview else {
-        return Err("what streams does not answer".to_owned());
+}
+
+/// Checks that every change is durable or younger than `max_lag`; returns the reason if not. The
+/// changes of a fenced writer are durable once its branch holds them. The index does not count,
+/// because it is derived from the store.
+fn check_durable(snapshot: &HealthSnapshot, max_lag: Duration) -> Result<(), String> {
+    let report = &snapshot.report;
+    if !report.ready {
+        let reason = report.reason.clone();
+        return Err(reason.unwrap_or_else(|| report.phase.to_owned()));
+    }
+    let Some(streams) = snapshot.streams else {
+        return Err("the streaming loop is unresponsive".to_owned());
     };
-    if look.database_fails {
+    if snapshot.has_database_error {
         return Err("the agent's database cannot be read".to_owned());
     }
-    if all.lag_max_seconds > allowance.as_secs_f64() {
-        let age = Duration::from_secs(all.lag_max_seconds as u64);
+    if streams.lag_max_seconds > max_lag.as_secs_f64() {
+        let age = Duration::from_secs(streams.lag_max_seconds as u64);
         return Err(format!(
-            "{} bytes of {} sessions wait, the oldest for {age:?}",
-            all.lag_sum_bytes, all.unflushed
+            "{} bytes in {} logs are not durable; the oldest change is {age:?} old",
+            streams.lag_sum_bytes, streams.unflushed
         ));
     }
     Ok(())
@@ -126,29 +138,36 @@ fn durable(look: &HealthSnapshot, allowance: Duration) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::capture::StreamSummary;
-    use crate::daemon::health::Verdict;
+    use crate::daemon::health::{HealthReport, IndexHealth};
 
     #[test]
-    fn what_is_late_or_unknown_keeps_it_back_and_what_is_new_does_not() {
-        let look = |ready, lag: Option<f64>, database_fails| HealthSnapshot {
-            verdict: Verdict {
+    fn a_heartbeat_is_withheld_while_a_change_is_late_or_its_state_unknown() {
+        let snapshot = |ready, lag: Option<f64>, has_database_error| HealthSnapshot {
+            report: HealthReport {
                 healthy: true,
                 ready,
                 phase: "streaming",
-                why: None,
+                reason: None,
             },
-            overview: lag.map(|lag_max_seconds| StreamSummary {
+            streams: lag.map(|lag_max_seconds| StreamSummary {
                 lag_max_seconds,
                 unflushed: 1,
                 fenced: 1,
                 ..StreamSummary::default()
             }),
-            index: Some((false, 100)),
-            database_fails,
+            index: Some(IndexHealth {
+                reachable: false,
+                lag_entries: 100,
+            }),
+            has_database_error,
         };
-        let beats = |look: &HealthSnapshot| durable(look, Duration::from_secs(8)).is_ok();
-        assert!(beats(&look(true, Some(0.0), false)) && beats(&look(true, Some(8.0), false)));
-        assert!(!beats(&look(true, Some(8.1), false)) && !beats(&look(true, None, false)));
-        assert!(!beats(&look(false, Some(0.0), false)) && !beats(&look(true, Some(0.0), true)));
+        let is_sent =
+            |snapshot: &HealthSnapshot| check_durable(snapshot, Duration::from_secs(8)).is_ok();
+        assert!(is_sent(&snapshot(true, Some(0.0), false)));
+        assert!(is_sent(&snapshot(true, Some(8.0), false)));
+        assert!(!is_sent(&snapshot(true, Some(8.1), false)));
+        assert!(!is_sent(&snapshot(true, None, false)));
+        assert!(!is_sent(&snapshot(false, Some(0.0), false)));
+        assert!(!is_sent(&snapshot(true, Some(0.0), true)));
     }
 }

@@ -1,73 +1,64 @@
-//! HTTP/1.1 to this machine: who is let in, how many, for how long, and how an answer looks. What is answered is decided elsewhere.
+//! The HTTP/1.1 server: accepts connections and passes their requests to an axum router.
+//!
+//! Owns connection limits, time-outs and graceful shutdown, which `axum::serve` does not offer.
+//! Does not own routes: each server has its own router.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use axum::Router;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use serde::Serialize;
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::daemon::listen::{Caller, Listener};
+use crate::daemon::listen::{Connection, Listener};
 
-/// The longest request line with all headers, where nothing else is sent; a browser sends a kibibyte or two.
-const LONGEST_HEAD: usize = 16 << 10;
+/// Maximum size of the request line and all headers of a request without a body. A browser sends
+/// one or two kibibytes.
+const MAX_HEAD_LEN: usize = 16 << 10;
 
-/// What is answered.
-pub type Answer = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
+/// Pause after a failed `accept`, for example while the process is out of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What a server puts up with.
+/// The limits of a server.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// So many may be connected at a time; who comes next waits.
-    pub connections: usize,
-    /// A caller has this long to send its headers.
-    pub patience: Duration,
-    /// A connection carries one call, and is cut after this long; without it, as many as the caller likes.
-    pub one_call: Option<Duration>,
+pub struct ServerLimits {
+    /// Maximum number of concurrent connections; further connections wait.
+    pub max_connections: usize,
+    /// Time limit for the headers of a request.
+    pub header_timeout: Duration,
+    /// If set, a connection serves one request and is closed after this time.
+    pub single_request_timeout: Option<Duration>,
 }
 
-/// Answers calls.
-#[async_trait::async_trait]
-pub trait Answers: Send + Sync + 'static {
-    /// Answers one.
-    async fn answer(&self, request: Request<Incoming>) -> Answer;
-}
-
-/// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
+/// Serves requests until `shutdown` completes, then finishes the pending ones before the deadline
+/// that `shutdown` returned.
 pub async fn serve(
-    answers: Arc<impl Answers>,
+    router: Router,
     listener: Listener,
-    limits: Limits,
-    stop: impl Future<Output = Instant>,
+    limits: ServerLimits,
+    shutdown: impl Future<Output = Instant>,
 ) {
-    let seats = Arc::new(Semaphore::new(limits.connections));
+    let slots = Arc::new(Semaphore::new(limits.max_connections));
     let graceful = GracefulShutdown::new();
-    tokio::pin!(stop);
+    tokio::pin!(shutdown);
     let deadline = loop {
         let next = async {
-            let seat = seats.clone().acquire_owned().await;
-            (seat, listener.accept().await)
+            let slot = slots.clone().acquire_owned().await;
+            (slot, listener.accept().await)
         };
         tokio::select! {
-            deadline = &mut stop => break deadline,
-            (seat, caller) = next => match caller {
-                Ok(Caller::Unix(stream)) => connect(&answers, limits, &graceful, stream, seat),
-                Ok(Caller::Tcp(stream)) => connect(&answers, limits, &graceful, stream, seat),
+            deadline = &mut shutdown => break deadline,
+            (slot, connection) = next => match connection {
+                Ok(Connection::Unix(stream)) => spawn(&router, limits, &graceful, stream, slot),
+                Ok(Connection::Tcp(stream)) => spawn(&router, limits, &graceful, stream, slot),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tracing::warn!(%error, "cannot accept a connection; retrying");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -77,80 +68,39 @@ pub async fn serve(
         .await
         .is_err()
     {
-        tracing::warn!("out of time: some callers were not answered");
+        tracing::warn!("the shutdown deadline passed; some requests got no response");
     }
 }
 
-fn connect<S, P>(
-    answers: &Arc<impl Answers>,
-    limits: Limits,
+fn spawn<S, P>(
+    router: &Router,
+    limits: ServerLimits,
     graceful: &GracefulShutdown,
     stream: S,
-    seat: P,
+    slot: P,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     P: Send + 'static,
 {
-    let answers = answers.clone();
-    let service = service_fn(move |request| {
-        let answers = answers.clone();
-        async move { Ok::<_, Infallible>(answers.answer(request).await) }
-    });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.patience);
-    if limits.one_call.is_some() {
-        builder.keep_alive(false).max_buf_size(LONGEST_HEAD);
+        .header_read_timeout(limits.header_timeout);
+    if limits.single_request_timeout.is_some() {
+        builder.keep_alive(false).max_buf_size(MAX_HEAD_LEN);
     }
+    let service = TowerToHyperService::new(router.clone());
     let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
-        let ended = match limits.one_call {
+        let result = match limits.single_request_timeout {
             None => connection.await,
             Some(limit) => tokio::time::timeout(limit, connection)
                 .await
                 .unwrap_or(Ok(())),
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection broke off");
+        if let Err(error) = result {
+            tracing::debug!(%error, "a connection ended with an error");
         }
-        drop(seat);
+        drop(slot);
     });
-}
-
-/// Says something as JSON.
-pub fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    text(
-        status,
-        "application/json",
-        serde_json::to_vec(body).unwrap_or_default(),
-    )
-}
-
-/// Says something in one piece.
-pub fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
-    answer(
-        status,
-        kind,
-        UnsyncBoxBody::new(Full::new(body.into()).map_err(|never| match never {})),
-        None,
-    )
-}
-
-/// Says something that may come in pieces.
-pub fn answer(
-    status: StatusCode,
-    kind: &'static str,
-    body: UnsyncBoxBody<Bytes, std::io::Error>,
-    len: Option<u64>,
-) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    answer
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    if let Some(len) = len {
-        answer.headers_mut().insert(CONTENT_LENGTH, len.into());
-    }
-    answer
 }

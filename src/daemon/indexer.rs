@@ -1,85 +1,84 @@
-//! Feeds the index, and lets it catch up by itself after an outage. Nothing waits for it.
+//! The indexer: sends each entry to the index, and catches up after an outage. Nothing waits for
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::agent::Profile;
-use crate::capture::Feed;
-use crate::capture::feed::News;
-use crate::error::{ErrorKind, Result};
-use crate::index::{Filter, Index, RecordOutcome};
+use crate::capture::{IndexQueue, IndexTask};
+use crate::error::Result;
+use crate::index::{Index, RecordOutcome, SessionFilter};
 use crate::log::Logs;
 use crate::log::ledger::Ledger;
 use crate::log::writer::WriteTarget;
 use crate::model::LogName;
-use crate::sys::{Backoff, Directory, Operation};
+use crate::store::Store;
+use crate::sys::{Backoff, Counters, Directory, Operation};
 use crate::upkeep::reindex::catch_up;
 
-/// What the follower of the index needs.
+/// Number of sessions per index query.
+const PAGE_SIZE: u32 = 1000;
+
+/// Executes the tasks of the index queue.
 pub struct Indexer {
-    /// What is new.
-    pub feed: Arc<Feed>,
-    /// Where it goes.
+    /// The tasks to execute.
+    pub queue: Arc<IndexQueue>,
+    /// The counters of the process.
+    pub counters: Arc<Counters>,
+    /// The index.
     pub index: Arc<dyn Index>,
-    /// Where it can be read again.
+    /// The logs to read missing entries from.
     pub logs: Logs,
-    /// How to read it.
+    /// The profile that parses the transcripts.
     pub profile: Arc<dyn Profile>,
-    /// Whether the index answered the last time.
-    pub answers: Arc<AtomicBool>,
+    /// Whether the last update succeeded.
+    pub reachable: Arc<AtomicBool>,
 }
 
 impl Indexer {
-    /// Follows for ever; drop it to stop.
+    /// Executes tasks forever; drop the future to stop.
     pub async fn run(self) {
         let mut backoff = Backoff::new(self.logs.rng.clone());
         loop {
-            let news = self.feed.next().await;
-            match self.take(&news).await {
-                // Who has the key can make it follow: sessiond reindex.
-                Err(error) if error.kind() == ErrorKind::Encrypted => {
-                    tracing::debug!(%error, "the index does not follow what cannot be read")
+            let task = self.queue.next().await;
+            match self.execute(&task).await {
+                // A process that can read the log can index it: `sessiond reindex`.
+                Err(error) if error.kind().is_unreadable() => {
+                    tracing::debug!(%error, "skipped an unreadable log")
                 }
                 Ok(()) => {
                     backoff.reset();
-                    self.answers.store(true, Ordering::Relaxed);
+                    self.reachable.store(true, Ordering::Relaxed);
                     let now = self.logs.clock.now();
-                    self.feed
-                        .counts()
-                        .note(|tally| tally.indexed_at = Some(now));
+                    self.counters.record_index_update(now);
                 }
                 Err(error) => {
-                    let wait = backoff.wait_after_failure();
-                    if backoff.failed() == 1 {
-                        tracing::warn!(%error, "the index does not follow; streaming goes on");
+                    let wait = backoff.delay_after_failure();
+                    if backoff.failures() == 1 {
+                        tracing::warn!(%error, "the index update failed; retrying, streaming continues");
                     }
-                    self.answers.store(false, Ordering::Relaxed);
-                    self.feed.counts().failed(Operation::Index, error.kind());
+                    self.reachable.store(false, Ordering::Relaxed);
+                    self.counters.record_error(Operation::Index, error.kind());
                     if !error.is_retryable() {
-                        tracing::error!(%error, attempt = backoff.failed(), "the index refuses what it is given");
+                        tracing::error!(%error, attempt = backoff.failures(), "the index rejected an update");
                     }
-                    // Only the name of the log is kept; the bucket has the rest.
-                    match news {
-                        News::Entry(record) => self.feed.stale(record.log.name),
-                        News::Stale(name) => self.feed.stale(name),
-                        News::Failed(failure) => self.feed.failed(failure),
-                    }
+                    self.queue.retry(task);
                     tokio::time::sleep(wait).await;
                 }
             }
         }
     }
 
-    async fn take(&self, news: &News) -> Result<()> {
-        match news {
-            News::Entry(record) => {
-                if let RecordOutcome::Gap { have } = self.index.record(record).await? {
-                    tracing::debug!(session = %record.log.name, have, "the index is behind; reading the bucket");
+    async fn execute(&self, task: &IndexTask) -> Result<()> {
+        match task {
+            IndexTask::Entry(record) => {
+                if let RecordOutcome::Gap { head } = self.index.record(record).await? {
+                    tracing::debug!(session = %record.log.name, head, "the index is behind; catching up from the store");
                     catch_up(&self.logs, &*self.index, &*self.profile, &record.log).await?;
                 }
                 Ok(())
             }
-            News::Stale(name) => catch_up(
+            IndexTask::StaleLog(name) => catch_up(
                 &self.logs,
                 &*self.index,
                 &*self.profile,
@@ -87,14 +86,15 @@ impl Indexer {
             )
             .await
             .map(|_| ()),
-            News::Failed(failure) => self.index.note_failure(failure).await,
+            IndexTask::Failure(failure) => self.index.record_failure(failure).await,
         }
     }
 }
 
-/// Marks the logs whose ledger is ahead of the index: an earlier run could not tell it. One query a thousand sessions.
-pub async fn mark_stale(
-    feed: &Feed,
+/// Queues the logs whose ledger is ahead of the index, because an earlier process could not update
+/// it.
+pub async fn queue_stale_logs(
+    queue: &IndexQueue,
     index: &dyn Index,
     logs: &Logs,
     directory: &dyn Directory,
@@ -103,7 +103,7 @@ pub async fn mark_stale(
     let mut heads = std::collections::BTreeMap::new();
     let mut cursor = None;
     loop {
-        let filter = Filter {
+        let filter = SessionFilter {
             namespace: logs.namespace.clone(),
             agent: Some(logs.agent.clone()),
             id_prefix: None,
@@ -111,7 +111,7 @@ pub async fn mark_stale(
             status: None,
             request: None,
             labels: Vec::new(),
-            limit: 1000,
+            limit: PAGE_SIZE,
             cursor: cursor.take(),
         };
         let page = index.sessions(&filter).await?;
@@ -126,21 +126,22 @@ pub async fn mark_stale(
         let Some(ledger) = Ledger::load(directory, &store, &logs.id(name.clone())) else {
             continue;
         };
-        let known = match ledger.log_writer.target {
-            // The numbers of a branch are its own; few logs have one.
+        let indexed = match ledger.log_writer.target {
+            // A branch has its own sequence numbers. Few logs have a branch.
             WriteTarget::Branch => {
                 let entries = index.entries(&ledger.id).await?;
-                let ours = entries.iter().filter(|entry| {
+                let on_branch = entries.iter().filter(|entry| {
                     entry.branch.as_deref() == Some(ledger.log_writer.writer.as_str())
                 });
-                ours.map(|entry| entry.seq).max()
+                on_branch.map(|entry| entry.seq).max()
             }
-            // Not listed with the sessions; few as well.
+            // Projects are not listed with the sessions. There are few of them.
             _ if name.is_project() => index.session(&ledger.id).await?.map(|row| row.head),
             _ => heads.get(&name.to_string()).copied(),
         };
-        if known.is_none_or(|known| known < ledger.log_writer.seq) && ledger.log_writer.seq > 0 {
-            feed.stale(name.clone());
+        let head = ledger.log_writer.seq;
+        if head > 0 && indexed.is_none_or(|indexed| indexed < head) {
+            queue.push_stale(name.clone());
         }
     }
     Ok(())

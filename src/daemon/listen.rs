@@ -1,4 +1,4 @@
-//! Where a server of ours is asked: a socket of this user's, or a port that only this machine reaches.
+//! Listen addresses of the session store: a Unix socket of this user, or a loopback port.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,89 +10,91 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::error::{Error, Result};
 
-/// An address.
+/// A listen address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Listen {
-    /// A unix socket.
+pub enum ListenAddress {
+    /// A Unix socket.
     Unix(PathBuf),
     /// A port of a loopback address.
     Tcp(SocketAddr),
 }
 
-impl FromStr for Listen {
+impl FromStr for ListenAddress {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |why: &str| {
-            Error::usage(format!("listen on {text:?}: {why}"))
-                .hint("use unix:///run/sessiond-store.sock or http://127.0.0.1:7474")
+        let invalid = |reason: &str| {
+            Error::usage(format!("invalid --listen value {text:?}: {reason}")).hint(
+                "use --listen unix:///run/sessiond-store.sock or --listen http://127.0.0.1:7474",
+            )
         };
         if let Some(path) = text.strip_prefix("unix://") {
             let path = PathBuf::from(path);
             return if path.is_absolute() {
-                Ok(Listen::Unix(path))
+                Ok(ListenAddress::Unix(path))
             } else {
-                Err(wrong("the path must be absolute"))
+                Err(invalid("the path must be absolute"))
             };
         }
         let Some(address) = text.strip_prefix("http://") else {
-            return Err(wrong("neither unix:// nor http://"));
+            return Err(invalid("expected unix:// or http://"));
         };
         let address = address
             .trim_end_matches('/')
             .replacen("localhost:", "127.0.0.1:", 1);
         let address: SocketAddr = address
             .parse()
-            .map_err(|_| wrong("an address and a port are wanted"))?;
+            .map_err(|_| invalid("expected ADDRESS:PORT"))?;
         if !address.ip().is_loopback() {
-            return Err(wrong(
-                "other machines could reach that, and nobody would be asked for a password",
+            return Err(invalid(
+                "other machines could reach it, and the API has no authentication",
             ));
         }
-        Ok(Listen::Tcp(address))
+        Ok(ListenAddress::Tcp(address))
     }
 }
 
-impl fmt::Display for Listen {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Listen::Unix(path) => write!(f, "unix://{}", path.display()),
-            Listen::Tcp(address) => write!(f, "http://{address}"),
+            ListenAddress::Unix(path) => write!(f, "unix://{}", path.display()),
+            ListenAddress::Tcp(address) => write!(f, "http://{address}"),
         }
     }
 }
 
-/// What listens.
+/// A bound socket.
 pub enum Listener {
-    /// On a unix socket.
+    /// A Unix socket. Its file is removed when the listener is dropped.
     Unix(UnixListener, PathBuf),
-    /// On a port.
+    /// A TCP port.
     Tcp(TcpListener),
 }
 
-/// Who asks.
-pub enum Caller {
-    /// Through a unix socket.
+/// An accepted connection.
+pub enum Connection {
+    /// A connection to the Unix socket.
     Unix(UnixStream),
-    /// Through a port.
+    /// A connection to the TCP port.
     Tcp(TcpStream),
 }
 
-impl Listen {
-    /// Begins to listen; answers where, for a port that was left open.
-    pub async fn bind(&self) -> Result<(Listener, Listen)> {
-        let taken = || {
-            Error::conflict(format!("listen on {self}: somebody does already"))
-                .hint("give --listen another address")
+impl ListenAddress {
+    /// Binds the address. Also returns the bound address, which contains the port chosen for port
+    /// 0.
+    pub async fn bind(&self) -> Result<(Listener, ListenAddress)> {
+        let in_use = || {
+            Error::conflict(format!("another process is listening on {self}"))
+                .hint("pass another address to --listen")
         };
         let failed = |cause: std::io::Error| match cause.kind() {
-            std::io::ErrorKind::AddrInUse => taken(),
-            _ => Error::named(format!("listen on {self}"), cause),
+            std::io::ErrorKind::AddrInUse => in_use(),
+            _ => Error::user_path(format!("listen on {self}"), cause),
         };
         match self {
-            Listen::Unix(path) => {
-                // Only a dead one's: what a living one has answers.
+            ListenAddress::Unix(path) => {
+                // A socket that accepts connections is in use; any other is stale.
                 if UnixStream::connect(path).await.is_ok() {
-                    return Err(taken());
+                    return Err(in_use());
                 }
                 let _ = std::fs::remove_file(path);
                 let listener = UnixListener::bind(path).map_err(failed)?;
@@ -100,21 +102,21 @@ impl Listen {
                     .map_err(failed)?;
                 Ok((Listener::Unix(listener, path.clone()), self.clone()))
             }
-            Listen::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.map_err(failed)?;
                 let bound = listener.local_addr().map_err(failed)?;
-                Ok((Listener::Tcp(listener), Listen::Tcp(bound)))
+                Ok((Listener::Tcp(listener), ListenAddress::Tcp(bound)))
             }
         }
     }
 }
 
 impl Listener {
-    /// The next one who asks.
-    pub async fn accept(&self) -> std::io::Result<Caller> {
+    /// Waits for the next connection.
+    pub async fn accept(&self) -> std::io::Result<Connection> {
         match self {
-            Listener::Unix(listener, _) => Ok(Caller::Unix(listener.accept().await?.0)),
-            Listener::Tcp(listener) => Ok(Caller::Tcp(listener.accept().await?.0)),
+            Listener::Unix(listener, _) => Ok(Connection::Unix(listener.accept().await?.0)),
+            Listener::Tcp(listener) => Ok(Connection::Tcp(listener.accept().await?.0)),
         }
     }
 }
@@ -132,26 +134,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_is_listened_to() {
-        let read = |text: &str| {
-            text.parse::<Listen>()
-                .map(|listen| listen.to_string())
+    fn only_local_addresses_are_accepted() {
+        let parse = |text: &str| {
+            text.parse::<ListenAddress>()
+                .map(|address| address.to_string())
                 .map_err(|error| error.to_string())
         };
         assert_eq!(
-            read("http://127.0.0.1:0").as_deref(),
+            parse("http://127.0.0.1:0").as_deref(),
             Ok("http://127.0.0.1:0")
         );
         assert_eq!(
-            read("http://localhost:7474/").as_deref(),
+            parse("http://localhost:7474/").as_deref(),
             Ok("http://127.0.0.1:7474")
         );
         assert_eq!(
-            read("http://[::1]:7474").as_deref(),
+            parse("http://[::1]:7474").as_deref(),
             Ok("http://[::1]:7474")
         );
         assert_eq!(
-            read("unix:///run/x.sock").as_deref(),
+            parse("unix:///run/x.sock").as_deref(),
             Ok("unix:///run/x.sock")
         );
         for bad in [
@@ -163,7 +165,7 @@ mod tests {
             "127.0.0.1:80",
             "",
         ] {
-            assert!(read(bad).is_err(), "{bad}");
+            assert!(parse(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,53 +1,66 @@
-//! Says of each session that is written to what this process was told to say of all of them: labels, request, how long to
-//! keep it. In the background, once for each, and again until it is durable.
+//! The metadata writer: sets labels, request ID and TTL on every session that this process writes.
+//!
+//! It works in the background, once per session, and retries until the metadata is durable.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::capture::Feed;
+use crate::capture::{IndexQueue, MetadataQueue};
 use crate::log::Logs;
 use crate::model::SessionMetadata;
-use crate::sys::{Backoff, Operation};
+use crate::sys::{Backoff, Counters, Operation};
 
-/// The longest pause between two tries: what is said here is small, and an agent may be gone soon.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum pause between two attempts. It is short, because the object is small and the agent may
+/// exit soon.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Says for ever; drop it to stop.
-pub async fn run(feed: Arc<Feed>, logs: Logs, wishes: SessionMetadata) {
+/// Poll interval while waiting for the queue to become idle.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Writes the metadata of the queued sessions forever; drop the future to stop.
+pub async fn run(
+    queue: Arc<MetadataQueue>,
+    index_queue: Arc<IndexQueue>,
+    counters: Arc<Counters>,
+    logs: Logs,
+    metadata: SessionMetadata,
+) {
     let mut backoff = Backoff::new(logs.rng.clone());
     loop {
-        let name = feed.unsaid().await;
+        let name = queue.next().await;
         let id = logs.id(name.clone());
-        let done = logs.say(&id, |before| Ok(before.then(&wishes))).await;
-        if let Err(error) = &done {
-            feed.counts().failed(Operation::Label, error.kind());
+        let result = logs
+            .update_metadata(&id, |current| Ok(current.updated_with(&metadata)))
+            .await;
+        if let Err(error) = &result {
+            counters.record_error(Operation::Metadata, error.kind());
         }
-        match done {
-            Ok(said) => {
+        match result {
+            Ok(written) => {
                 backoff.reset();
-                tracing::debug!(%id, number = said.number, "said");
-                feed.stale(name);
+                tracing::debug!(%id, version = written.version, "wrote the metadata of a session");
+                index_queue.push_stale(name);
             }
             Err(error) if error.is_retryable() => {
-                let wait = backoff.wait_after_failure().min(LONGEST_PAUSE);
-                tracing::debug!(%error, retry_in = ?wait, "saying it again later");
-                feed.still_unsaid(name);
+                let wait = backoff.delay_after_failure().min(MAX_RETRY_DELAY);
+                tracing::debug!(%error, retry_in = ?wait, "the metadata write failed; retrying");
+                queue.retry(name);
                 tokio::time::sleep(wait).await;
             }
-            Err(error) => tracing::error!(%error, "labels and the like were not said"),
+            Err(error) => tracing::error!(%id, %error, "the metadata of a session is not written"),
         }
     }
 }
 
-/// Waits until all is said, or until `deadline`.
-pub async fn finished(feed: &Feed, deadline: Instant) -> bool {
-    while !feed.all_said() {
+/// Waits until all metadata is written; returns false if the deadline comes first.
+pub async fn wait_until_idle(queue: &MetadataQueue, deadline: Instant) -> bool {
+    while !queue.is_idle() {
         if Instant::now() >= deadline {
             return false;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(IDLE_POLL_INTERVAL).await;
     }
     true
 }

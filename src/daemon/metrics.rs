@@ -1,265 +1,307 @@
-//! The metrics as Prometheus reads them (text format 0.0.4). Pure: counts and a look in, text out. Few labels, and nothing that
-//! names a session, a file or a person.
-
-use std::fmt::{Display, Write};
+//! The metrics in the OpenMetrics text format, which Prometheus scrapes.
+//!
+//! Owns every metric name, label and help text. Does not own the values (`sys/counters.rs`,
+//! `daemon/health.rs`). There are few labels, and none identifies a session, a file or a person.
 
 use jiff::Timestamp;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
 
-use crate::daemon::health::HealthSnapshot;
-use crate::error::ErrorKind;
-use crate::sys::Operation;
-use crate::sys::counters::{BOUNDS, CounterValues};
+use crate::capture::StreamSummary;
+use crate::daemon::health::{HealthReport, HealthSnapshot, IndexHealth};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys::Counters;
+use crate::sys::counters::unix_seconds;
 
-/// The content type.
-pub const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// The content type of the metrics page.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-#[derive(Default)]
-struct Page(String);
-
-impl Page {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+/// Renders the metrics page.
+///
+/// The library appends `_total` to the name of a counter, the unit to the name of a metric that
+/// has one, and a full stop to each help text.
+pub fn render(
+    started_at: Timestamp,
+    snapshot: &HealthSnapshot,
+    counters: &Counters,
+) -> Result<String> {
+    let mut registry = Registry::default();
+    register_process(&mut registry, started_at, &snapshot.report);
+    if let Some(streams) = &snapshot.streams {
+        register_streams(&mut registry, streams);
     }
-
-    fn sample(&mut self, name: impl Display, value: impl Display) {
-        let _ = writeln!(self.0, "{name} {value}");
+    if let Some(index) = &snapshot.index {
+        register_index(&mut registry, *index);
     }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
-        self.family(name, "gauge", help);
-        self.sample(name, value);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.family(name, "counter", help);
-        self.sample(name, value);
-    }
-
-    fn time(&mut self, name: &str, help: &str, at: Option<Timestamp>) {
-        self.gauge(name, help, at.map_or(0.0, seconds));
-    }
+    register_uploads(&mut registry, counters);
+    register_operations(&mut registry, counters);
+    let mut page = String::new();
+    encode(&mut page, &registry).map_err(|cause| {
+        Error::new(ErrorKind::Internal, "render the metrics page").caused_by(cause)
+    })?;
+    Ok(page)
 }
 
-fn seconds(at: Timestamp) -> f64 {
-    at.as_microsecond() as f64 / 1e6
-}
-
-/// All of it.
-pub fn text(since: Timestamp, look: &HealthSnapshot, tally: &CounterValues) -> String {
-    let mut page = Page::default();
-    page.family(
-        "sessiond_build_info",
-        "gauge",
-        "The version that runs; always 1.",
+fn register_process(registry: &mut Registry, started_at: Timestamp, report: &HealthReport) {
+    registry.register(
+        "sessiond_build",
+        "The running version",
+        Info::new([("version", env!("CARGO_PKG_VERSION"))]),
     );
-    page.sample(
-        format_args!(
-            "sessiond_build_info{{version=\"{}\"}}",
-            env!("CARGO_PKG_VERSION")
-        ),
-        1,
+    registry.register_with_unit(
+        "process_start_time",
+        "Start time of the process since the Unix epoch",
+        Unit::Seconds,
+        ConstGauge::new(unix_seconds(started_at)),
     );
-    page.gauge(
-        "process_start_time_seconds",
-        "When the process started, in seconds since 1970.",
-        seconds(since),
-    );
-    page.gauge(
+    registry.register(
         "sessiond_healthy",
-        "1 unless what streams is stuck or has ended; as /healthz.",
-        u8::from(look.verdict.healthy),
+        "1 unless the streaming loop is stuck or has ended; the same as /healthz",
+        ConstGauge::new(u32::from(report.healthy)),
     );
-    page.gauge(
+    registry.register(
         "sessiond_ready",
-        "1 when everything is restored and streaming; as /readyz.",
-        u8::from(look.verdict.ready),
-    );
-    standing(&mut page, look);
-    flushes(&mut page, tally);
-    rest(&mut page, tally);
-    page.0
-}
-
-/// How things stand now. What is not known is left out.
-fn standing(page: &mut Page, look: &HealthSnapshot) {
-    if let Some(all) = &look.overview {
-        page.gauge(
-            "sessiond_sessions",
-            "Logs known here: sessions, and projects with files of their own.",
-            all.logs,
-        );
-        page.gauge(
-            "sessiond_sessions_unflushed",
-            "Logs with changes that are not durable yet: the queue.",
-            all.unflushed,
-        );
-        page.gauge(
-            "sessiond_sessions_fenced",
-            "Sessions that another writer took over; what is written here goes to a branch.",
-            all.fenced,
-        );
-        page.gauge("sessiond_watched_files", "Files that are kept.", all.files);
-        page.gauge(
-            "sessiond_watch_degraded",
-            "1 while file events cannot be relied on and the directory is scanned instead.",
-            u8::from(all.scanning),
-        );
-        page.gauge(
-            "sessiond_lag_max_seconds",
-            "Age of the oldest change that is not durable.",
-            all.lag_max_seconds,
-        );
-        page.gauge(
-            "sessiond_lag_sum_seconds",
-            "Age of the oldest change that is not durable, added up over logs.",
-            all.lag_sum_seconds,
-        );
-        page.gauge(
-            "sessiond_lag_max_bytes",
-            "Bytes that are not durable, of the log with the most.",
-            all.lag_max_bytes,
-        );
-        page.gauge(
-            "sessiond_lag_sum_bytes",
-            "Bytes that are not durable, of all logs.",
-            all.lag_sum_bytes,
-        );
-    }
-    if let Some((answers, behind)) = look.index {
-        page.gauge(
-            "sessiond_index_up",
-            "1 if the index took what it was told last.",
-            u8::from(answers),
-        );
-        page.gauge(
-            "sessiond_index_lag_entries",
-            "Entries not yet in the index; a log that it missed more of counts once.",
-            behind,
-        );
-    }
-}
-
-fn flushes(page: &mut Page, tally: &CounterValues) {
-    page.counter(
-        "sessiond_flushes_total",
-        "Flushes that made something durable.",
-        tally.flushes,
-    );
-    let name = "sessiond_flush_duration_seconds";
-    page.family(
-        name,
-        "histogram",
-        "From the beginning of such a flush until it was durable.",
-    );
-    let mut below = 0;
-    for (bound, count) in BOUNDS.iter().zip(tally.flush_times.below) {
-        below += count;
-        page.sample(format_args!("{name}_bucket{{le=\"{bound}\"}}"), below);
-    }
-    page.sample(
-        format_args!("{name}_bucket{{le=\"+Inf\"}}"),
-        tally.flush_times.count,
-    );
-    page.sample(format_args!("{name}_sum"), tally.flush_times.sum);
-    page.sample(format_args!("{name}_count"), tally.flush_times.count);
-    page.time(
-        "sessiond_flush_last_success_timestamp_seconds",
-        "When the last such flush was durable; 0 if none was.",
-        tally.flushed_at,
-    );
-    page.counter(
-        "sessiond_entries_written_total",
-        "Entries written.",
-        tally.entries,
-    );
-    page.counter(
-        "sessiond_uploaded_raw_bytes_total",
-        "Bytes of the agent's files in them, before compression.",
-        tally.raw,
-    );
-    page.counter(
-        "sessiond_uploaded_stored_bytes_total",
-        "Bytes of them as stored.",
-        tally.stored,
-    );
-    page.counter(
-        "sessiond_branches_written_total",
-        "Branches begun, because the session belongs to another writer.",
-        tally.branches,
-    );
-    page.counter(
-        "sessiond_merges_total",
-        "Merges and snapshots written.",
-        tally.merges,
-    );
-    page.counter(
-        "sessiond_merged_stored_bytes_total",
-        "Bytes of them as stored.",
-        tally.merged,
+        "1 when everything is restored and streaming; the same as /readyz",
+        ConstGauge::new(u32::from(report.ready)),
     );
 }
 
-fn rest(page: &mut Page, tally: &CounterValues) {
-    page.family(
-        "sessiond_errors_total",
-        "counter",
-        "What failed, by what it was part of and by kind; each try counts.",
+/// Registers the state of all logs, which is known only while the streaming loop responds.
+fn register_streams(registry: &mut Registry, streams: &StreamSummary) {
+    registry.register(
+        "sessiond_logs",
+        "Logs that this process writes: sessions, and projects with files of their own",
+        ConstGauge::new(streams.logs),
     );
-    for during in Operation::ALL {
-        for kind in ErrorKind::ALL {
-            let labels = format_args!(
-                "sessiond_errors_total{{during=\"{}\",kind=\"{}\"}}",
-                during.word(),
-                kind.word()
-            )
-            .to_string();
-            page.sample(labels, tally.errors(during, kind));
+    registry.register(
+        "sessiond_logs_unflushed",
+        "Logs with changes that are not durable yet",
+        ConstGauge::new(streams.unflushed),
+    );
+    registry.register(
+        "sessiond_sessions_fenced",
+        "Sessions that another writer took over; this process writes them to a branch",
+        ConstGauge::new(streams.fenced),
+    );
+    registry.register(
+        "sessiond_watched_files",
+        "Files that this process uploads",
+        ConstGauge::new(streams.files),
+    );
+    registry.register(
+        "sessiond_watch_degraded",
+        "1 while file events are unreliable and periodic scans replace them",
+        ConstGauge::new(u32::from(streams.is_watch_degraded)),
+    );
+    registry.register_with_unit(
+        "sessiond_lag_max",
+        "Age of the oldest change that is not durable",
+        Unit::Seconds,
+        ConstGauge::new(streams.lag_max_seconds),
+    );
+    registry.register_with_unit(
+        "sessiond_lag_sum",
+        "Age of the oldest change that is not durable, summed over all logs",
+        Unit::Seconds,
+        ConstGauge::new(streams.lag_sum_seconds),
+    );
+    registry.register_with_unit(
+        "sessiond_lag_max",
+        "Bytes that are not durable, of the log with the most",
+        Unit::Bytes,
+        ConstGauge::new(streams.lag_max_bytes),
+    );
+    registry.register_with_unit(
+        "sessiond_lag_sum",
+        "Bytes that are not durable, of all logs",
+        Unit::Bytes,
+        ConstGauge::new(streams.lag_sum_bytes),
+    );
+}
+
+fn register_index(registry: &mut Registry, index: IndexHealth) {
+    registry.register(
+        "sessiond_index_up",
+        "1 if the last update of the index succeeded",
+        ConstGauge::new(u32::from(index.reachable)),
+    );
+    registry.register(
+        "sessiond_index_lag_entries",
+        "Entries that the index lacks; a log that lacks many can count once",
+        ConstGauge::new(index.lag_entries),
+    );
+}
+
+fn register_uploads(registry: &mut Registry, counters: &Counters) {
+    registry.register(
+        "sessiond_flushes",
+        "Flushes that made something durable",
+        counters.flushes.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_flush_duration",
+        "Duration of these flushes",
+        Unit::Seconds,
+        counters.flush_duration.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_flush_last_success_timestamp",
+        "Time of the last such flush since the Unix epoch; 0 if there was none",
+        Unit::Seconds,
+        counters.flush_last_success.clone(),
+    );
+    registry.register(
+        "sessiond_entries_written",
+        "Entries written: claims and deltas",
+        counters.entries.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_uploaded_raw",
+        "Size of these entries before compression",
+        Unit::Bytes,
+        counters.raw_bytes.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_uploaded_stored",
+        "Size of these entries as stored",
+        Unit::Bytes,
+        counters.stored_bytes.clone(),
+    );
+    registry.register(
+        "sessiond_branches",
+        "Branches started",
+        counters.branches.clone(),
+    );
+    registry.register(
+        "sessiond_compacted_segments",
+        "Merges and snapshots written",
+        counters.compacted_segments.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_compacted_stored",
+        "Size of these merges and snapshots as stored",
+        Unit::Bytes,
+        counters.compacted_stored_bytes.clone(),
+    );
+}
+
+fn register_operations(registry: &mut Registry, counters: &Counters) {
+    registry.register(
+        "sessiond_errors",
+        "Failed attempts, by operation and kind of error",
+        counters.errors.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_index_last_success_timestamp",
+        "Time of the last successful index update since the Unix epoch; 0 if there was none",
+        Unit::Seconds,
+        counters.index_last_success.clone(),
+    );
+    registry.register(
+        "sessiond_restores",
+        "Restores completed by this process",
+        counters.restores.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_restored",
+        "Bytes that these restores wrote",
+        Unit::Bytes,
+        counters.restored_bytes.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_restore_last_duration",
+        "Duration of the last restore; 0 if there was none",
+        Unit::Seconds,
+        counters.restore_last_duration.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_restore_last_success_timestamp",
+        "Time of the last restore since the Unix epoch; 0 if there was none",
+        Unit::Seconds,
+        counters.restore_last_success.clone(),
+    );
+    registry.register(
+        "sessiond_heartbeats",
+        "Heartbeats: sent, failed, or withheld because not everything was durable",
+        counters.heartbeats.clone(),
+    );
+    registry.register_with_unit(
+        "sessiond_heartbeat_last_success_timestamp",
+        "Time of the last acknowledged heartbeat since the Unix epoch; 0 if there was none",
+        Unit::Seconds,
+        counters.heartbeat_last_success.clone(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn page(snapshot: &HealthSnapshot) -> String {
+        let counters = Counters::default();
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        counters.record_flush(Duration::from_millis(20), now);
+        counters.record_entry(100, 40);
+        render(now, snapshot, &counters).unwrap()
+    }
+
+    fn report() -> HealthReport {
+        HealthReport {
+            healthy: true,
+            ready: false,
+            phase: "restoring",
+            reason: None,
         }
     }
-    page.time(
-        "sessiond_index_last_success_timestamp_seconds",
-        "When the index last took something; 0 if never.",
-        tally.indexed_at,
-    );
-    page.counter(
-        "sessiond_restores_total",
-        "Sessions restored.",
-        tally.restores,
-    );
-    page.gauge(
-        "sessiond_restore_last_duration_seconds",
-        "How long the last restore took; 0 if there was none.",
-        tally.restore_took.as_secs_f64(),
-    );
-    page.time(
-        "sessiond_restore_last_success_timestamp_seconds",
-        "When it was done; 0 if there was none.",
-        tally.restored_at,
-    );
-    page.counter(
-        "sessiond_restored_bytes_total",
-        "Bytes put in place by restores.",
-        tally.restored,
-    );
-    page.family(
-        "sessiond_heartbeats_total",
-        "counter",
-        "Heartbeats: sent and heard, failed, or withheld because not everything was durable.",
-    );
-    for (result, count) in [
-        ("sent", tally.beats),
-        ("failed", tally.missed_beats),
-        ("withheld", tally.withheld_beats),
-    ] {
-        page.sample(
-            format_args!("sessiond_heartbeats_total{{result=\"{result}\"}}"),
-            count,
-        );
+
+    #[test]
+    fn values_carry_their_unit_and_the_page_ends_properly() {
+        let page = page(&HealthSnapshot {
+            report: report(),
+            streams: Some(StreamSummary {
+                logs: 3,
+                lag_max_seconds: 1.5,
+                ..StreamSummary::default()
+            }),
+            index: Some(IndexHealth {
+                reachable: true,
+                lag_entries: 7,
+            }),
+            has_database_error: false,
+        });
+        for line in [
+            "# TYPE sessiond_flushes counter",
+            "sessiond_flushes_total 1",
+            "sessiond_uploaded_raw_bytes_total 100",
+            "sessiond_uploaded_stored_bytes_total 40",
+            "sessiond_flush_duration_seconds_bucket{le=\"0.025\"} 1",
+            "sessiond_flush_duration_seconds_bucket{le=\"+Inf\"} 1",
+            "sessiond_flush_last_success_timestamp_seconds 1700000000.0",
+            "sessiond_errors_total{operation=\"flush\",kind=\"fenced\"} 0",
+            "sessiond_heartbeats_total{result=\"sent\"} 0",
+            "sessiond_logs 3",
+            "sessiond_lag_max_seconds 1.5",
+            "sessiond_lag_max_bytes 0",
+            "sessiond_index_lag_entries 7",
+            "sessiond_ready 0",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+        }
+        assert!(page.ends_with("# EOF\n"), "{page}");
     }
-    page.time(
-        "sessiond_heartbeat_last_success_timestamp_seconds",
-        "When a heartbeat was last heard; 0 if never.",
-        tally.beat_at,
-    );
+
+    #[test]
+    fn unknown_values_are_left_out() {
+        let page = page(&HealthSnapshot {
+            report: report(),
+            streams: None,
+            index: None,
+            has_database_error: false,
+        });
+        assert!(!page.contains("sessiond_lag") && !page.contains("sessiond_index_up"));
+        assert!(page.contains("sessiond_healthy 1"));
+    }
 }

@@ -1,5 +1,5 @@
-//! What runs beside the agent: the streaming service, its control socket, the index's follower, the agent as a child, and what
-//! operators see of them.
+//! The long-running process next to the agent: the streaming service and its background tasks, the
+//! agent as a child process, the control socket, and what operators see of them.
 
 pub mod child;
 pub mod compactor;
@@ -8,7 +8,6 @@ pub mod heartbeat;
 pub mod http;
 pub mod indexer;
 pub mod listen;
-pub mod lock;
 pub mod metadata_writer;
 pub mod metrics;
 pub mod probes;

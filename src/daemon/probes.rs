@@ -1,118 +1,138 @@
-//! What an orchestrator and a monitoring system ask over HTTP: `/healthz`, `/readyz` and `/metrics`. No id, path or name of
-//! anybody's is in an answer.
+//! The HTTP endpoints for orchestrators and monitoring: `/healthz`, `/readyz` and `/metrics`.
+//!
+//! No response contains the ID, path or name of a session, a file or a person.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
-use hyper::header::{ALLOW, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::daemon::health::HealthState;
-use crate::daemon::http::{self, Answer, Answers, Limits};
+use crate::daemon::health::{HealthReport, HealthState};
+use crate::daemon::http::{self, ServerLimits};
 use crate::daemon::listen::Listener;
 use crate::daemon::metrics;
 use crate::error::{Error, Result};
 
-/// Where it is asked, unless somebody says otherwise: the port that OpenTelemetry has for Prometheus.
-const DEFAULT: &str = "127.0.0.1:9464";
+/// The default address. OpenTelemetry reserves this port for Prometheus.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:9464";
 
-/// A few probes and a scrape or two at a time.
-const LIMITS: Limits = Limits {
-    connections: 256,
-    patience: Duration::from_secs(2),
-    one_call: Some(Duration::from_secs(15)),
+/// The limits suit a few probes and scrapes at a time.
+const LIMITS: ServerLimits = ServerLimits {
+    max_connections: 256,
+    header_timeout: Duration::from_secs(2),
+    single_request_timeout: Some(Duration::from_secs(15)),
 };
 
 const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
-struct Probes(Arc<HealthState>);
-
-/// Begins to answer at an address, unless it is `off`. Without one, the default is tried, and who has it already may keep it.
-pub async fn start(asked: Option<&str>, vitals: &Arc<HealthState>) -> Result<()> {
-    let asked = asked.map(str::trim).filter(|asked| !asked.is_empty());
-    if asked == Some("off") {
-        return Ok(());
+/// Parses an address; none for `off`.
+pub fn parse_address(text: &str) -> Result<Option<SocketAddr>> {
+    if text == "off" {
+        return Ok(None);
     }
-    let text = asked.unwrap_or(DEFAULT);
-    let wrong = |why: &str| Error::usage(format!("--http {text}: {why}"));
-    let address: SocketAddr = text
-        .replacen("localhost:", "127.0.0.1:", 1)
-        .parse()
-        .map_err(|_| {
-            wrong("an address and a port are wanted")
-                .hint("--http 127.0.0.1:9464, --http 0.0.0.0:9464 or --http off")
-        })?;
+    let address = text.replacen("localhost:", "127.0.0.1:", 1).parse();
+    address.map(Some).map_err(|_| {
+        Error::usage(format!(
+            "invalid --http value {text:?}: expected ADDRESS:PORT or off"
+        ))
+        .hint("use --http 127.0.0.1:9464, --http 0.0.0.0:9464 or --http off")
+    })
+}
+
+/// Starts serving at `address`, unless it is `off`. Without an address, the default is tried; if
+/// another process uses it, a warning is logged and nothing is served.
+pub async fn start(address: Option<&str>, health: &Arc<HealthState>) -> Result<()> {
+    let requested = address.map(str::trim).filter(|text| !text.is_empty());
+    let text = requested.unwrap_or(DEFAULT_ADDRESS);
+    let Some(address) = parse_address(text)? else {
+        return Ok(());
+    };
     let bound = async {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         Ok::<_, std::io::Error>((listener, address))
     };
-    match (bound.await, asked) {
+    match (bound.await, requested) {
         (Ok((listener, address)), _) => {
-            tracing::info!(%address, "answering /healthz, /readyz and /metrics");
-            let probes = Arc::new(Probes(vitals.clone()));
-            // Until the process ends: also the final flush is asked about.
+            tracing::info!(%address, "serving /healthz, /readyz and /metrics");
+            // The server runs until the process ends: probes also watch the final flush.
             tokio::spawn(http::serve(
-                probes,
+                router(health.clone()),
                 Listener::Tcp(listener),
                 LIMITS,
                 std::future::pending(),
             ));
             Ok(())
         }
-        (Err(cause), Some(_)) => Err(wrong("it cannot be listened on")
+        (Err(cause), Some(_)) => Err(Error::usage(format!("listen on --http {text}"))
             .caused_by(cause)
-            .hint("give another address, or --http off")),
+            .hint("pass another address, or --http off")),
         (Err(error), None) => {
-            tracing::warn!(%address, %error, "no /healthz, /readyz and /metrics: the address cannot be had; --http names another, or off");
+            tracing::warn!(
+                %address,
+                %error,
+                "cannot serve /healthz, /readyz and /metrics; set --http to another address, or to off"
+            );
             Ok(())
         }
     }
 }
 
-#[async_trait::async_trait]
-impl Answers for Probes {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let path = request.uri().path();
-        if !PATHS.contains(&path) {
-            return http::json(
-                StatusCode::NOT_FOUND,
-                &json!({ "error": "there is no such path", "paths": PATHS }),
-            );
+fn router(health: Arc<HealthState>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(health)
+}
+
+async fn healthz(State(health): State<Arc<HealthState>>) -> Response {
+    let report = health.snapshot().await.report;
+    probe_response(report.healthy, &report)
+}
+
+async fn readyz(State(health): State<Arc<HealthState>>) -> Response {
+    let report = health.snapshot().await.report;
+    probe_response(report.ready, &report)
+}
+
+fn probe_response(passes: bool, report: &HealthReport) -> Response {
+    let status = if passes {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, Json(report)).into_response()
+}
+
+async fn metrics_page(State(health): State<Arc<HealthState>>) -> Response {
+    let snapshot = health.snapshot().await;
+    match metrics::render(health.started_at, &snapshot, &health.counters) {
+        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the metrics page is missing");
+            let body = Json(json!({ "error": error.to_string() }));
+            (StatusCode::INTERNAL_SERVER_ERROR, body).into_response()
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = http::json(
-                StatusCode::METHOD_NOT_ALLOWED,
-                &json!({ "error": "only GET and HEAD" }),
-            );
-            answer
-                .headers_mut()
-                .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return answer;
-        }
-        let look = self.0.look().await;
-        let well = match path {
-            "/healthz" => look.verdict.healthy,
-            "/readyz" => look.verdict.ready,
-            _ => {
-                return http::text(
-                    StatusCode::OK,
-                    metrics::KIND,
-                    metrics::text(self.0.since, &look, &self.0.counts.so_far()),
-                );
-            }
-        };
-        http::json(
-            if well {
-                StatusCode::OK
-            } else {
-                StatusCode::SERVICE_UNAVAILABLE
-            },
-            &look.verdict,
-        )
     }
+}
+
+async fn not_found() -> Response {
+    let body = Json(json!({ "error": "unknown path", "paths": PATHS }));
+    (StatusCode::NOT_FOUND, body).into_response()
+}
+
+async fn method_not_allowed() -> Response {
+    let body = Json(json!({ "error": "method not allowed: use GET or HEAD" }));
+    (StatusCode::METHOD_NOT_ALLOWED, body).into_response()
 }

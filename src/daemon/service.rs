@@ -1,228 +1,205 @@
-//! The streaming service: lock, streamer, index follower and control socket, started and stopped together.
+//! The streaming service: the streamer, its background tasks and the control socket, started and
+//! stopped together.
+//!
+//! Owns the order in which they start and stop. Does not own the lock of the root, which the caller
+//! holds, or the restore, which comes first.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{EventBuffer, InotifyWatcher};
-use crate::capture::{self, Feed, Streamer, StreamerHandle};
+use crate::capture::{
+    self, CompactionQueue, IndexQueue, MetadataQueue, StreamCounters, Streamer, StreamerHandle,
+};
 use crate::daemon::compactor;
-use crate::daemon::health::{HealthState, Running};
+use crate::daemon::health::{HealthState, StreamingState};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
-use crate::daemon::socket::{self, Answer, Answers, Request, Status};
+use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
 use crate::error::{Error, Result};
-use crate::mirror::{Depth, Mirror};
+use crate::mirror::{Mirror,UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
+use crate::sys::{Backoff, Counters};
 use crate::wire::Parts;
 
-/// The index gets this much of the end for itself; streaming never waits for it.
-const INDEX_SHARE: Duration = Duration::from_secs(2);
+/// Share of the shutdown deadline that the index may use. Streaming never waits for the index.
+const INDEX_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The agent waits this long at most for a store that hangs; a probe of one that answers takes a fraction of it.
-const STORE_PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit for the fence probe at the start, so that an unresponsive store does not delay the
+/// agent. A probe of a responsive store takes a fraction of it.
+const FENCE_PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often the files of an agent's database are looked at: two calls to the kernel.
-const LOOK: Duration = Duration::from_millis(250);
+/// Poll interval for the files of an agent's database. One poll takes two system calls.
+const DATABASE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The pause after a database could not be read.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Pause after the agent's database could not be read.
+const DATABASE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// How to stream.
+/// The polling pauses for this many times as long as a poll took: at most 5% of one core.
+const DATABASE_PAUSE_FACTOR: u32 = 20;
+
+/// The options of the streaming service.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// At most this long after the first unsaved byte a flush begins.
+pub struct ServiceOptions {
+    /// Maximum time from the first unsaved byte to the start of a flush.
     pub flush_interval: Duration,
-    /// So many flushes at a time.
-    pub parallel: usize,
-    /// Made when everything is restored and streaming.
+    /// Maximum number of concurrent flushes.
+    pub max_concurrent_flushes: usize,
+    /// File to create when everything is restored and streaming.
     pub ready_file: Option<PathBuf>,
-    /// Said of each session that is written to.
-    pub wishes: SessionMetadata,
-    /// Who is told while everything is durable.
+    /// Metadata to set on every session that this process writes.
+    pub metadata: SessionMetadata,
+    /// The heartbeat to send while everything is durable.
     pub heartbeat: Option<Heartbeat>,
 }
 
-/// A running service.
+/// A running streaming service.
 pub struct Service {
     handle: StreamerHandle,
-    feed: Arc<Feed>,
+    index_queue: Arc<IndexQueue>,
+    metadata_queue: Option<Arc<MetadataQueue>>,
     tasks: Vec<JoinHandle<()>>,
     ready_file: Option<PathBuf>,
     root: PathBuf,
     mirror: Option<Arc<Mirror>>,
-    vitals: Arc<HealthState>,
+    health: Arc<HealthState>,
+}
+
+/// The queues between the streamer and the background tasks.
+struct Queues {
+    index: Arc<IndexQueue>,
+    compaction: Arc<CompactionQueue>,
+    /// `None` if this process sets no metadata.
+    metadata: Option<Arc<MetadataQueue>>,
 }
 
 impl Service {
-    /// Starts streaming. The caller holds the lock of the root.
+    /// Starts streaming. The caller holds the lock of the root. `stale` names the logs whose
+    /// entries the index may lack.
     pub async fn start(
         parts: &Parts,
-        options: Options,
+        options: ServiceOptions,
         stale: Vec<LogName>,
-        vitals: &Arc<HealthState>,
+        health: &Arc<HealthState>,
     ) -> Result<Service> {
         let root = parts.root()?.to_owned();
-        // What the store can do is found out now if it answers, and at the first write if not.
-        match tokio::time::timeout(
-            STORE_PATIENCE,
-            parts.logs.fence.choose(&*parts.store, &parts.logs.rng),
-        )
-        .await
-        {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) if !error.is_retryable() => return Err(error),
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the store does not answer; streaming starts all the same")
-            }
-            Err(_) => {
-                tracing::warn!(waited = ?STORE_PATIENCE, "the store does not answer; streaming starts all the same")
-            }
-        }
-        let feed = Arc::new(Feed::counting(vitals.counts.clone()));
-        stale.into_iter().for_each(|name| feed.stale(name));
-        let says = options.wishes != SessionMetadata::default();
-        if says {
-            feed.say_of_each();
+        probe_fence(parts).await?;
+        let has_metadata = options.metadata != SessionMetadata::default();
+        let queues = Queues {
+            index: Arc::default(),
+            compaction: Arc::default(),
+            metadata: has_metadata.then(Arc::default),
+        };
+        for name in stale {
+            queues.index.push_stale(name);
         }
         if let Some(mirror) = &parts.mirror
-            && let Err(error) = mirror.pull(Depth::Now).await
+            && let Err(error) = mirror.update_files(UpdateMode::Always).await
         {
-            tracing::warn!(%error, "the agent's database cannot be read yet; trying again");
+            tracing::warn!(%error, "the agent's database is unreadable; retrying");
         }
-        let directory = parts.directory()?;
-        let context = capture::Context {
-            directory: directory.clone(),
-            profile: parts.profile.clone(),
-            logs: parts.logs.clone(),
-            feed: feed.clone(),
-            flush_interval: options.flush_interval,
-            parallel: options.parallel,
-        };
-        let hints = Arc::new(EventBuffer::default());
-        let watch = InotifyWatcher::new(
-            root.clone(),
-            directory.clone(),
-            parts.profile.clone(),
-            hints.clone(),
-        );
-        let handle = Streamer::start(context, root.clone(), hints, Box::new(watch))?;
-        let answers = Arc::new(AtomicBool::new(true));
-        let follower = Indexer {
-            feed: feed.clone(),
-            index: parts.index.clone(),
-            logs: parts.logs.clone(),
-            profile: parts.profile.clone(),
-            answers: answers.clone(),
-        };
-        let mut tasks = vec![tokio::spawn(follower.run())];
-        tasks.push(tokio::spawn(compactor::run(
-            feed.clone(),
-            parts.logs.clone(),
-        )));
-        if says {
-            tasks.push(tokio::spawn(metadata_writer::run(
-                feed.clone(),
-                parts.logs.clone(),
-                options.wishes,
-            )));
-        }
-        tasks.extend(
-            parts
-                .mirror
-                .clone()
-                .map(|mirror| tokio::spawn(follow(mirror))),
-        );
-        tasks.push(tokio::spawn(find_stale(
-            parts.clone(),
-            feed.clone(),
-            handle.clone(),
-        )));
-        let running = Running {
-            handle: handle.clone(),
-            feed: feed.clone(),
-            index_answers: answers.clone(),
-            mirror: parts.mirror.clone(),
-        };
-        let control = Control {
+        let handle = start_streamer(parts, &options, &queues, health)?;
+        let index_reachable = Arc::new(AtomicBool::new(true));
+        let mut tasks = start_tasks(parts, options.metadata, &queues, health, &index_reachable);
+        let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone());
+        tasks.push(tokio::spawn(detect));
+        let control = ControlHandler {
             parts: parts.clone(),
             handle: handle.clone(),
-            feed: feed.clone(),
-            answers,
+            index_queue: queues.index.clone(),
+            index_reachable: index_reachable.clone(),
             root: root.clone(),
         };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
             std::fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(|cause| Error::named(format!("write {}", path.display()), cause))?;
+                .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))?;
         }
-        vitals.streaming(running);
-        tasks.extend(
-            options
-                .heartbeat
-                .map(|heartbeat| tokio::spawn(heartbeat.run(vitals.clone()))),
+        health.set_streaming(StreamingState {
+            handle: handle.clone(),
+            index_queue: queues.index.clone(),
+            index_reachable,
+            mirror: parts.mirror.clone(),
+        });
+        if let Some(heartbeat) = options.heartbeat {
+            tasks.push(tokio::spawn(heartbeat.run(health.clone())));
+        }
+        notify_service_manager(NotifyState::Ready);
+        tracing::info!(
+            root = %root.display(),
+            store = parts.store.address(),
+            index = parts.index.address(),
+            "streaming"
         );
-        crate::sys::notify_ready::tell("READY=1");
-        tracing::info!(root = %root.display(), store = parts.store.address(), index = parts.index.address(), "streaming");
         Ok(Service {
             handle,
-            feed,
+            index_queue: queues.index,
+            metadata_queue: queues.metadata,
             tasks,
             ready_file: options.ready_file,
             root,
             mirror: parts.mirror.clone(),
-            vitals: vitals.clone(),
+            health: health.clone(),
         })
     }
 
-    /// Speaks to what streams.
+    /// Sends commands to the streaming loop.
     pub fn handle(&self) -> StreamerHandle {
         self.handle.clone()
     }
 
-    /// Where the index hears of what is written.
-    pub fn feed(&self) -> Arc<Feed> {
-        self.feed.clone()
+    /// The queue of the index.
+    pub fn index_queue(&self) -> Arc<IndexQueue> {
+        self.index_queue.clone()
     }
 
-    /// The agent is gone: the last look, the last entries, then the index, all before `deadline`.
+    /// The counters of the process.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.health.counters.clone()
+    }
+
+    /// Runs the final flush after the agent has exited, then updates the index, all before
+    /// `deadline`.
     pub async fn stop(self, deadline: Instant) -> Result<FinishReport> {
-        let began = Instant::now();
-        crate::sys::notify_ready::tell("STOPPING=1");
-        self.vitals.stopping();
+        let started = Instant::now();
+        notify_service_manager(NotifyState::Stopping);
+        self.health.set_stopping();
         if let Some(mirror) = &self.mirror {
-            match timeout_at(deadline, mirror.pull(Depth::Now)).await {
+            match timeout_at(deadline, mirror.update_files(UpdateMode::Always)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    tracing::error!(%error, "the agent's database was not read to its end")
+                    tracing::error!(%error, "the last changes of the agent's database are not uploaded")
                 }
-                Err(_) => {
-                    tracing::error!("out of time: the agent's database was not read to its end")
-                }
+                Err(_) => tracing::error!(
+                    "the deadline passed: the last changes of the agent's database are not uploaded"
+                ),
             }
         }
         let report = self.handle.finish(deadline).await;
-        // Before the index, which can learn it again.
-        report.iter().for_each(|report| say(report, began));
-        if !metadata_writer::finished(&self.feed, deadline).await {
+        // The sessions come before the index, which can be rebuilt.
+        if let Ok(report) = &report {
+            log_final_flush(report, started);
+        }
+        if let Some(queue) = &self.metadata_queue
+            && !metadata_writer::wait_until_idle(queue, deadline).await
+        {
             tracing::error!(
-                "out of time: labels and the like were not said of every session; sessiond label does it"
+                "the deadline passed: some sessions lack their metadata; set it with \"sessiond label\""
             );
         }
-        let drained = timeout_at(
-            deadline.min(Instant::now() + INDEX_SHARE),
-            self.feed.emptied(),
-        )
-        .await;
-        if drained.is_err() {
+        let index_deadline = deadline.min(Instant::now() + INDEX_SHUTDOWN_TIMEOUT);
+        let idle = timeout_at(index_deadline, self.index_queue.wait_until_idle()).await;
+        if idle.is_err() {
             tracing::warn!(
-                "the index is behind; it catches up with the next run, or by sessiond reindex"
+                "the index is behind; the next start updates it, or run \"sessiond reindex\""
             );
         }
         self.tasks.iter().for_each(JoinHandle::abort);
@@ -234,41 +211,136 @@ impl Service {
     }
 }
 
-fn say(report: &FinishReport, began: Instant) {
-    for left in &report.left {
-        let error = left.last_error.as_deref().unwrap_or("out of time");
+/// Finds out whether the store can fence. If the store is unavailable, the first write does.
+async fn probe_fence(parts: &Parts) -> Result<()> {
+    let probe = parts.logs.fence.choose(&*parts.store, &parts.logs.rng);
+    match timeout(FENCE_PROBE_TIMEOUT, probe).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) if !error.is_retryable() => Err(error),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the store is unavailable; streaming starts anyway");
+            Ok(())
+        }
+        Err(_) => {
+            tracing::warn!(
+                waited = ?FENCE_PROBE_TIMEOUT,
+                "the store is unresponsive; streaming starts anyway"
+            );
+            Ok(())
+        }
+    }
+}
+
+fn start_streamer(
+    parts: &Parts,
+    options: &ServiceOptions,
+    queues: &Queues,
+    health: &HealthState,
+) -> Result<StreamerHandle> {
+    let root = parts.root()?.to_owned();
+    let directory = parts.directory()?;
+    let events = Arc::new(EventBuffer::default());
+    let watcher = InotifyWatcher::new(
+        root.clone(),
+        directory.clone(),
+        parts.profile.clone(),
+        events.clone(),
+    );
+    let context = capture::Context {
+        directory,
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+        index_queue: queues.index.clone(),
+        compaction_queue: queues.compaction.clone(),
+        metadata_queue: queues.metadata.clone(),
+        counters: Arc::new(StreamCounters::new(health.counters.clone())),
+        flush_interval: options.flush_interval,
+        max_concurrent_flushes: options.max_concurrent_flushes,
+    };
+    Streamer::start(context, root, events, Box::new(watcher))
+}
+
+/// Starts the indexer, the compactor, the metadata writer and the mirror.
+fn start_tasks(
+    parts: &Parts,
+    metadata: SessionMetadata,
+    queues: &Queues,
+    health: &HealthState,
+    index_reachable: &Arc<AtomicBool>,
+) -> Vec<JoinHandle<()>> {
+    let indexer = Indexer {
+        queue: queues.index.clone(),
+        counters: health.counters.clone(),
+        index: parts.index.clone(),
+        logs: parts.logs.clone(),
+        profile: parts.profile.clone(),
+        reachable: index_reachable.clone(),
+    };
+    let mut tasks = vec![
+        tokio::spawn(indexer.run()),
+        tokio::spawn(compactor::run(
+            queues.compaction.clone(),
+            health.counters.clone(),
+            parts.logs.clone(),
+        )),
+    ];
+    if let Some(queue) = &queues.metadata {
+        tasks.push(tokio::spawn(metadata_writer::run(
+            queue.clone(),
+            queues.index.clone(),
+            health.counters.clone(),
+            parts.logs.clone(),
+            metadata,
+        )));
+    }
+    if let Some(mirror) = &parts.mirror {
+        tasks.push(tokio::spawn(follow_database(mirror.clone())));
+    }
+    tasks
+}
+
+/// Sends a state to systemd, if it started this process (`$NOTIFY_SOCKET`).
+fn notify_service_manager(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}
+
+fn log_final_flush(report: &FinishReport, started: Instant) {
+    for log in &report.not_durable {
+        let error = log.last_error.as_deref().unwrap_or("the deadline passed");
         tracing::error!(
-            session = left.session,
-            bytes = left.lag_bytes,
+            session = log.session,
+            bytes = log.lag_bytes,
             error,
             "not durable"
         );
     }
-    if report.left.is_empty() {
-        tracing::info!(took = ?began.elapsed(), "everything is durable");
+    if report.not_durable.is_empty() {
+        tracing::info!(elapsed = ?started.elapsed(), "everything is durable");
     }
 }
 
-/// Keeps the files in step with the agent's database; looking takes a twentieth of one core at most.
-async fn follow(mirror: Arc<Mirror>) {
+/// Copies the changes of the agent's database to the mirror's files, forever.
+async fn follow_database(mirror: Arc<Mirror>) {
     loop {
-        let began = Instant::now();
-        let pulled = mirror.pull(Depth::Changed).await;
-        let mut pause = LOOK.max(began.elapsed() * 20);
+        let started = Instant::now();
+        let pulled = mirror.update_files(UpdateMode::IfChanged).await;
+        let mut pause = DATABASE_POLL_INTERVAL.max(started.elapsed() * DATABASE_PAUSE_FACTOR);
         if let Err(error) = pulled {
-            tracing::warn!(%error, "the agent's database cannot be read; trying again");
-            pause = pause.max(LOOK_AGAIN);
+            tracing::warn!(%error, "the agent's database is unreadable; retrying");
+            pause = pause.max(DATABASE_RETRY_DELAY);
         }
         tokio::time::sleep(pause).await;
     }
 }
 
-/// Finds the sessions that an earlier run wrote and the index has not heard of.
-async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: StreamerHandle) {
+/// Queues the logs that an earlier process wrote and the index lacks.
+async fn detect_stale_logs(parts: Parts, queue: Arc<IndexQueue>, handle: StreamerHandle) {
     let Ok(directory) = parts.directory() else {
         return;
     };
-    let mut backoff = crate::sys::Backoff::new(parts.logs.rng.clone());
+    let mut backoff = Backoff::new(parts.logs.rng.clone());
     loop {
         let Ok(statuses) = handle.status().await else {
             return;
@@ -277,47 +349,57 @@ async fn find_stale(parts: Parts, feed: Arc<Feed>, handle: StreamerHandle) {
             .iter()
             .filter_map(|status| status.session.parse().ok())
             .collect();
-        match indexer::mark_stale(&feed, &*parts.index, &parts.logs, &*directory, &names).await {
+        let queued =
+            indexer::queue_stale_logs(&queue, &*parts.index, &parts.logs, &*directory, &names);
+        match queued.await {
             Ok(()) => return,
             Err(error) if error.is_retryable() => {
-                tokio::time::sleep(backoff.wait_after_failure()).await
+                tokio::time::sleep(backoff.delay_after_failure()).await
             }
-            Err(error) => return tracing::error!(%error, "the index cannot be asked"),
+            Err(error) => {
+                return tracing::error!(%error, "the index is not checked for missing entries");
+            }
         }
     }
 }
 
-struct Control {
+/// Carries out the requests on the control socket.
+struct ControlHandler {
     parts: Parts,
     handle: StreamerHandle,
-    feed: Arc<Feed>,
-    answers: Arc<AtomicBool>,
+    index_queue: Arc<IndexQueue>,
+    index_reachable: Arc<AtomicBool>,
     root: PathBuf,
 }
 
 #[async_trait::async_trait]
-impl Answers for Control {
-    async fn answer(&self, request: Request) -> Answer {
-        let answer = match request {
-            Request::Flush { session } => self.flush(session).await.map(Answer::Flushed),
+impl RequestHandler for ControlHandler {
+    async fn handle(&self, request: Request) -> Response {
+        let response = match request {
+            Request::Flush { session } => self.flush(session).await.map(Response::Flushed),
             Request::Status => self
                 .status()
                 .await
-                .map(|status| Answer::Status(Box::new(status))),
+                .map(|status| Response::Status(Box::new(status))),
         };
-        answer.unwrap_or_else(|error| Answer::failed(&error))
+        response.unwrap_or_else(|error| Response::failed(&error))
     }
 }
 
-impl Control {
+impl ControlHandler {
     async fn flush(&self, session: Option<SessionId>) -> Result<FlushReport> {
         if let Some(mirror) = &self.parts.mirror {
-            mirror.pull(Depth::Now).await?;
+            mirror.update_files(UpdateMode::Always).await?;
         }
         self.handle.flush(session).await
     }
 
     async fn status(&self) -> Result<Status> {
+        let database_error = self
+            .parts
+            .mirror
+            .as_ref()
+            .and_then(|mirror| mirror.failure());
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -327,14 +409,10 @@ impl Control {
             root: self.root.display().to_string(),
             store: self.parts.store.address(),
             index: self.parts.index.address(),
-            index_answers: self.answers.load(Ordering::Relaxed),
-            index_waiting: self.feed.len(),
-            fencing: self.parts.logs.fence.word().to_owned(),
-            database_error: self
-                .parts
-                .mirror
-                .as_ref()
-                .and_then(|mirror| mirror.failure()),
+            index_reachable: self.index_reachable.load(Ordering::Relaxed),
+            index_backlog: self.index_queue.len(),
+            fencing: self.parts.logs.fence.as_str().to_owned(),
+            database_error,
             sessions: self.handle.status().await?,
         })
     }

@@ -1,4 +1,5 @@
-//! Signals, as a stream, with who sent them: what the terminal sends reaches the agent without us.
+//! Signals as a stream, with their sender. A signal that the terminal sends reaches the agent
+//! directly.
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
@@ -8,69 +9,71 @@ use signal_hook_tokio::SignalsInfo;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A signal that arrived.
+/// A signal that this process received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrived {
-    /// Its number.
+pub struct ReceivedSignal {
+    /// The number of the signal.
     pub number: i32,
-    /// Whether the kernel sent it, as it does for a key at the terminal: the whole foreground group has got it then.
-    pub from_kernel: bool,
+    /// Whether the kernel sent it, as it does for a key such as Ctrl-C. The whole foreground
+    /// process group receives such a signal.
+    pub is_from_kernel: bool,
 }
 
-impl Arrived {
-    /// Whether it asks to stop.
-    pub fn asks_to_stop(&self) -> bool {
+impl ReceivedSignal {
+    /// Whether it requests termination.
+    pub fn is_termination(&self) -> bool {
         matches!(self.number, SIGTERM | SIGINT)
     }
 
-    /// Whether a child died.
-    pub fn is_child(&self) -> bool {
+    /// Whether a child process has exited.
+    pub fn is_child_exit(&self) -> bool {
         self.number == SIGCHLD
     }
 }
 
-/// The signals we take.
+/// A stream of signals.
 pub struct Signals {
     inner: SignalsInfo<WithOrigin>,
 }
 
 impl Signals {
-    /// Takes every signal that is passed on to a child.
-    pub fn all() -> Result<Signals> {
-        Signals::of(&[
+    /// Subscribes to the signals that are forwarded to a child process, and to SIGCHLD.
+    pub fn for_child() -> Result<Signals> {
+        Signals::subscribe(&[
             SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCHLD,
         ])
     }
 
-    /// Takes those that ask to stop.
-    pub fn to_stop() -> Result<Signals> {
-        Signals::of(&[SIGTERM, SIGINT])
+    /// Subscribes to the signals that request termination.
+    pub fn for_termination() -> Result<Signals> {
+        Signals::subscribe(&[SIGTERM, SIGINT])
     }
 
-    fn of(numbers: &[i32]) -> Result<Signals> {
-        let inner = SignalsInfo::<WithOrigin>::new(numbers)
-            .map_err(|cause| Error::new(ErrorKind::Internal, "take signals").caused_by(cause))?;
+    fn subscribe(numbers: &[i32]) -> Result<Signals> {
+        let inner = SignalsInfo::<WithOrigin>::new(numbers).map_err(|cause| {
+            Error::new(ErrorKind::Internal, "install signal handlers").caused_by(cause)
+        })?;
         Ok(Signals { inner })
     }
 
-    /// Waits for the next one.
-    pub async fn next(&mut self) -> Arrived {
+    /// Waits for the next signal.
+    pub async fn next(&mut self) -> ReceivedSignal {
         match self.inner.next().await {
-            Some(origin) => Arrived {
+            Some(origin) => ReceivedSignal {
                 number: origin.signal,
-                from_kernel: matches!(origin.cause, Cause::Kernel),
+                is_from_kernel: matches!(origin.cause, Cause::Kernel),
             },
-            // The stream ends only when its handle is closed, which nobody does.
+            // The stream ends only when its handle is closed, which never happens.
             None => std::future::pending().await,
         }
     }
 
-    /// Waits for one that asks to stop.
-    pub async fn stop(&mut self) -> Arrived {
+    /// Waits for a signal that requests termination.
+    pub async fn termination(&mut self) -> ReceivedSignal {
         loop {
-            let arrived = self.next().await;
-            if arrived.asks_to_stop() {
-                return arrived;
+            let signal = self.next().await;
+            if signal.is_termination() {
+                return signal;
             }
         }
     }

@@ -1,9 +1,12 @@
-//! The control socket: one JSON request and one JSON answer a connection, for the same user alone.
+//! The control socket: one line of JSON per request and per response, for the same user only.
+//!
+//! Owns the socket file and the protocol. Does not own how a request is carried out.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -11,82 +14,88 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::capture::handle::FlushReport;
 use crate::capture::tracked_log::LogStatus;
-use crate::daemon::lock::state_dir;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::SessionId;
+use crate::sys::lock::state_dir;
 
-/// Longest request: an id and a few words.
-const LONGEST_REQUEST: u64 = 64 << 10;
+/// Maximum length of a request: an operation and an ID need far less.
+const MAX_REQUEST_LEN: u64 = 64 << 10;
 
-/// What can be asked.
+/// Maximum length of a path in a socket address on Linux, without the final zero byte.
+const MAX_SOCKET_PATH_LEN: usize = 107;
+
+/// Pause after a failed `accept`, for example while the process is out of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// A request to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Request {
-    /// Make all durable that is on disk.
+    /// Make everything durable that is on disk now.
     Flush {
-        /// Of this session alone.
+        /// Only this session.
         session: Option<SessionId>,
     },
-    /// How everything stands.
+    /// Report the state of the daemon.
     Status,
 }
 
-/// How everything stands.
+/// The state of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Status {
-    /// Of sessiond.
+    /// The version of sessiond.
     pub version: String,
-    /// Its process id.
+    /// The process ID.
     pub pid: u32,
-    /// Restored and streaming.
+    /// Whether everything is restored and streaming.
     pub ready: bool,
-    /// Whose files.
+    /// The agent.
     pub agent: String,
-    /// The tenant.
+    /// The namespace.
     pub namespace: String,
-    /// The agent's directory.
+    /// The agent's root.
     pub root: String,
-    /// The object store.
+    /// The store.
     pub store: String,
     /// The index.
     pub index: String,
-    /// Whether the index answered the last time.
-    pub index_answers: bool,
-    /// What the index is still to learn.
-    pub index_waiting: usize,
-    /// What keeps two writers apart.
+    /// Whether the last update of the index succeeded.
+    pub index_reachable: bool,
+    /// Number of updates that the index has not received yet.
+    pub index_backlog: usize,
+    /// The fence in use.
     pub fencing: String,
-    /// Why the agent's own database cannot be read, if it has one and so it is: what is in it waits.
+    /// Why the agent's database cannot be read, if the agent has one. Its changes are not uploaded
+    /// until it can be read again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database_error: Option<String>,
-    /// Every session.
+    /// The state of each log.
     pub sessions: Vec<LogStatus>,
 }
 
-/// What is answered.
+/// A response of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
-    /// To `flush`.
+pub enum Response {
+    /// The result of `flush`.
     Flushed(FlushReport),
-    /// To `status`.
+    /// The result of `status`.
     Status(Box<Status>),
-    /// It could not be done.
+    /// The request failed.
     Failed {
-        /// The error as a person reads it.
+        /// The error message.
         error: String,
-        /// What to try.
+        /// What the user can do about it.
         hint: Option<String>,
-        /// What to do about it.
-        #[serde(default = "unavailable")]
+        /// The kind of error.
         kind: ErrorKind,
     },
 }
 
-impl Answer {
-    /// It could not be done.
-    pub fn failed(error: &Error) -> Answer {
-        Answer::Failed {
+impl Response {
+    /// The response to a request that failed.
+    pub fn failed(error: &Error) -> Response {
+        Response::Failed {
             error: error.to_string(),
             hint: error.hint_text().map(str::to_owned),
             kind: error.kind(),
@@ -94,123 +103,133 @@ impl Answer {
     }
 }
 
-/// What a sessiond that does not say it most likely means.
-fn unavailable() -> ErrorKind {
-    ErrorKind::Unavailable
-}
-
-/// Answers requests.
+/// Carries out requests.
 #[async_trait::async_trait]
-pub trait Answers: Send + Sync + 'static {
-    /// Answers one.
-    async fn answer(&self, request: Request) -> Answer;
+pub trait RequestHandler: Send + Sync + 'static {
+    /// Carries out one request.
+    async fn handle(&self, request: Request) -> Response;
 }
 
-/// Where the socket of a root is.
+/// The path of the control socket of a root.
 pub fn path(root: &Path) -> PathBuf {
     state_dir(root).join("socket")
 }
 
-/// A socket's address holds 107 bytes, and a home directory can be deeper than that: go through an open directory then.
-struct Address {
+/// The address of a control socket. A path that is too long for a socket address is reached through
+/// an open directory instead.
+struct SocketAddress {
     path: PathBuf,
-    _folder: Option<std::fs::File>,
+    _directory: Option<std::fs::File>,
 }
 
-fn address(root: &Path) -> std::io::Result<Address> {
+fn address(root: &Path) -> std::io::Result<SocketAddress> {
     let path = path(root);
-    if path.as_os_str().len() <= 107 {
-        return Ok(Address {
+    if path.as_os_str().len() <= MAX_SOCKET_PATH_LEN {
+        return Ok(SocketAddress {
             path,
-            _folder: None,
+            _directory: None,
         });
     }
     let directory = std::fs::File::open(state_dir(root))?;
-    Ok(Address {
+    Ok(SocketAddress {
         path: PathBuf::from(format!("/proc/self/fd/{}/socket", directory.as_raw_fd())),
-        _folder: Some(directory),
+        _directory: Some(directory),
     })
 }
 
-/// Listens until dropped. The caller holds the lock of the root, so a socket that is there is a dead one's.
-pub fn listen(root: &Path, answers: Arc<dyn Answers>) -> Result<tokio::task::JoinHandle<()>> {
+/// Starts to serve requests; abort the task to stop. The caller holds the lock of the root, so an
+/// existing socket file is stale.
+pub fn listen(
+    root: &Path,
+    handler: Arc<dyn RequestHandler>,
+) -> Result<tokio::task::JoinHandle<()>> {
     let failed = |cause| Error::io(format!("listen on {}", path(root).display()), cause);
     let address = address(root).map_err(failed)?;
     let _ = std::fs::remove_file(path(root));
     let listener = UnixListener::bind(&address.path).map_err(failed)?;
-    // The directory around it is closed to others too.
+    // Other users cannot enter the state directory either.
     std::fs::set_permissions(path(root), std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     Ok(tokio::spawn(async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let answers = answers.clone();
+                    let handler = handler.clone();
                     tokio::spawn(async move {
-                        if let Err(error) = serve(stream, &*answers).await {
-                            tracing::debug!(%error, "a request on the control socket broke off");
+                        if let Err(error) = serve(stream, &*handler).await {
+                            tracing::debug!(%error, "a request on the control socket failed");
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the control socket does not accept");
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                    tracing::warn!(%error, "the control socket cannot accept a connection; retrying");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }))
 }
 
-async fn serve(stream: UnixStream, answers: &dyn Answers) -> std::io::Result<()> {
+async fn serve(stream: UnixStream, handler: &dyn RequestHandler) -> std::io::Result<()> {
     let peer = stream.peer_cred()?;
     let (read, mut write) = stream.into_split();
-    let answer = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
-        Answer::failed(
-            &Error::usage("only the user that runs this sessiond may ask it")
-                .hint("run this as that user, or as root"),
+    let response = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
+        Response::failed(
+            &Error::usage("only root and the user of the daemon may use its control socket")
+                .hint("run the command as the user of the daemon, or with sudo"),
         )
     } else {
         let mut line = String::new();
-        BufReader::new(read.take(LONGEST_REQUEST))
+        BufReader::new(read.take(MAX_REQUEST_LEN))
             .read_line(&mut line)
             .await?;
         match serde_json::from_str(&line) {
-            Ok(request) => answers.answer(request).await,
-            Err(error) => Answer::failed(&Error::usage("read a request").caused_by(error)),
+            Ok(request) => handler.handle(request).await,
+            Err(cause) => Response::failed(&Error::usage(format!("invalid request: {cause}"))),
         }
     };
-    let mut text = serde_json::to_vec(&answer)?;
+    let mut text = serde_json::to_vec(&response)?;
     text.push(b'\n');
     write.write_all(&text).await?;
     write.shutdown().await
 }
 
-/// Asks the sessiond of a root.
-pub async fn ask(root: &Path, request: &Request) -> Result<Answer> {
-    let absent = |cause: std::io::Error| {
+/// Sends a request to the daemon of a root, and waits for the response.
+pub async fn send_request(root: &Path, request: &Request) -> Result<Response> {
+    let unreachable = |cause: std::io::Error| {
         use std::io::ErrorKind as E;
-        let context = format!("ask the sessiond that keeps {}", root.display());
         let error = match cause.kind() {
-            // No socket, or one that its sessiond has left behind.
+            // There is no socket, or its daemon has ended.
             E::NotFound | E::NotADirectory | E::ConnectionRefused => {
-                Error::unavailable(format!("{context}: there is none"))
+                Error::unavailable(format!("no sessiond is running for {}", root.display()))
             }
-            _ => Error::unavailable(context).caused_by(cause),
+            _ => Error::unavailable(format!("connect to the sessiond for {}", root.display()))
+                .caused_by(cause),
         };
-        error.hint("is it running? sessiond daemon starts it; --root says which directory is meant")
+        error
+            .hint("run \"sessiond daemon\" to start it, or pass --root to select another directory")
     };
-    let address = address(root).map_err(absent)?;
-    let mut stream = UnixStream::connect(&address.path).await.map_err(absent)?;
+    let address = address(root).map_err(unreachable)?;
+    let mut stream = UnixStream::connect(&address.path)
+        .await
+        .map_err(unreachable)?;
     let mut line = serde_json::to_vec(request)
-        .map_err(|cause| Error::new(ErrorKind::Internal, "write a request").caused_by(cause))?;
+        .map_err(|cause| Error::new(ErrorKind::Internal, "encode a request").caused_by(cause))?;
     line.push(b'\n');
-    let broke = |cause: std::io::Error| {
-        Error::unavailable("hear from the sessiond that runs: it broke off").caused_by(cause)
+    let disconnected = |cause: std::io::Error| {
+        Error::unavailable("read the response of the running sessiond").caused_by(cause)
     };
-    stream.write_all(&line).await.map_err(broke)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.map_err(broke)?;
-    serde_json::from_str(&answer).map_err(|cause| {
-        Error::unavailable("hear from the sessiond that runs: it stopped before it answered")
-            .caused_by(cause)
+    stream.write_all(&line).await.map_err(disconnected)?;
+    let mut text = String::new();
+    stream
+        .read_to_string(&mut text)
+        .await
+        .map_err(disconnected)?;
+    if text.is_empty() {
+        return Err(Error::unavailable(
+            "the running sessiond stopped before it responded",
+        ));
+    }
+    serde_json::from_str(&text).map_err(|cause| {
+        Error::unavailable("parse the response of the running sessiond").caused_by(cause)
     })
 }

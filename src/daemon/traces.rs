@@ -1,8 +1,8 @@
-//! Traces of what a flush and a restore took: spans of `tracing` with the target `traced`, gathered and told to a collector in
-//! batches over OTLP/HTTP with JSON.
+//! Traces of flushes and restores: `tracing` spans with the target `traced`, exported in batches to
+//! a collector over OTLP/HTTP with JSON.
 //!
-//! Owns the queue, which is bounded, and when it is emptied. Nothing ever waits for a collector: what it does not take is dropped.
-//! Does not own how a span is spelt (`otlp`).
+//! Owns the bounded queue of spans and its export. Nothing waits for the collector: spans that it
+//! does not accept are dropped. Does not own the encoding of a span (`otlp`).
 
 mod otlp;
 
@@ -19,37 +19,38 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
-use self::otlp::{Attributes as Gathered, Resource, Span};
+use self::otlp::{Resource, Span, SpanAttributes};
 use crate::error::{Error, Result};
-use crate::sys::outbound::Outbound;
-use crate::sys::{Clock, Rng, SystemClock, SystemRng, TRACED};
+use crate::sys::outbound::OutboundEndpoint;
+use crate::sys::{Clock, Rng, SystemClock, SystemRng, TRACE_TARGET};
 
-/// So many spans wait at most: an hour of a busy session, half a mebibyte.
-const MOST_WAITING: usize = 2048;
-/// So many are told at once.
-const BATCH: usize = 512;
-/// What comes within this is told together.
-const GATHER: Duration = Duration::from_secs(5);
-/// At the end the collector has this long.
-const LAST: Duration = Duration::from_secs(1);
-/// A span of its own; all others are part of one.
-const WHOLE: [&str; 2] = ["flush", "restore"];
+/// Maximum number of spans in the queue: an hour of a busy session, half a mebibyte.
+const MAX_QUEUED_SPANS: usize = 2048;
+/// Maximum number of spans per request.
+const MAX_BATCH_SPANS: usize = 512;
+/// Time to wait for more spans before a batch is sent.
+const BATCH_DELAY: Duration = Duration::from_secs(5);
+/// Time limit for the last export before the process ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Names of the spans that start a trace. All other spans are part of one of them.
+const ROOT_SPANS: [&str; 2] = ["flush", "restore"];
 
-/// Where traces go, as it was asked for.
+/// Where traces are sent, according to the settings.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
-    /// The collector; traces go to `v1/traces` below it.
+pub struct TraceSettings {
+    /// The collector, or `off`. Traces are sent to `v1/traces` below it.
     pub endpoint: Option<String>,
-    /// What OpenTelemetry's own variables say.
+    /// The variables of OpenTelemetry.
     pub environment: Environment,
 }
 
-/// OpenTelemetry's own variables. They may be meant for the agent alone, so nothing in them is an error.
+/// The variables of OpenTelemetry. They may be set for the agent only, so an unusable value is not
+/// an error.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     /// `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub endpoint: Option<String>,
-    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`: the whole address.
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`: the complete URL.
     pub traces_endpoint: Option<String>,
     /// `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` or `OTEL_EXPORTER_OTLP_PROTOCOL`.
     pub protocol: Option<String>,
@@ -59,287 +60,299 @@ pub struct Environment {
     pub service: Option<String>,
     /// `OTEL_RESOURCE_ATTRIBUTES`.
     pub resource: Option<String>,
-    /// `OTEL_SDK_DISABLED` or `OTEL_TRACES_EXPORTER` turn traces off.
+    /// Whether `OTEL_SDK_DISABLED` or `OTEL_TRACES_EXPORTER` disables traces.
     pub disabled: bool,
 }
 
-impl Asked {
-    /// Whether there may be somebody to tell.
-    pub fn wanted(&self) -> bool {
-        let told = &self.environment;
-        self.endpoint.as_deref().map_or(
-            !told.disabled && (told.endpoint.is_some() || told.traces_endpoint.is_some()),
-            |url| url != "off",
-        )
+impl TraceSettings {
+    /// Whether traces are enabled.
+    pub fn is_enabled(&self) -> bool {
+        let variables = &self.environment;
+        let has_endpoint = variables.endpoint.is_some() || variables.traces_endpoint.is_some();
+        self.endpoint
+            .as_deref()
+            .map_or(!variables.disabled && has_endpoint, |url| url != "off")
     }
 }
 
 impl Environment {
-    /// Reads them.
+    /// Reads the variables. An empty variable counts as unset.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Environment {
-        let told = |name: &str| {
+        let value = |name: &str| {
             variable(name)
                 .map(|text| text.trim().to_owned())
                 .filter(|text| !text.is_empty())
         };
-        let is =
-            |name: &str, text: &str| told(name).is_some_and(|told| told.eq_ignore_ascii_case(text));
+        let equals = |name: &str, expected: &str| {
+            value(name).is_some_and(|value| value.eq_ignore_ascii_case(expected))
+        };
         Environment {
-            endpoint: told("OTEL_EXPORTER_OTLP_ENDPOINT"),
-            traces_endpoint: told("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
-            protocol: told("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
-                .or_else(|| told("OTEL_EXPORTER_OTLP_PROTOCOL")),
-            headers: told("OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-                .or_else(|| told("OTEL_EXPORTER_OTLP_HEADERS")),
-            service: told("OTEL_SERVICE_NAME"),
-            resource: told("OTEL_RESOURCE_ATTRIBUTES"),
-            disabled: is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none"),
+            endpoint: value("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            traces_endpoint: value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+            protocol: value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+                .or_else(|| value("OTEL_EXPORTER_OTLP_PROTOCOL")),
+            headers: value("OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+                .or_else(|| value("OTEL_EXPORTER_OTLP_HEADERS")),
+            service: value("OTEL_SERVICE_NAME"),
+            resource: value("OTEL_RESOURCE_ATTRIBUTES"),
+            disabled: equals("OTEL_SDK_DISABLED", "true") || equals("OTEL_TRACES_EXPORTER", "none"),
         }
     }
 }
 
-/// A collector, and what is to be told to it.
+/// The spans that were not exported yet.
 pub struct Traces {
-    queue: Mutex<Queue>,
-    arrived: Notify,
+    queue: Mutex<SpanQueue>,
+    pushed: Notify,
     clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct SpanQueue {
     spans: VecDeque<Span>,
     dropped: u64,
 }
 
 impl Traces {
-    /// Begins to gather.
+    /// Creates an empty queue.
     pub fn new() -> Arc<Traces> {
         Arc::new(Traces {
             queue: Mutex::default(),
-            arrived: Notify::new(),
+            pushed: Notify::new(),
             clock: Arc::new(SystemClock),
             rng: Arc::new(SystemRng),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, SpanQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What sees the spans.
+    /// The `tracing` layer that collects the spans.
     pub fn layer(self: &Arc<Self>) -> Box<dyn Layer<Registry> + Send + Sync> {
-        let wanted =
-            filter_fn(|metadata: &Metadata<'_>| metadata.is_span() && metadata.target() == TRACED);
-        Gatherer(self.clone())
-            .with_filter(wanted.with_max_level_hint(LevelFilter::INFO))
+        let is_traced = filter_fn(|metadata: &Metadata<'_>| {
+            metadata.is_span() && metadata.target() == TRACE_TARGET
+        });
+        SpanCollector(self.clone())
+            .with_filter(is_traced.with_max_level_hint(LevelFilter::INFO))
             .boxed()
     }
 
-    fn add(&self, span: Span) {
+    fn push(&self, span: Span) {
         let mut queue = self.lock();
-        if queue.spans.len() == MOST_WAITING {
+        if queue.spans.len() == MAX_QUEUED_SPANS {
             queue.spans.pop_front();
             queue.dropped += 1;
         }
         queue.spans.push_back(span);
         drop(queue);
-        self.arrived.notify_one();
+        self.pushed.notify_one();
     }
 
-    fn take(&self) -> (Vec<Span>, u64) {
+    /// The next batch, and the number of spans dropped since the previous one.
+    fn take_batch(&self) -> (Vec<Span>, u64) {
         let mut queue = self.lock();
-        let most = queue.spans.len().min(BATCH);
+        let len = queue.spans.len().min(MAX_BATCH_SPANS);
         (
-            queue.spans.drain(..most).collect(),
+            queue.spans.drain(..len).collect(),
             std::mem::take(&mut queue.dropped),
         )
     }
 }
 
-/// Tells a collector.
+/// Sends spans to a collector.
 pub struct Exporter {
     traces: Arc<Traces>,
-    server: Outbound,
+    collector: OutboundEndpoint,
     headers: Vec<(String, String)>,
     resource: Resource,
-    /// Whether the collector took the last batch, if there was one.
-    heard: Option<bool>,
+    /// Whether the collector accepted the last batch, if there was one.
+    last_succeeded: Option<bool>,
 }
 
 impl Exporter {
-    /// One for what was asked; none if nothing was.
-    pub async fn of(
-        asked: &Asked,
+    /// Creates the exporter that the settings describe; `None` if they name no usable collector.
+    pub async fn new(
+        settings: &TraceSettings,
         traces: &Arc<Traces>,
         ca_file: Option<&std::path::Path>,
     ) -> Result<Option<Exporter>> {
-        let told = &asked.environment;
-        let server = match (&asked.endpoint, &told.traces_endpoint, &told.endpoint) {
+        let variables = &settings.environment;
+        let endpoints = (
+            &settings.endpoint,
+            &variables.traces_endpoint,
+            &variables.endpoint,
+        );
+        let collector = match endpoints {
             (Some(url), _, _) => Some(
-                Outbound::to("--otlp-endpoint", url, ca_file)
+                OutboundEndpoint::new("--otlp-endpoint", url, ca_file)
                     .await?
-                    .below("v1/traces"),
+                    .join("v1/traces"),
             ),
             (None, None, None) => None,
-            // They may be meant for the agent alone, so what we cannot use is no error.
-            _ if told.protocol.as_deref() == Some("grpc") => {
+            // The variables may be set for the agent only, so an unusable value is not an error.
+            _ if variables.protocol.as_deref() == Some("grpc") => {
                 tracing::info!(
-                    "no traces: OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and sessiond speaks HTTP; --otlp-endpoint names a collector"
+                    "traces are disabled: OTEL_EXPORTER_OTLP_PROTOCOL is grpc, but sessiond \
+                     supports only HTTP; set --otlp-endpoint to an HTTP collector"
                 );
                 None
             }
             (None, Some(url), _) => {
-                usable(Outbound::to("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url, ca_file).await)
+                let setting = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+                or_warn(OutboundEndpoint::new(setting, url, ca_file).await)
             }
             (None, None, Some(url)) => {
-                usable(Outbound::to("OTEL_EXPORTER_OTLP_ENDPOINT", url, ca_file).await)
-                    .map(|server| server.below("v1/traces"))
+                let setting = "OTEL_EXPORTER_OTLP_ENDPOINT";
+                or_warn(OutboundEndpoint::new(setting, url, ca_file).await)
+                    .map(|collector| collector.join("v1/traces"))
             }
         };
-        let Some(server) = server else {
+        let Some(collector) = collector else {
             return Ok(None);
         };
-        let mut headers = otlp::pairs(told.headers.as_deref());
+        let mut headers = otlp::parse_pairs(variables.headers.as_deref());
         headers.push(("content-type".to_owned(), "application/json".to_owned()));
-        let resource = Resource::new(told.service.as_deref(), told.resource.as_deref());
+        let resource = Resource::new(variables.service.as_deref(), variables.resource.as_deref());
         Ok(Some(Exporter {
             traces: traces.clone(),
-            server,
+            collector,
             headers,
             resource,
-            heard: None,
+            last_succeeded: None,
         }))
     }
 
-    /// Tells for ever; drop it to stop.
+    /// Exports spans forever; drop the future to stop.
     pub async fn run(&mut self) {
         loop {
-            self.traces.arrived.notified().await;
-            tokio::time::sleep(GATHER).await;
-            self.empty().await;
+            self.traces.pushed.notified().await;
+            tokio::time::sleep(BATCH_DELAY).await;
+            self.export().await;
         }
     }
 
-    /// Tells what is there, batch by batch, and drops what is not taken.
-    pub async fn empty(&mut self) {
+    /// Exports the queued spans batch by batch, and drops those that the collector does not accept.
+    pub async fn export(&mut self) {
         loop {
-            let (spans, mut dropped) = self.traces.take();
+            let (spans, mut dropped) = self.traces.take_batch();
             let mut failed = None;
             if !spans.is_empty() {
-                let body = otlp::request(&self.resource, &spans);
-                if let Err(error) = self.server.post(&self.headers, body).await {
+                let body = otlp::encode_request(&self.resource, &spans);
+                if let Err(error) = self.collector.post(&self.headers, body).await {
                     dropped += spans.len() as u64;
                     failed = Some(error);
                 }
-                let heard = failed.is_none();
-                if self.heard.replace(heard) != Some(heard) {
+                let succeeded = failed.is_none();
+                // Only a change is logged.
+                if self.last_succeeded.replace(succeeded) != Some(succeeded) {
+                    let to = self.collector.origin();
                     match &failed {
                         Some(error) => {
-                            tracing::warn!(%error, "the collector does not take traces; they are dropped, streaming goes on")
+                            tracing::warn!(to, %error, "the trace export failed; traces are dropped, streaming continues")
                         }
-                        None => {
-                            tracing::info!(to = self.server.place(), "the collector takes traces")
-                        }
+                        None => tracing::info!(to, "exporting traces"),
                     }
                 }
             }
             if dropped > 0 {
-                tracing::debug!(dropped, "spans were dropped");
+                tracing::debug!(dropped, "dropped spans");
             }
-            // Who did not take one batch is not asked to take the next at once.
-            if spans.len() < BATCH || failed.is_some() {
+            // After a failure, the next batch waits for the next export.
+            if spans.len() < MAX_BATCH_SPANS || failed.is_some() {
                 return;
             }
         }
     }
 }
 
-/// An exporter at work.
-pub struct Telling(
+/// A running export.
+pub struct TraceExport(
     Option<(
         tokio::task::JoinHandle<()>,
         Arc<tokio::sync::Mutex<Exporter>>,
     )>,
 );
 
-impl Telling {
-    /// Starts it, if there is one.
-    pub fn start(exporter: Option<Exporter>) -> Telling {
-        Telling(exporter.map(|exporter| {
+impl TraceExport {
+    /// Starts the exporter, if there is one.
+    pub fn start(exporter: Option<Exporter>) -> TraceExport {
+        TraceExport(exporter.map(|exporter| {
             let exporter = Arc::new(tokio::sync::Mutex::new(exporter));
-            let at_work = exporter.clone();
+            let running = exporter.clone();
             (
-                tokio::spawn(async move { at_work.lock().await.run().await }),
+                tokio::spawn(async move { running.lock().await.run().await }),
                 exporter,
             )
         }))
     }
 
-    /// Tells what is left, if the collector takes it soon.
+    /// Exports the remaining spans, within a short time limit.
     pub async fn finish(self) {
         let Some((task, exporter)) = self.0 else {
             return;
         };
         task.abort();
-        let last = async { exporter.lock().await.empty().await };
-        if tokio::time::timeout(LAST, last).await.is_err() {
-            tracing::warn!("the collector does not answer; the last traces are dropped");
+        let last = async { exporter.lock().await.export().await };
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, last).await.is_err() {
+            tracing::warn!("the trace collector is unresponsive; the last traces are dropped");
         }
     }
 }
 
-fn usable(server: Result<Outbound>) -> Option<Outbound> {
-    let told = |error: &Error| tracing::warn!(%error, "no traces");
-    server.inspect_err(told).ok()
+/// The endpoint; if it is unusable, logs why and returns `None`.
+fn or_warn(endpoint: Result<OutboundEndpoint>) -> Option<OutboundEndpoint> {
+    let warn = |error: &Error| tracing::warn!(%error, "traces are disabled");
+    endpoint.inspect_err(warn).ok()
 }
 
-/// Sees spans begin and end.
-struct Gatherer(Arc<Traces>);
+/// Collects spans when they end.
+struct SpanCollector(Arc<Traces>);
 
-/// What is known of a span that has not ended.
-struct Open {
-    trace: u128,
+/// A span that has not ended.
+struct OpenSpan {
+    trace_id: u128,
     id: u64,
-    parent: Option<u64>,
-    began: Timestamp,
-    attributes: Gathered,
+    parent_id: Option<u64>,
+    started_at: Timestamp,
+    attributes: SpanAttributes,
 }
 
-impl<S> Layer<S> for Gatherer
+impl<S> Layer<S> for SpanCollector
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let above = span.parent().and_then(|parent| {
+        let parent = span.parent().and_then(|parent| {
             parent
                 .extensions()
-                .get::<Open>()
-                .map(|open| (open.trace, open.id))
+                .get::<OpenSpan>()
+                .map(|open| (open.trace_id, open.id))
         });
-        // Others read logs too; only what is part of a flush or a restore is told.
-        if above.is_none() && !WHOLE.contains(&span.name()) {
+        // Other operations read logs too. Only parts of a flush or a restore are exported.
+        if parent.is_none() && !ROOT_SPANS.contains(&span.name()) {
             return;
         }
-        let rng = || self.0.rng.next().max(1);
-        let mut gathered = Gathered::default();
-        attributes.record(&mut gathered);
-        span.extensions_mut().insert(Open {
-            trace: above.map_or_else(
-                || u128::from(rng()) << 64 | u128::from(rng()),
-                |(trace, _)| trace,
+        let random_id = || self.0.rng.next().max(1);
+        let mut values = SpanAttributes::default();
+        attributes.record(&mut values);
+        span.extensions_mut().insert(OpenSpan {
+            trace_id: parent.map_or_else(
+                || u128::from(random_id()) << 64 | u128::from(random_id()),
+                |(trace_id, _)| trace_id,
             ),
-            id: rng(),
-            parent: above.map(|(_, id)| id),
-            began: self.0.clock.now(),
-            attributes: gathered,
+            id: random_id(),
+            parent_id: parent.map(|(_, id)| id),
+            started_at: self.0.clock.now(),
+            attributes: values,
         });
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
+        if let Some(open) = span.extensions_mut().get_mut::<OpenSpan>() {
             values.record(&mut open.attributes);
         }
     }
@@ -348,24 +361,24 @@ where
         let Some(span) = context.span(&id) else {
             return;
         };
-        let Some(Open {
-            trace,
+        let Some(OpenSpan {
+            trace_id,
             id,
-            parent,
-            began,
+            parent_id,
+            started_at,
             attributes,
-        }) = span.extensions_mut().remove::<Open>()
+        }) = span.extensions_mut().remove::<OpenSpan>()
         else {
             return;
         };
-        let ended = self.0.clock.now().max(began);
-        self.0.add(Span {
+        let ended_at = self.0.clock.now().max(started_at);
+        self.0.push(Span {
             name: span.name(),
-            trace,
+            trace_id,
             id,
-            parent,
-            began,
-            ended,
+            parent_id,
+            started_at,
+            ended_at,
             attributes,
         });
     }

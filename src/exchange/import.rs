@@ -1,51 +1,54 @@
-//! An archive becomes a log: a claim, then deltas, by the same rules as any other writer's.
+//! Import: turns an archive file into a log, a claim and deltas, by the same rules as any other
+//! writer.
 //!
-//! Everything is unpacked and checked before the first object is written. An import that was cut off is known by its writer's
-//! name, and the next one of the same archive goes on behind it.
+//! The archive is unpacked and verified before the first object is written. The writer ID of an
+//! import starts with a fingerprint of the archive; so the next import of the same archive
+//! continues one that was interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::agent::transcript::Reader;
+use crate::agent::transcript::TranscriptReader;
 use crate::agent::{FileClass, Profile};
-use crate::codec::archive::{self, Manifest, Member, Taker};
-use crate::codec::entry::{self, CUT_AT, Encoded, Entry, MOST_RAW};
+use crate::codec::archive::{self, ArchiveSink, Manifest, Member};
+use crate::codec::entry::{self, EncodedEntry, Entry, MAX_RAW_BYTES, TARGET_RAW_BYTES};
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
+use crate::log::append::AppendOutcome;
 use crate::log::fork::SessionRenamer;
+use crate::log::ledger::FileCursor;
+use crate::log::race::LostRaces;
 use crate::log::read::{EntrySink, ReadOptions};
 use crate::log::state::LogState;
-use crate::log::writer::{AppendOutcome, LogWriter};
+use crate::log::writer::LogWriter;
 use crate::model::{
-    Digest, EntryHeader, EntryKind, FileKind, LogId, LogName, Part, RelPath, RunningHash,
-    SessionId, SessionMetadata, TurnTracker, WriterId,
+    Digest, EntryHeader, EntryKind, FileKind, FileState, LogId, LogName, Part, RelPath,
+    RunningHash, SessionId, SessionMetadata, TurnTracker, WriterId,
 };
+use crate::sys::lines::complete_prefix_len;
 use crate::sys::{Backoff, Directory, OpenFile};
 
-/// Somebody may write between our look and our claim; so often we look again.
-const MOST_RACES: u32 = 10;
+/// Maximum number of attempts to write an entry.
+const MAX_ATTEMPTS: u32 = 6;
 
-/// So often an entry is written that the store does not answer.
-const TRIES: u32 = 6;
+/// Size of a part in the header, its path not included.
+const PART_OVERHEAD: u64 = 1 << 10;
 
-/// What a part takes of the room besides its bytes and its path, as for any other writer.
-const PART: u64 = 1 << 10;
-
-/// An archive whose files lie in a directory, each checked.
-pub struct Unpacked<'a> {
+/// An unpacked archive: its manifest, and its verified files in a directory.
+pub struct UnpackedArchive<'a> {
     directory: &'a dyn Directory,
-    /// What it holds.
+    /// The manifest.
     pub manifest: Manifest,
     staged: Vec<RelPath>,
 }
 
-struct Stage<'a> {
+struct UnpackSink<'a> {
     directory: &'a dyn Directory,
     staged: Vec<RelPath>,
 }
 
-impl Taker for Stage<'_> {
+impl ArchiveSink for UnpackSink<'_> {
     fn begin(&mut self, manifest: &Manifest) -> Result<()> {
         self.staged = (0..manifest.files.len())
             .map(|number| format!("import-{number:08}").parse())
@@ -53,53 +56,52 @@ impl Taker for Stage<'_> {
         for path in &self.staged {
             self.directory
                 .write_at(path, 0, &[])
-                .map_err(|cause| Error::io("unpack", cause))?;
+                .map_err(unpack_failed)?;
         }
         Ok(())
     }
 
-    fn bytes(&mut self, file: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, file: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         self.directory
             .write_at(&self.staged[file], offset, bytes)
-            .map_err(|cause| Error::io("unpack", cause))
+            .map_err(unpack_failed)
     }
 }
 
-/// Unpacks an archive into a directory that nobody else uses. It is called `name` in errors.
+fn unpack_failed(cause: std::io::Error) -> Error {
+    Error::io("unpack the archive", cause)
+}
+
+/// Unpacks an archive into an empty directory. `name` is its name in errors.
 pub fn unpack<'a>(
     name: &str,
     input: impl std::io::Read,
     directory: &'a dyn Directory,
-) -> Result<Unpacked<'a>> {
-    let mut stage = Stage {
+) -> Result<UnpackedArchive<'a>> {
+    let mut sink = UnpackSink {
         directory,
         staged: Vec::new(),
     };
-    let manifest = archive::read(name, input, &mut stage)?;
-    Ok(Unpacked {
+    let manifest = archive::read(name, input, &mut sink)?;
+    Ok(UnpackedArchive {
         directory,
         manifest,
-        staged: stage.staged,
+        staged: sink.staged,
     })
 }
 
-impl Unpacked<'_> {
-    /// Makes it a session of another id, as a fork would: in the names of its files and in their lines.
+impl UnpackedArchive<'_> {
+    /// Changes the session ID, in the names of the files and in their lines, as a fork does.
     pub fn rename(&mut self, to: &SessionId) -> Result<()> {
         if self.manifest.session == *to {
             return Ok(());
         }
         let name = |id: &SessionId| LogName::Session(id.clone());
-        let renaming = SessionRenamer::new(&name(&self.manifest.session), &name(to));
+        let renamer = SessionRenamer::new(&name(&self.manifest.session), &name(to));
         for (member, staged) in self.manifest.files.iter_mut().zip(&mut self.staged) {
             let renamed: RelPath = format!("{staged}-renamed").parse()?;
-            let gone = || Error::corrupt("what was unpacked is gone");
-            let file = self
-                .directory
-                .open(staged)
-                .map_err(|cause| Error::io("read what was unpacked", cause))?
-                .ok_or_else(gone)?;
-            let (len, hash) = renaming.copy(
+            let file = open_staged(self.directory, staged)?;
+            let (len, hash) = renamer.copy(
                 self.directory,
                 &*file,
                 &member.path,
@@ -107,7 +109,7 @@ impl Unpacked<'_> {
                 &renamed,
             )?;
             (member.path, member.len, member.sha256) =
-                (renaming.path(&member.path)?, len, hash.digest());
+                (renamer.path(&member.path)?, len, hash.digest());
             *staged = renamed;
         }
         self.manifest.session = to.clone();
@@ -115,110 +117,122 @@ impl Unpacked<'_> {
     }
 }
 
-/// What an import did.
+/// Opens a file that was unpacked.
+fn open_staged(directory: &dyn Directory, staged: &RelPath) -> Result<Box<dyn OpenFile>> {
+    directory
+        .open(staged)
+        .and_then(|file| file.ok_or_else(|| std::io::ErrorKind::NotFound.into()))
+        .map_err(|cause| Error::io("read an unpacked file", cause))
+}
+
+/// The result of an import.
 #[derive(Debug, Clone, Serialize)]
-pub struct Imported {
+pub struct ImportReport {
     /// The session.
     pub session: String,
-    /// Files of it.
+    /// Number of files.
     pub files: usize,
-    /// Bytes of them.
+    /// Size of the files.
     pub bytes: u64,
-    /// Whether the store had all of it before.
-    pub already: bool,
-    /// Entries written.
+    /// Whether the store already had the session.
+    pub already_stored: bool,
+    /// Number of entries written.
     pub entries: u32,
-    /// The end of the log.
+    /// The head of the log.
     pub head: u64,
-    /// Whether nothing was done on purpose.
+    /// Whether this was a dry run.
     pub dry_run: bool,
 }
 
-/// Writes an unpacked archive to a store, as a new log.
+/// Writes an unpacked archive to the store, as a new log.
 pub async fn import(
     logs: &Logs,
     profile: &dyn Profile,
-    unpacked: &Unpacked<'_>,
+    archive: &UnpackedArchive<'_>,
     dry_run: bool,
-) -> Result<Imported> {
-    let manifest = &unpacked.manifest;
+) -> Result<ImportReport> {
+    let manifest = &archive.manifest;
     let id = logs.id(LogName::Session(manifest.session.clone()));
-    let job = Job {
+    let importer = Importer {
         logs,
         profile,
-        unpacked,
+        archive,
         id: &id,
-        kinds: kinds(profile, &id, manifest)?,
+        kinds: file_kinds(profile, &id, manifest)?,
     };
-    let mut imported = Imported {
+    let mut report = ImportReport {
         session: manifest.session.to_string(),
         files: manifest.files.len(),
         bytes: manifest.bytes(),
-        already: false,
+        already_stored: false,
         entries: 0,
         head: 0,
         dry_run,
     };
-    for _ in 0..MOST_RACES {
-        if job
-            .attempt(&mut imported)
+    let mut races = LostRaces::default();
+    loop {
+        if importer
+            .attempt(&mut report)
             .await
             .with_context(|| format!("import {id}"))?
         {
             if !dry_run {
-                let said = manifest.wishes();
-                // What was said here counts more.
-                logs.say(&id, |before| {
+                let imported = manifest.metadata();
+                // Metadata in the store take precedence.
+                logs.update_metadata(&id, |current| {
                     Ok(SessionMetadata {
-                        status: before.status,
-                        ..said.then(before)
+                        closed: current.closed,
+                        ..imported.updated_with(current)
                     })
                 })
                 .await?;
             }
-            return Ok(imported);
+            return Ok(report);
         }
+        races.count(&id).with_context(|| format!("import {id}"))?;
     }
-    Err(Error::unavailable(format!("import {id}: others keep writing to it")).hint("try again"))
 }
 
-/// Only what the agent's profile would have kept for that session may come in: what is restored from it later must be so too.
-fn kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<Vec<FileKind>> {
+/// The kind of each file. Rejects files that the profile would not have stored for this session: a
+/// later restore writes them into the agent's directory.
+fn file_kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<Vec<FileKind>> {
     if manifest.agent != id.agent {
         return Err(Error::usage(format!(
-            "import {id}: it is a session of {}, and this is {}",
+            "the archive holds a session of {}, not of {}",
             manifest.agent, id.agent
         ))
-        .hint(format!("--agent {} takes it", manifest.agent)));
+        .context(format_args!("import {id}"))
+        .hint(format!("pass --agent {}", manifest.agent)));
     }
-    let kind = |member: &Member| match profile.place(&member.path) {
-        FileClass::Keep(name, kind) if name == id.name => Ok(kind),
-        FileClass::Ask(_, kind, _) => Ok(kind),
+    let kind = |member: &Member| match profile.classify(&member.path) {
+        FileClass::Stored(name, kind) if name == id.name => Ok(kind),
+        FileClass::SessionInContent(_, kind, _) => Ok(kind),
         _ => Err(Error::corrupt(format!(
-            "import {id}: {} is not a file that {} keeps for it",
+            "{} is not a file that {} stores for this session",
             member.path, id.agent
-        ))),
+        ))
+        .context(format_args!("import {id}"))),
     };
     manifest.files.iter().map(kind).collect()
 }
 
-struct Job<'a> {
+struct Importer<'a> {
     logs: &'a Logs,
     profile: &'a dyn Profile,
-    unpacked: &'a Unpacked<'a>,
+    archive: &'a UnpackedArchive<'a>,
     id: &'a LogId,
     kinds: Vec<FileKind>,
 }
 
-/// What the store has of the session.
+/// The log of the session in the store.
 #[derive(Default)]
-struct Found {
+struct ExistingLog {
     state: LogState,
     writers: BTreeSet<WriterId>,
 }
 
-impl EntrySink for Found {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
+impl EntrySink for ExistingLog {
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
         self.state.apply(&entry.header, entry.digest)?;
         match &entry.header.covers {
             Some(covers) => self.writers.extend(covers.writers.keys().cloned()),
@@ -230,136 +244,150 @@ impl EntrySink for Found {
     }
 }
 
-impl Job<'_> {
-    /// False if somebody wrote in between.
-    async fn attempt(&self, imported: &mut Imported) -> Result<bool> {
+impl Importer<'_> {
+    /// Returns false if another writer was faster.
+    async fn attempt(&self, report: &mut ImportReport) -> Result<bool> {
         let read = self
             .logs
-            .read_log(self.id, ReadOptions::default(), Found::default)
+            .read_log(self.id, ReadOptions::default(), ExistingLog::default)
             .await?;
-        let end = read.head;
-        imported.head = end;
-        let Found { state, writers } = read.sound()?;
+        let head = read.head;
+        report.head = head;
+        let ExistingLog { state, writers } = read.require_intact()?;
         let mut digest = state.digest;
         match state.removed {
-            // Nothing of it counts any more.
+            // The session was deleted; its entries no longer count.
             Some(EntryKind::Purge) => digest = None,
             Some(_) => {
-                return Err(Error::conflict("a session of that id was removed, or has expired")
-                    .hint(format!("sessiond undelete {} brings it back; --id NEW imports this one under another id", self.id.name)));
+                return Err(Error::conflict(
+                    "a session with this ID was removed or has expired",
+                )
+                .hint(format!(
+                    "run \"sessiond undelete {}\" to restore it, or pass --id NEW to use another ID",
+                    self.id.name
+                )));
             }
-            None if end == 0 => {}
-            None if self.is_all_of(&state) => {
-                imported.already = imported.entries == 0;
+            None if head == 0 => {}
+            None if self.is_complete(&state) => {
+                report.already_stored = report.entries == 0;
                 return Ok(true);
             }
             None if writers
                 .iter()
-                .all(|writer| writer.as_str().starts_with(&self.mark())) =>
+                .all(|writer| writer.as_str().starts_with(&self.writer_prefix())) =>
             {
-                tracing::info!(id = %self.id, "going on with an import that was cut off");
+                tracing::info!(id = %self.id, "continuing an interrupted import");
             }
             None => {
-                return Err(Error::conflict("the store has a session of that id with other content")
-                    .hint("--id NEW imports this one under another id; sessiond rm removes the other first"));
+                return Err(Error::conflict(
+                    "the store has a session with this ID and different content",
+                )
+                .hint(format!(
+                    "pass --id NEW to import under another ID, or run \"sessiond rm {}\" first",
+                    self.id.name
+                )));
             }
         }
-        if imported.dry_run {
+        if report.dry_run {
             return Ok(true);
         }
-        let writer = format!("{}{:016x}", self.mark(), self.logs.rng.next()).parse()?;
+        let writer = format!("{}{:016x}", self.writer_prefix(), self.logs.rng.next()).parse()?;
         let mut log_writer = LogWriter::unclaimed(writer, state.seq, digest, self.logs.clock.now());
         if self
             .logs
-            .claim(self.id, &mut log_writer, end)
+            .claim(self.id, &mut log_writer, head)
             .await?
             .is_none()
         {
             return Ok(false);
         }
-        imported.entries += 1;
-        let have = if digest.is_none() {
+        report.entries += 1;
+        let stored = if digest.is_none() {
             LogState::default()
         } else {
             state
         };
         let written = self
-            .write_all(&mut log_writer, have, &mut imported.entries)
+            .write_all(&mut log_writer, stored, &mut report.entries)
             .await?;
-        imported.head = log_writer.seq;
+        report.head = log_writer.seq;
         Ok(written)
     }
 
-    /// What the names of writers begin with that import this archive.
-    fn mark(&self) -> String {
+    /// The start of the IDs of all writers that import this archive.
+    fn writer_prefix(&self) -> String {
         let mut hash = RunningHash::default();
-        for member in &self.unpacked.manifest.files {
+        for member in &self.archive.manifest.files {
             hash.update(format!("{} {} {}\n", member.path, member.len, member.sha256).as_bytes());
         }
-        format!("import-{:016x}-", hash.digest().short())
+        format!("import-{:016x}-", hash.digest().fingerprint())
     }
 
-    fn is_all_of(&self, state: &LogState) -> bool {
-        let files = &self.unpacked.manifest.files;
-        let same = |member: &Member| {
+    /// Whether the log has every file of the archive, and no other.
+    fn is_complete(&self, state: &LogState) -> bool {
+        let files = &self.archive.manifest.files;
+        let is_stored = |member: &Member| {
             state
                 .files
                 .get(&member.path)
                 .is_some_and(|file| file.sha256 == member.sha256)
         };
-        state.files.len() == files.len() && files.iter().all(same)
+        state.files.len() == files.len() && files.iter().all(is_stored)
     }
 
-    /// False if somebody took the session over.
+    /// Returns false if another writer took over the session.
     async fn write_all(
         &self,
         log_writer: &mut LogWriter,
-        have: LogState,
+        stored: LogState,
         entries: &mut u32,
     ) -> Result<bool> {
-        let lines = have
+        let transcripts = stored
             .files
             .iter()
             .filter(|(_, file)| file.kind == FileKind::Append);
-        let lengths = lines.map(|(path, file)| (path.clone(), file.len)).collect();
-        let mut cutter = Cutter {
-            job: self,
-            reader: Reader::default(),
-            turns: have.turns.clone(),
+        let lengths = transcripts
+            .map(|(path, file)| (path.clone(), file.len))
+            .collect();
+        let mut builder = DeltaBuilder {
+            importer: self,
+            reader: TranscriptReader::default(),
+            turns: stored.turns.clone(),
             lengths,
             delta: Delta::new(),
         };
         for number in self.order() {
-            let member = &self.unpacked.manifest.files[number];
-            let mut file = Progress::begin(
-                self.unpacked.directory,
-                &self.unpacked.staged[number],
-                have.files.get(&member.path),
+            let member = &self.archive.manifest.files[number];
+            let mut file = MemberReader::open(
+                self.archive.directory,
+                &self.archive.staged[number],
+                stored.files.get(&member.path),
             )?;
-            // Which of several transcripts counts is told by the entry that it is in.
-            if cutter
+            // The entry of a transcript decides which of several is current; each gets an entry of
+            // its own.
+            if builder
                 .delta
                 .parts
                 .iter()
                 .any(|part| self.profile.is_transcript(&part.path))
             {
-                cutter.delta.room = 0;
+                builder.delta.room = 0;
             }
-            // Also a file of no bytes has a part.
-            while file.at < member.len || file.at == 0 && member.len == 0 && !file.begun {
-                if cutter.delta.room == 0
+            // An empty file has a part, too.
+            while file.offset < member.len || member.len == 0 && !file.has_part {
+                if builder.delta.room == 0
                     && !self
-                        .append(log_writer, cutter.take(log_writer)?, entries)
+                        .append(log_writer, builder.build(log_writer)?, entries)
                         .await?
                 {
                     return Ok(false);
                 }
-                cutter.add(member, self.kinds[number], &mut file)?;
+                builder.add(member, self.kinds[number], &mut file)?;
             }
         }
-        while !cutter.delta.parts.is_empty() {
+        while !builder.delta.parts.is_empty() {
             if !self
-                .append(log_writer, cutter.take(log_writer)?, entries)
+                .append(log_writer, builder.build(log_writer)?, entries)
                 .await?
             {
                 return Ok(false);
@@ -368,10 +396,10 @@ impl Job<'_> {
         Ok(true)
     }
 
-    /// Side files first, so that what a transcript names is there before it; of several transcripts the newest last, for
-    /// that is the one that counts.
+    /// The order of the files: side files first, because transcripts refer to them; the newest
+    /// transcript last, because it is the current one.
     fn order(&self) -> Vec<usize> {
-        let files = &self.unpacked.manifest.files;
+        let files = &self.archive.manifest.files;
         let mut order: Vec<usize> = (0..files.len()).collect();
         order.sort_by_key(|number| {
             let (member, kind) = (&files[*number], self.kinds[*number]);
@@ -388,7 +416,7 @@ impl Job<'_> {
     async fn append(
         &self,
         log_writer: &mut LogWriter,
-        encoded: Encoded,
+        encoded: EncodedEntry,
         entries: &mut u32,
     ) -> Result<bool> {
         let mut backoff = Backoff::new(self.logs.rng.clone());
@@ -399,98 +427,96 @@ impl Job<'_> {
                     return Ok(true);
                 }
                 Ok(AppendOutcome::Conflict(_)) => return Ok(false),
-                Err(error) if error.is_retryable() && backoff.failed() + 1 < TRIES => {
-                    tracing::debug!(%error, "writing again");
-                    tokio::time::sleep(backoff.wait_after_failure()).await;
-                }
-                Err(error) if error.is_retryable() => {
-                    return Err(error.hint("the same command goes on where it stopped"));
-                }
-                Err(error) => return Err(error),
+                Err(error) => backoff.wait(error, MAX_ATTEMPTS).await.map_err(|error| {
+                    if error.is_retryable() {
+                        error.hint("run the same command again; it continues where it stopped")
+                    } else {
+                        error
+                    }
+                })?,
             }
         }
     }
 }
 
-/// One file on its way into the log.
-struct Progress {
+/// Reads one file of the archive.
+struct MemberReader {
     file: Box<dyn OpenFile>,
-    at: u64,
+    /// Offset of the next byte.
+    offset: u64,
     hash: RunningHash,
-    begun: bool,
+    /// Whether the log has a part of the file.
+    has_part: bool,
 }
 
-impl Progress {
-    /// Begins behind what the log has of it.
-    fn begin(
+impl MemberReader {
+    /// Opens a file and skips the bytes that the log has.
+    fn open(
         directory: &dyn Directory,
         staged: &RelPath,
-        have: Option<&crate::model::FileState>,
-    ) -> Result<Progress> {
-        let failed = |cause| Error::io("read what was unpacked", cause);
-        let file = directory
-            .open(staged)
-            .map_err(failed)?
-            .ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
-        let mut progress = Progress {
-            file,
-            at: 0,
+        stored: Option<&FileState>,
+    ) -> Result<MemberReader> {
+        let mut reader = MemberReader {
+            file: open_staged(directory, staged)?,
+            offset: 0,
             hash: RunningHash::default(),
-            begun: false,
+            has_part: false,
         };
-        if let Some(have) = have {
-            let over = crate::log::ledger::FileCursor::over(&*progress.file, have.kind, have.len)
-                .map_err(failed)?;
-            if let Some(cursor) = over.filter(|cursor| cursor.hash.digest() == have.sha256) {
-                (progress.at, progress.hash, progress.begun) = (have.len, cursor.hash, true);
+        if let Some(stored) = stored {
+            let cursor = FileCursor::read(&*reader.file, stored.kind, stored.len)
+                .map_err(|cause| Error::io("read an unpacked file", cause))?;
+            if let Some(cursor) = cursor.filter(|cursor| cursor.hash.digest() == stored.sha256) {
+                (reader.offset, reader.hash, reader.has_part) = (stored.len, cursor.hash, true);
             }
         }
-        Ok(progress)
+        Ok(reader)
     }
 
-    /// The next bytes: as many as there is room for, up to a line's end if the file has lines.
+    /// The next bytes, at most `room` if possible. A transcript is split only between lines.
     fn next(&mut self, len: u64, kind: FileKind, room: u64) -> Result<Vec<u8>> {
-        let left = len - self.at;
-        let most = left.min(MOST_RAW - (CUT_AT - room));
-        let mut want = if kind == FileKind::Whole {
-            most
+        let left = len - self.offset;
+        let max = left.min(MAX_RAW_BYTES - (TARGET_RAW_BYTES - room));
+        let mut wanted = if kind == FileKind::Whole {
+            max
         } else {
             left.min(room)
         };
         loop {
-            let mut bytes = vec![0; want as usize];
+            let mut bytes = vec![0; wanted as usize];
             let mut got = 0;
             while got < bytes.len() {
-                match self.file.read_at(&mut bytes[got..], self.at + got as u64) {
-                    Ok(0) => return Err(Error::corrupt("what was unpacked has changed")),
+                match self
+                    .file
+                    .read_at(&mut bytes[got..], self.offset + got as u64)
+                {
+                    Ok(0) => return Err(Error::corrupt("an unpacked file has changed")),
                     Ok(more) => got += more,
-                    Err(cause) => return Err(Error::io("read what was unpacked", cause)),
+                    Err(cause) => return Err(Error::io("read an unpacked file", cause)),
                 }
             }
-            let line = bytes
-                .iter()
-                .rposition(|byte| *byte == b'\n')
-                .filter(|_| kind == FileKind::Append && want < left);
-            match line {
-                Some(end) => bytes.truncate(end + 1),
-                None if kind == FileKind::Append && want < most => {
-                    want = want.saturating_mul(4).min(most);
+            match complete_prefix_len(&bytes) {
+                _ if kind == FileKind::Whole || wanted == left => {}
+                0 if wanted < max => {
+                    wanted = wanted.saturating_mul(4).min(max);
                     continue;
                 }
-                None => {}
+                // A line that is longer than the maximum entry is written in parts.
+                0 => {}
+                complete_len => bytes.truncate(complete_len),
             }
             self.hash.update(&bytes);
-            self.at += bytes.len() as u64;
-            self.begun = true;
+            self.offset += bytes.len() as u64;
+            self.has_part = true;
             return Ok(bytes);
         }
     }
 }
 
-/// A delta in the making.
+/// The content of a delta.
 struct Delta {
     parts: Vec<Part>,
     bodies: Vec<Vec<u8>>,
+    /// Raw bytes that still fit.
     room: u64,
 }
 
@@ -499,35 +525,36 @@ impl Delta {
         Delta {
             parts: Vec::new(),
             bodies: Vec::new(),
-            room: CUT_AT,
+            room: TARGET_RAW_BYTES,
         }
     }
 }
 
-struct Cutter<'a> {
-    job: &'a Job<'a>,
-    reader: Reader,
+/// Collects parts into deltas.
+struct DeltaBuilder<'a> {
+    importer: &'a Importer<'a>,
+    reader: TranscriptReader,
     turns: TurnTracker,
-    /// How long each file with lines is so far.
+    /// The length of each transcript so far.
     lengths: BTreeMap<RelPath, u64>,
     delta: Delta,
 }
 
-impl Cutter<'_> {
-    fn add(&mut self, member: &Member, kind: FileKind, file: &mut Progress) -> Result<()> {
-        let start = file.at;
+impl DeltaBuilder<'_> {
+    fn add(&mut self, member: &Member, kind: FileKind, file: &mut MemberReader) -> Result<()> {
+        let start = file.offset;
         let bytes = file.next(member.len, kind, self.delta.room)?;
         let file_sha256: Digest = file.hash.digest();
         let (path, len) = (member.path.clone(), bytes.len() as u64);
-        let taken = len + path.as_str().len() as u64 + PART;
-        // One part of a file in an entry.
-        self.delta.room = if file.at < member.len {
+        let used = len + path.as_str().len() as u64 + PART_OVERHEAD;
+        // An entry has at most one part per file.
+        self.delta.room = if file.offset < member.len {
             0
         } else {
-            self.delta.room.saturating_sub(taken)
+            self.delta.room.saturating_sub(used)
         };
         if kind == FileKind::Append {
-            self.lengths.insert(path.clone(), file.at);
+            self.lengths.insert(path.clone(), file.offset);
         }
         self.delta.parts.push(Part {
             path,
@@ -543,18 +570,18 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// The delta as it would be written next, with the points to go back to that are reached in it.
-    fn take(&mut self, log_writer: &LogWriter) -> Result<Encoded> {
+    /// Encodes the delta, with the checkpoints that it reaches.
+    fn build(&mut self, log_writer: &LogWriter) -> Result<EncodedEntry> {
         let Delta { parts, bodies, .. } = std::mem::replace(&mut self.delta, Delta::new());
-        let told = self.reader.read(
-            self.job.profile,
+        let parsed = self.reader.read(
+            self.importer.profile,
             parts.iter().zip(bodies.iter().map(Vec::as_slice)),
         );
-        let checkpoints = self.turns.take(&told.marks, &self.lengths);
-        let header = log_writer.header(
-            self.job.id,
+        let checkpoints = self.turns.apply(&parsed.turn_events, &self.lengths);
+        let header = log_writer.next_header(
+            self.importer.id,
             EntryKind::Delta,
-            self.job.logs.clock.now(),
+            self.importer.logs.clock.now(),
             Vec::new(),
             parts,
         );
@@ -565,10 +592,10 @@ impl Cutter<'_> {
             },
             &bodies,
         )?;
-        if encoded.header.body_len() > MOST_RAW {
+        if encoded.header.body_len() > MAX_RAW_BYTES {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "import: an entry is too large",
+                "an imported entry is too large",
             ));
         }
         Ok(encoded)

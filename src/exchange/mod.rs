@@ -1,7 +1,7 @@
-//! Sessions that leave a store or come into one as a single file.
+//! Export and import of sessions as archive files.
 //!
-//! Owns what goes into an archive and how one becomes a log. Does not own the format (`codec/archive.rs`), finding a session and
-//! putting its files together (`restore`), or the agent's directory, which is never touched here.
+//! Owns the content of an archive, and how an archive becomes a log. Does not own the format
+//! (`codec/archive.rs`) or restoring files (`restore`). It never accesses the agent's directory.
 
 pub mod import;
 
@@ -13,7 +13,7 @@ use crate::log::ledger::FileCursor;
 use crate::model::{FileKind, RelPath};
 use crate::sys::{Directory, OpenFile};
 
-/// Writes an archive of these files of a directory: everything of `manifest` but the files is known.
+/// Writes an archive of `files` in a directory. `manifest` has no files yet; the result lists them.
 pub fn pack(
     directory: &dyn Directory,
     files: &[(RelPath, FileKind)],
@@ -24,12 +24,12 @@ pub fn pack(
     let mut manifest = manifest;
     for (path, kind) in files {
         let failed = |cause| Error::io(format!("read {path}"), cause);
-        let gone = || failed(std::io::ErrorKind::NotFound.into());
-        let file = directory.open(path).map_err(failed)?.ok_or_else(gone)?;
+        let missing = || failed(std::io::ErrorKind::NotFound.into());
+        let file = directory.open(path).map_err(failed)?.ok_or_else(missing)?;
         let stat = file.stat().map_err(failed)?;
-        let cursor = FileCursor::over(&*file, *kind, stat.size)
+        let cursor = FileCursor::read(&*file, *kind, stat.size)
             .map_err(failed)?
-            .ok_or_else(gone)?;
+            .ok_or_else(missing)?;
         let (mode, mtime_ns, sha256) = (stat.mode & 0o777, stat.mtime_ns, cursor.hash.digest());
         manifest.files.push(Member {
             path: path.clone(),
@@ -44,21 +44,21 @@ pub fn pack(
         let file = directory
             .open(&member.path)?
             .ok_or(std::io::ErrorKind::NotFound)?;
-        Ok(Box::new(Sequential { file, at: 0 }))
+        Ok(Box::new(SequentialReader { file, offset: 0 }))
     })?;
     Ok(manifest)
 }
 
-/// A file from its beginning to its end.
-struct Sequential {
+/// Reads a file from start to end.
+struct SequentialReader {
     file: Box<dyn OpenFile>,
-    at: u64,
+    offset: u64,
 }
 
-impl Read for Sequential {
+impl Read for SequentialReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let got = self.file.read_at(buffer, self.at)?;
-        self.at += got as u64;
+        let got = self.file.read_at(buffer, self.offset)?;
+        self.offset += got as u64;
         Ok(got)
     }
 }

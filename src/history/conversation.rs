@@ -1,4 +1,5 @@
-//! A conversation at a point of its log: what was said in all its transcripts, and which sub-agent was started where.
+//! A conversation for display: the messages of all transcripts, each sub-agent below the call that
+//! started it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,267 +7,226 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::display::{DisplayBlock, DisplayMessage};
-use crate::agent::Profile;
-use crate::error::{Error, ErrorKind, Result};
-use crate::log::Logs;
-use crate::log::read::{ReadOptions, ReadOutcome};
-use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
-use crate::log::segments::{Prefer, cover};
-use crate::model::{Checkpoint, LocatedMessage, LogId, LogPoint, RelPath, Seq};
+use super::reader::ConversationVisitor;
+use crate::log::replay::{PerTranscript, TranscriptVisitor};
+use crate::model::{LocatedMessage, RelPath};
 
-/// A message that is written again was written before within so many.
-const RECENT: usize = 64;
+/// Number of recent messages among which a rewritten message is looked for.
+const REWRITE_WINDOW: usize = 64;
 
-/// What was said, as the log goes on. Only what is shown is kept of it.
+/// A visitor that keeps what is displayed of each message.
 pub struct Conversation {
     full: bool,
-    said: PerTranscript<DisplayMessage>,
+    messages: PerTranscript<DisplayMessage>,
 }
 
-/// A message in its place.
+/// A message at its place in the conversation.
 #[derive(Debug, Clone, Serialize)]
-pub struct Shown {
-    /// 0 for the session's own conversation, one more for each sub-agent within another.
+pub struct ThreadedMessage {
+    /// 0 in the session's own conversation, plus one for each enclosing sub-agent.
     pub depth: usize,
     /// The message.
     #[serde(flatten)]
-    pub spoken: DisplayMessage,
+    pub message: DisplayMessage,
+}
+
+impl ConversationVisitor for Conversation {
+    fn message_count(&self) -> usize {
+        self.messages.iter().count()
+    }
 }
 
 impl TranscriptVisitor for Conversation {
-    fn said(&mut self, said: LocatedMessage) {
-        let (path, end) = (said.path.clone(), said.start + said.len);
-        let before = self.said.last(&path).map_or(-1, |last| last.position);
-        let position = said
+    fn visit_message(&mut self, located: LocatedMessage) {
+        let (path, end) = (located.path.clone(), located.start + located.len);
+        let previous = self.messages.last(&path).map_or(-1, |last| last.position);
+        let position = located
             .message
             .at
             .map_or(0, Timestamp::as_microsecond)
-            .max(before.saturating_add(1));
-        let Some(spoken) = DisplayMessage::of(said, position, self.full) else {
+            .max(previous.saturating_add(1));
+        let Some(message) = DisplayMessage::new(located, position, self.full) else {
             return;
         };
         // Some agents write a message again when it has changed.
-        let again =
-            |before: &&mut DisplayMessage| before.name == spoken.name && before.role == spoken.role;
-        if let Some(before) = self.said.recent(&path).take(RECENT).find(again) {
-            *before = DisplayMessage {
-                position: before.position,
-                at: before.at,
-                ..spoken
+        let is_same = |earlier: &&mut DisplayMessage| {
+            earlier.key == message.key && earlier.role == message.role
+        };
+        let mut recent = self.messages.recent(&path).take(REWRITE_WINDOW);
+        if let Some(earlier) = recent.find(is_same) {
+            *earlier = DisplayMessage {
+                position: earlier.position,
+                at: earlier.at,
+                ..message
             };
         } else {
-            self.said.push(path, end, spoken);
+            drop(recent);
+            self.messages.push(path, end, message);
         }
     }
 
-    fn cut(&mut self, path: &RelPath, from: u64) {
-        self.said.cut(path, from);
+    fn truncate(&mut self, path: &RelPath, from: u64) {
+        self.messages.truncate(path, from);
     }
 
-    fn moved(&mut self, from: &RelPath, to: &RelPath) {
-        self.said.moved(from, to);
+    fn rename(&mut self, from: &RelPath, to: &RelPath) {
+        self.messages.rename(from, to);
     }
 
-    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
-        self.said.forked(names);
+    fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.messages.start_fork(names);
     }
 
     fn clear(&mut self) {
-        self.said.clear();
+        self.messages.clear();
     }
 }
 
 impl Conversation {
-    /// Reads a session up to a point; with `last`, from as few objects of its end as have so many messages. `cut` says how long its
-    /// transcripts were at the point, if that is not as the entry leaves them. `full` keeps all that there is.
-    pub async fn read<'a>(
-        logs: &Logs,
-        profile: &'a dyn Profile,
-        id: &LogId,
-        (at, cut): (LogPoint, Option<&Checkpoint>),
-        last: Option<usize>,
-        full: bool,
-    ) -> Result<ReadOutcome<TranscriptReplay<'a, Conversation>>> {
-        let fresh = || {
-            TranscriptReplay::new(
-                profile,
-                Conversation {
-                    full,
-                    said: PerTranscript::default(),
-                },
-            )
-        };
-        for after in ends(logs, id, at, last.is_some()).await? {
-            let mut read = logs
-                .read_log(
-                    id,
-                    ReadOptions {
-                        at,
-                        after,
-                        ..ReadOptions::default()
-                    },
-                    fresh,
-                )
-                .await?;
-            if let Some(point) = cut {
-                read.sink.cut_to(&point.files);
-            }
-            let enough = read.damage.is_none()
-                && last.is_some_and(|last| read.sink.ear.said.iter().count() >= last);
-            if enough || after == 0 {
-                return Ok(read);
-            }
+    /// An empty conversation. With `full`, it keeps complete tool inputs and results.
+    pub fn new(full: bool) -> Conversation {
+        Conversation {
+            full,
+            messages: PerTranscript::default(),
         }
-        Err(Error::new(ErrorKind::Internal, "read a session"))
     }
 
-    /// Everything in order, each sub-agent below the call that started it; with `last`, only so many messages of the end.
-    pub fn shown(self, last: Option<usize>) -> Vec<Shown> {
-        let mut talks: BTreeMap<Option<String>, Vec<DisplayMessage>> = BTreeMap::new();
-        for spoken in self.said.into_all() {
-            talks
-                .entry(spoken.sub_agent.clone())
+    /// All messages in order, each sub-agent below the call that started it; with `last`, only that
+    /// many messages of the end.
+    pub fn threaded(self, last: Option<usize>) -> Vec<ThreadedMessage> {
+        let mut threads: BTreeMap<Option<String>, Vec<DisplayMessage>> = BTreeMap::new();
+        for message in self.messages.into_all() {
+            threads
+                .entry(message.sub_agent.clone())
                 .or_default()
-                .push(spoken);
+                .push(message);
         }
-        for talk in talks.values_mut() {
-            talk.sort_by_key(|spoken| spoken.position);
+        for thread in threads.values_mut() {
+            thread.sort_by_key(|message| message.position);
         }
-        let mut shown = Tree::new(talks).all();
+        let mut messages = ThreadTree::new(threads).flatten();
         if let Some(last) = last {
-            shown.drain(..shown.len().saturating_sub(last));
+            messages.drain(..messages.len().saturating_sub(last));
         }
-        shown
+        messages
     }
 }
 
-/// Behind which entries to begin, so that only the end of a session is read: what a few objects hold, then more, then all.
-pub(super) async fn ends(
-    logs: &Logs,
-    id: &LogId,
-    at: LogPoint,
-    only_the_end: bool,
-) -> Result<Vec<Seq>> {
-    let most = match at {
-        LogPoint::Latest => Seq::MAX,
-        LogPoint::Seq(seq) => seq,
-        LogPoint::Time(_) => return Ok(vec![0]),
-    };
-    if !only_the_end {
-        return Ok(vec![0]);
-    }
-    let picked = cover(
-        &logs.newest_pieces(id).await?,
-        0,
-        most,
-        Prefer::Long,
-        &BTreeSet::new(),
-    );
-    let begin = |objects: usize| {
-        picked
-            .len()
-            .checked_sub(objects)
-            .and_then(|first| picked.get(first))
-            .map_or(0, |piece| piece.from - 1)
-    };
-    let mut ends = vec![begin(2), begin(8), 0];
-    ends.dedup();
-    Ok(ends)
+/// The outcome of a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolOutcome {
+    /// Whether the tool failed.
+    pub is_error: bool,
+    /// Size of the result in bytes.
+    pub bytes: usize,
 }
 
-/// What tools answered, by call: failed, and how much they said.
-pub fn answers<'s>(
-    shown: impl Iterator<Item = &'s DisplayMessage>,
-) -> HashMap<String, (bool, usize)> {
-    let bits = shown.flat_map(|spoken| &spoken.bits);
-    bits.filter_map(|bit| {
-        if let DisplayBlock::Answer {
-            id, bytes, failed, ..
-        } = bit
-        {
-            Some((id.clone(), (*failed, *bytes)))
-        } else {
-            None
-        }
-    })
-    .collect()
+/// The outcome of each tool call that has a result, by call ID.
+pub fn tool_outcomes<'m>(
+    messages: impl Iterator<Item = &'m DisplayMessage>,
+) -> HashMap<String, ToolOutcome> {
+    messages
+        .flat_map(|message| &message.blocks)
+        .filter_map(|block| match block {
+            DisplayBlock::ToolResult {
+                call_id,
+                bytes,
+                is_error,
+                ..
+            } => {
+                let (is_error, bytes) = (*is_error, *bytes);
+                Some((call_id.clone(), ToolOutcome { is_error, bytes }))
+            }
+            _ => None,
+        })
+        .collect()
 }
 
-/// Which conversation was started within which other.
-struct Tree {
-    talks: BTreeMap<Option<String>, Vec<DisplayMessage>>,
-    /// Behind which message of which conversation each sub-agent comes.
-    below: BTreeMap<(Option<String>, usize), Vec<String>>,
+/// The position of a message: its thread, and its index in it. `None` is the main thread.
+type ThreadPosition = (Option<String>, usize);
+
+/// The threads of a conversation, and which of them started where in which other.
+struct ThreadTree {
+    threads: BTreeMap<Option<String>, Vec<DisplayMessage>>,
+    /// The sub-agents that follow each message.
+    children: BTreeMap<ThreadPosition, Vec<String>>,
 }
 
-impl Tree {
-    fn new(talks: BTreeMap<Option<String>, Vec<DisplayMessage>>) -> Tree {
-        let mut below: BTreeMap<(Option<String>, usize), Vec<String>> = BTreeMap::new();
-        let mut taken: BTreeSet<(Option<String>, usize)> = BTreeSet::new();
-        let mut agents: Vec<(&String, &Vec<DisplayMessage>)> = talks
+impl ThreadTree {
+    fn new(threads: BTreeMap<Option<String>, Vec<DisplayMessage>>) -> ThreadTree {
+        let mut children: BTreeMap<ThreadPosition, Vec<String>> = BTreeMap::new();
+        let mut used: BTreeSet<ThreadPosition> = BTreeSet::new();
+        let mut agents: Vec<(&String, &Vec<DisplayMessage>)> = threads
             .iter()
-            .filter_map(|(name, talk)| Some((name.as_ref()?, talk)))
+            .filter_map(|(name, thread)| Some((name.as_ref()?, thread)))
             .collect();
-        agents.sort_by_key(|(name, talk)| (talk.first().map(|first| first.position), *name));
-        for (name, talk) in agents {
-            let place = place(&talks, name, talk, &taken);
-            taken.insert(place.clone());
-            below.entry(place).or_default().push(name.clone());
+        agents.sort_by_key(|(name, thread)| (thread.first().map(|first| first.position), *name));
+        for (name, thread) in agents {
+            let parent = parent_of(&threads, name, thread, &used);
+            used.insert(parent.clone());
+            children.entry(parent).or_default().push(name.clone());
         }
-        Tree { talks, below }
+        ThreadTree { threads, children }
     }
 
-    fn all(mut self) -> Vec<Shown> {
-        let mut shown = Vec::new();
-        self.take(None, 0, &mut shown);
-        // What was started by nobody that is known, or by one another.
-        while let Some(name) = self.talks.keys().next().cloned() {
-            self.take(name, 1, &mut shown);
+    fn flatten(mut self) -> Vec<ThreadedMessage> {
+        let mut messages = Vec::new();
+        self.push_thread(None, 0, &mut messages);
+        // Threads whose parent is unknown, or that are each other's parents.
+        while let Some(name) = self.threads.keys().next().cloned() {
+            self.push_thread(name, 1, &mut messages);
         }
-        shown
+        messages
     }
 
-    fn take(&mut self, name: Option<String>, depth: usize, shown: &mut Vec<Shown>) {
-        let Some(talk) = self.talks.remove(&name) else {
+    fn push_thread(
+        &mut self,
+        name: Option<String>,
+        depth: usize,
+        messages: &mut Vec<ThreadedMessage>,
+    ) {
+        let Some(thread) = self.threads.remove(&name) else {
             return;
         };
-        for (at, spoken) in talk.into_iter().enumerate() {
-            shown.push(Shown { depth, spoken });
-            for agent in self.below.remove(&(name.clone(), at)).unwrap_or_default() {
-                self.take(Some(agent), depth + 1, shown);
+        for (index, message) in thread.into_iter().enumerate() {
+            messages.push(ThreadedMessage { depth, message });
+            let children = self.children.remove(&(name.clone(), index));
+            for child in children.unwrap_or_default() {
+                self.push_thread(Some(child), depth + 1, messages);
             }
         }
     }
 }
 
-/// Behind which message a sub-agent comes: the call that told it what it was told, else whatever was called last before it spoke.
-fn place(
-    talks: &BTreeMap<Option<String>, Vec<DisplayMessage>>,
+/// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last call
+/// before its first message.
+fn parent_of(
+    threads: &BTreeMap<Option<String>, Vec<DisplayMessage>>,
     name: &str,
-    talk: &[DisplayMessage],
-    taken: &BTreeSet<(Option<String>, usize)>,
-) -> (Option<String>, usize) {
-    let first = talk.first();
-    let others = talks
+    thread: &[DisplayMessage],
+    used: &BTreeSet<ThreadPosition>,
+) -> ThreadPosition {
+    let first = thread.first();
+    let others = threads
         .iter()
         .filter(|(other, _)| other.as_deref() != Some(name));
-    if let Some(prompt) = first.and_then(|first| first.prompt) {
-        let mut starts = others.flat_map(|(other, talk)| {
-            let starting = talk
+    if let Some(prompt) = first.and_then(|first| first.prompt_hash) {
+        let mut calls = others.flat_map(|(other, thread)| {
+            let calls = thread
                 .iter()
                 .enumerate()
-                .filter(move |(_, spoken)| spoken.starts(prompt));
-            starting.map(move |(at, _)| (other.clone(), at))
+                .filter(move |(_, message)| message.starts_agent_with(prompt));
+            calls.map(move |(index, _)| (other.clone(), index))
         });
-        if let Some(found) = starts.find(|place| !taken.contains(place)) {
+        if let Some(found) = calls.find(|position| !used.contains(position)) {
             return found;
         }
     }
-    let main = talks.get(&None).map_or(&[][..], Vec::as_slice);
-    let began = first.map_or(i64::MAX, |first| first.position);
-    let called = main
+    let main = threads.get(&None).map_or(&[][..], Vec::as_slice);
+    let started = first.map_or(i64::MAX, |first| first.position);
+    let last_call = main
         .iter()
-        .rposition(|spoken| spoken.position <= began && spoken.calls().next().is_some());
-    let before = || main.iter().rposition(|spoken| spoken.position <= began);
-    (None, called.or_else(before).unwrap_or(0))
+        .rposition(|message| message.position <= started && message.calls().next().is_some());
+    let last_message = || main.iter().rposition(|message| message.position <= started);
+    (None, last_call.or_else(last_message).unwrap_or(0))
 }

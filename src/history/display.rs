@@ -1,6 +1,6 @@
-//! One message, as much of it as is shown.
+//! One message, reduced to what is displayed of it.
 //!
-//! Owns what is left out: a session is far larger than what a person reads of it, and only that is kept in memory.
+//! A session is far larger than what a person reads of it. Only the displayed part is kept in memory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use crate::model::{Block, LocatedMessage, Message, Role};
 
-/// What is kept of a tool's input or answer where it is folded, in bytes.
-const FOLDED: usize = 400;
+/// Maximum length of a tool's input or result in the short display, in bytes.
+const MAX_SHORT_LEN: usize = 400;
 
-/// Names of what says most about a call, where a tool has them, the best first.
-const TELLING: [&str; 10] = [
+/// The input fields that describe a tool call best, the best first.
+const DESCRIPTIVE_FIELDS: [&str; 10] = [
     "command",
     "file_path",
     "notebook_path",
@@ -27,66 +27,66 @@ const TELLING: [&str; 10] = [
     "prompt",
 ];
 
-/// A message as it is shown.
+/// A message for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DisplayMessage {
-    /// Orders a conversation, as in the index.
+    /// Its position in the conversation, as in the index.
     pub position: i64,
-    /// Its id.
-    pub uuid: Option<String>,
-    /// Who speaks.
+    /// Its ID.
+    pub message_id: Option<String>,
+    /// Its author.
     pub role: Role,
-    /// What it is.
+    /// Its kind.
     pub kind: String,
-    /// When.
+    /// Its time.
     pub at: Option<Timestamp>,
-    /// The model that answered.
+    /// The model that wrote it.
     pub model: Option<String>,
-    /// The sub-agent that speaks or is spoken to.
+    /// The sub-agent that wrote or received it.
     pub sub_agent: Option<String>,
-    /// Tells it from all others, as far as anything does.
+    /// A hash of its ID, or of its position if it has none.
     #[serde(skip)]
-    pub name: u64,
-    /// Tells what was said from anything else, where somebody prompts.
+    pub key: u64,
+    /// A hash of its text, if it is a prompt.
     #[serde(skip)]
-    pub prompt: Option<u64>,
-    /// What it is made of.
+    pub prompt_hash: Option<u64>,
+    /// Its content.
     #[serde(rename = "content")]
-    pub bits: Vec<DisplayBlock>,
+    pub blocks: Vec<DisplayBlock>,
 }
 
-/// A piece of a message.
+/// A part of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DisplayBlock {
-    /// What was said.
+    /// Text.
     Text(String),
-    /// What was thought.
-    Thought(String),
-    /// A tool is called.
+    /// The model's thinking.
+    Thinking(String),
+    /// A tool call.
     ToolCall {
-        /// Its id.
+        /// Its ID.
         id: String,
         /// The tool.
         name: String,
-        /// What it was given: all of it, or what says most.
+        /// Its input: complete, or the most descriptive field.
         input: String,
-        /// Tells what a sub-agent was told, if this starts one.
+        /// A hash of the prompt of the sub-agent, if the call starts one.
         #[serde(skip)]
-        prompt: Option<u64>,
+        prompt_hash: Option<u64>,
     },
-    /// A tool has answered.
-    Answer {
-        /// The call.
-        id: String,
-        /// What it said: all of it, or the beginning.
+    /// A tool result.
+    ToolResult {
+        /// ID of the call.
+        call_id: String,
+        /// The result: complete, or its beginning.
         text: String,
-        /// How long that is, in bytes.
+        /// Size of the complete result in bytes.
         bytes: usize,
-        /// It failed.
-        failed: bool,
+        /// Whether the tool failed.
+        is_error: bool,
     },
-    /// Something else, by its kind.
+    /// Anything else, by its kind.
     Other(String),
 }
 
@@ -97,26 +97,27 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 impl DisplayMessage {
-    /// What is shown of a message; none if nothing is. `full` shows all.
-    pub fn of(said: LocatedMessage, position: i64, full: bool) -> Option<DisplayMessage> {
+    /// What is displayed of a message; none if nothing is. With `full`, everything is.
+    pub fn new(located: LocatedMessage, position: i64, full: bool) -> Option<DisplayMessage> {
         let LocatedMessage {
             path,
             start,
             message,
             ..
-        } = said;
-        // What the agent itself adds for the model is no part of the conversation; that it was summarised or told something is.
-        let told = matches!(message.kind.as_str(), "summary" | "task_notification");
-        if !full && message.role == Role::System && !told {
+        } = located;
+        // The agent adds system messages for the model. Of these, only summaries and notifications are
+        // part of the conversation.
+        let is_shown = matches!(message.kind.as_str(), "summary" | "task_notification");
+        if !full && message.role == Role::System && !is_shown {
             return None;
         }
-        let prompt = (message.role == Role::User).then(|| hash(message.text()));
-        let name = message
-            .uuid
+        let prompt_hash = (message.role == Role::User).then(|| hash(message.text()));
+        let key = message
+            .message_id
             .as_deref()
             .map_or_else(|| hash((path.as_str(), start)), hash);
         let Message {
-            uuid,
+            message_id,
             role,
             kind,
             at,
@@ -125,100 +126,100 @@ impl DisplayMessage {
             blocks,
             ..
         } = message;
-        let bits: Vec<DisplayBlock> = blocks
+        let blocks: Vec<DisplayBlock> = blocks
             .into_iter()
-            .filter_map(|block| bit(block, full))
+            .filter_map(|block| DisplayBlock::new(block, full))
             .collect();
-        if !full && bits.is_empty() {
+        if !full && blocks.is_empty() {
             return None;
         }
         Some(DisplayMessage {
             position,
-            uuid,
+            message_id,
             role,
             kind,
             at,
             model,
             sub_agent,
-            name,
-            prompt,
-            bits,
+            key,
+            prompt_hash,
+            blocks,
         })
     }
 
-    /// The calls it makes.
+    /// The IDs of its tool calls.
     pub fn calls(&self) -> impl Iterator<Item = &str> {
-        self.bits.iter().filter_map(|bit| {
-            if let DisplayBlock::ToolCall { id, .. } = bit {
-                Some(id.as_str())
-            } else {
-                None
-            }
+        self.blocks.iter().filter_map(|block| match block {
+            DisplayBlock::ToolCall { id, .. } => Some(id.as_str()),
+            _ => None,
         })
     }
 
-    /// Whether it starts a sub-agent with this prompt.
-    pub fn starts(&self, with: u64) -> bool {
-        self.bits
-            .iter()
-            .any(|bit| matches!(bit, DisplayBlock::ToolCall { prompt: Some(prompt), .. } if *prompt == with))
+    /// Whether one of its calls starts a sub-agent with a prompt of this hash.
+    pub fn starts_agent_with(&self, prompt: u64) -> bool {
+        self.blocks.iter().any(|block| {
+            matches!(block, DisplayBlock::ToolCall { prompt_hash: Some(hash), .. } if *hash == prompt)
+        })
     }
 }
 
-fn bit(block: Block, full: bool) -> Option<DisplayBlock> {
-    match block {
-        Block::Text(text) if text.trim().is_empty() => None,
-        Block::Text(text) => Some(DisplayBlock::Text(text)),
-        Block::Thinking(text) if full && !text.trim().is_empty() => {
-            Some(DisplayBlock::Thought(text))
-        }
-        Block::Thinking(_) => None,
-        Block::ToolCall(call) => {
-            let input: Option<Value> = serde_json::from_str(&call.input).ok();
-            let prompt = input
-                .as_ref()
-                .and_then(|input| input.get("prompt")?.as_str())
-                .map(|prompt| hash(prompt.to_owned()));
-            let input = if full {
-                call.input
-            } else {
-                clip(&telling(input.as_ref(), &call.input))
-            };
-            Some(DisplayBlock::ToolCall {
-                id: call.id,
-                name: call.name,
-                input,
-                prompt,
-            })
-        }
-        Block::Answer { id, text, failed } => {
-            let bytes = text.len();
-            Some(DisplayBlock::Answer {
-                id,
-                text: if full { text } else { clip(&text) },
-                bytes,
-                failed,
-            })
-        }
-        Block::Other(kind) => Some(DisplayBlock::Other(kind)),
-    }
-}
-
-/// What says most about a call.
-fn telling(input: Option<&Value>, text: &str) -> String {
-    let best = TELLING.iter().find_map(|key| input?.get(key)?.as_str());
-    best.map_or_else(
-        || {
-            if text == "{}" {
-                String::new()
-            } else {
-                text.to_owned()
+impl DisplayBlock {
+    fn new(block: Block, full: bool) -> Option<DisplayBlock> {
+        match block {
+            Block::Text(text) if text.trim().is_empty() => None,
+            Block::Text(text) => Some(DisplayBlock::Text(text)),
+            Block::Thinking(text) if full && !text.trim().is_empty() => {
+                Some(DisplayBlock::Thinking(text))
             }
-        },
-        str::to_owned,
-    )
+            Block::Thinking(_) => None,
+            Block::ToolCall(call) => {
+                let input: Option<Value> = serde_json::from_str(&call.input).ok();
+                let prompt_hash = input
+                    .as_ref()
+                    .and_then(|input| input.get("prompt")?.as_str())
+                    .map(|prompt| hash(prompt.to_owned()));
+                let input = if full {
+                    call.input
+                } else {
+                    shorten(&describe(input.as_ref(), &call.input))
+                };
+                Some(DisplayBlock::ToolCall {
+                    id: call.id,
+                    name: call.name,
+                    input,
+                    prompt_hash,
+                })
+            }
+            Block::ToolResult {
+                call_id,
+                text,
+                is_error,
+            } => {
+                let bytes = text.len();
+                Some(DisplayBlock::ToolResult {
+                    call_id,
+                    text: if full { text } else { shorten(&text) },
+                    bytes,
+                    is_error,
+                })
+            }
+            Block::Other(kind) => Some(DisplayBlock::Other(kind)),
+        }
+    }
 }
 
-fn clip(text: &str) -> String {
-    text[..text.floor_char_boundary(FOLDED)].to_owned()
+/// The most descriptive field of a tool's input, or the input as it is.
+fn describe(input: Option<&Value>, text: &str) -> String {
+    let best = DESCRIPTIVE_FIELDS
+        .iter()
+        .find_map(|field| input?.get(field)?.as_str());
+    match best {
+        Some(best) => best.to_owned(),
+        None if text == "{}" => String::new(),
+        None => text.to_owned(),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_SHORT_LEN)].to_owned()
 }

@@ -1,15 +1,15 @@
-//! Following a session that is being written elsewhere, by the bucket alone.
+//! Follows a session that another process writes, by reading its log.
 //!
-//! Owns how far it was read and what is new. A number is written once, so asking for the next one says whether anything is new;
-//! the log is listed only now and then, or when the next one does not fit: when entries were collected, or the session begins
-//! anew.
+//! Owns how far the log was read and which messages are new. Every `seq` is written once, so a read of
+//! the next one tells whether there is news. The log is listed only now and then, or when the next
+//! entry does not follow: when entries were compacted, or when the session started over.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 
-use super::conversation::ends;
 use super::display::DisplayMessage;
+use super::reader::tail_starts;
 use crate::agent::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Logs;
@@ -18,227 +18,231 @@ use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
 use crate::log::segments;
 use crate::model::{LocatedMessage, LogId, LogPoint, RelPath, Seq};
 
-/// What is new.
+/// A change of a followed session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
-    /// Something was said.
-    LocatedMessage(Box<DisplayMessage>),
-    /// The session was removed; it may come back.
+pub enum FollowEvent {
+    /// A new message.
+    Message(Box<DisplayMessage>),
+    /// The session was removed; it can be undeleted.
     Removed,
-    /// What comes behind this entry cannot be read.
+    /// The entries after the last one cannot be read.
     Damaged(String),
 }
 
 /// A session that is followed.
-pub struct Follow<'a> {
+pub struct Follower<'a> {
     logs: &'a Logs,
     profile: &'a dyn Profile,
     id: LogId,
     seq: Seq,
-    heard: TranscriptReplay<'a, Fresh>,
-    /// Damage that was told.
-    told: Option<String>,
+    replay: TranscriptReplay<'a, NewMessages>,
+    /// The damage that was reported last.
+    reported: Option<String>,
 }
 
-/// Keeps what is new.
+/// A visitor that keeps the messages that were not shown yet.
 #[derive(Debug, Clone, Default)]
-struct Fresh {
+struct NewMessages {
     full: bool,
-    /// The messages that were shown, by what tells them apart.
-    names: HashSet<u64>,
-    /// The newest of them.
+    /// The keys of the messages that were shown.
+    shown: HashSet<u64>,
+    /// The time of the newest of them.
     newest: Option<Timestamp>,
-    /// The transcripts that are written anew: what they say once more is no news.
-    again: BTreeSet<RelPath>,
-    /// All of them are.
-    all_again: bool,
-    news: PerTranscript<DisplayMessage>,
+    /// The transcripts that were rewritten: their messages may have been shown.
+    rewritten: BTreeSet<RelPath>,
+    /// Whether all transcripts were rewritten.
+    all_rewritten: bool,
+    messages: PerTranscript<DisplayMessage>,
 }
 
-impl TranscriptVisitor for Fresh {
-    fn said(&mut self, said: LocatedMessage) {
-        let (path, end) = (said.path.clone(), said.start + said.len);
-        let before = self.news.last(&path).map_or(0, |last| last.position);
-        let position = said
+impl TranscriptVisitor for NewMessages {
+    fn visit_message(&mut self, located: LocatedMessage) {
+        let (path, end) = (located.path.clone(), located.start + located.len);
+        let previous = self.messages.last(&path).map_or(0, |last| last.position);
+        let position = located
             .message
             .at
             .map_or(0, Timestamp::as_microsecond)
-            .max(before);
-        let Some(spoken) = DisplayMessage::of(said, position, self.full) else {
+            .max(previous);
+        let Some(message) = DisplayMessage::new(located, position, self.full) else {
             return;
         };
-        let older = self
+        let is_older = self
             .newest
-            .is_some_and(|newest| spoken.at.is_some_and(|at| at < newest));
-        let again = self.all_again || self.again.contains(&path);
-        if !again || !older && !self.names.contains(&spoken.name) {
-            self.news.push(path, end, spoken);
+            .is_some_and(|newest| message.at.is_some_and(|at| at < newest));
+        let is_rewritten = self.all_rewritten || self.rewritten.contains(&path);
+        if !is_rewritten || !is_older && !self.shown.contains(&message.key) {
+            self.messages.push(path, end, message);
         }
     }
 
-    fn cut(&mut self, path: &RelPath, from: u64) {
-        self.again.insert(path.clone());
-        self.news.cut(path, from);
+    fn truncate(&mut self, path: &RelPath, from: u64) {
+        self.rewritten.insert(path.clone());
+        self.messages.truncate(path, from);
     }
 
-    fn moved(&mut self, from: &RelPath, to: &RelPath) {
-        self.news.moved(from, to);
+    fn rename(&mut self, from: &RelPath, to: &RelPath) {
+        self.messages.rename(from, to);
     }
 
-    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
-        self.news.forked(names);
+    fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.messages.start_fork(names);
     }
 
     fn clear(&mut self) {
-        self.all_again = true;
-        self.news.clear();
+        self.all_rewritten = true;
+        self.messages.clear();
     }
 }
 
-impl Fresh {
-    /// What is new, oldest first. From here on it was shown.
-    fn take(&mut self) -> Vec<DisplayMessage> {
-        let mut news: Vec<DisplayMessage> = std::mem::take(&mut self.news).into_all().collect();
-        // Files come one behind the other; what was said in them did not.
-        news.sort_by_key(|spoken| spoken.position);
-        self.names.extend(news.iter().map(|spoken| spoken.name));
+impl NewMessages {
+    /// Returns the new messages, oldest first, and counts them as shown.
+    fn drain(&mut self) -> Vec<DisplayMessage> {
+        let mut messages: Vec<DisplayMessage> =
+            std::mem::take(&mut self.messages).into_all().collect();
+        // Transcripts are read one after the other, but were written at the same time.
+        messages.sort_by_key(|message| message.position);
+        self.shown.extend(messages.iter().map(|message| message.key));
         self.newest = self
             .newest
-            .max(news.iter().filter_map(|spoken| spoken.at).max());
-        self.again.clear();
-        self.all_again = false;
-        news
+            .max(messages.iter().filter_map(|message| message.at).max());
+        self.rewritten.clear();
+        self.all_rewritten = false;
+        messages
     }
 }
 
-impl<'a> Follow<'a> {
-    /// Reads the end of a session, from as few objects as have `last` messages, and follows it from there.
-    pub async fn begin(
+impl<'a> Follower<'a> {
+    /// Reads as few segments of the end of a session as hold `last` messages, and follows it from there.
+    pub async fn start(
         logs: &'a Logs,
         profile: &'a dyn Profile,
         id: &LogId,
         last: usize,
         full: bool,
-    ) -> Result<(Follow<'a>, Vec<News>)> {
-        let heard = TranscriptReplay::new(
-            profile,
-            Fresh {
-                full,
-                ..Fresh::default()
-            },
-        );
-        let mut follow = Follow {
+    ) -> Result<(Follower<'a>, Vec<FollowEvent>)> {
+        let visitor = NewMessages {
+            full,
+            ..NewMessages::default()
+        };
+        let mut follower = Follower {
             logs,
             profile,
             id: id.clone(),
             seq: 0,
-            heard,
-            told: None,
+            replay: TranscriptReplay::new(profile, visitor),
+            reported: None,
         };
-        for after in ends(logs, id, LogPoint::Latest, true).await? {
-            let mut read = follow.listen(after, &follow.heard).await?;
-            let enough = read.damage.is_none() && read.sink.ear.news.iter().count() >= last;
-            if enough || after == 0 {
+        for after in tail_starts(logs, id, LogPoint::Latest).await? {
+            let mut read = follower.read_after(after, &follower.replay).await?;
+            let is_enough = read.damage.is_none() && read.sink.visitor.messages.iter().count() >= last;
+            if is_enough || after == 0 {
                 let damage = read.damage.take();
-                let mut news = follow.keep(read.seq, read.sink);
-                news.drain(..news.len().saturating_sub(last));
-                news.extend(damage.and_then(|damage| follow.damaged(&damage)));
-                return Ok((follow, news));
+                let mut events = follower.advance(read.seq, read.sink);
+                events.drain(..events.len().saturating_sub(last));
+                events.extend(damage.and_then(|damage| follower.report_damage(&damage)));
+                return Ok((follower, events));
             }
         }
-        Err(Error::new(ErrorKind::Internal, "read the end of a session"))
+        Err(Error::new(
+            ErrorKind::Internal,
+            "no start of the log was tried",
+        ))
     }
 
-    /// What is new since the last look. After an error nothing has changed: look again later. A `thorough` look also notices
-    /// what the next number does not tell: that entries were collected, or that the session begins anew.
-    pub async fn look(&mut self, thorough: bool) -> Result<Vec<News>> {
-        let (mut seq, mut heard, mut fits) = (self.seq, self.heard.clone(), true);
-        while fits {
-            match self.logs.read(&self.id, seq + 1).await {
+    /// Returns the changes since the last call. After an error nothing has changed; call it again
+    /// later. With `list`, it also lists the log, and so notices that entries were compacted or that
+    /// the session started over.
+    pub async fn poll(&mut self, list: bool) -> Result<Vec<FollowEvent>> {
+        let (mut seq, mut replay, mut follows) = (self.seq, self.replay.clone(), true);
+        while follows {
+            match self.logs.read_entry(&self.id, seq + 1).await {
                 Ok(None) => break,
-                Ok(Some(entry)) if entry.header.follows() == seq => {
-                    heard.hear(&entry);
+                Ok(Some(entry)) if entry.header.predecessor() == seq => {
+                    replay.visit_entry(&entry);
                     seq += 1;
                 }
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                Ok(Some(_)) | Err(_) => fits = false,
+                Ok(Some(_)) | Err(_) => follows = false,
             }
         }
         if seq > self.seq {
-            return Ok(self.keep(seq, heard));
+            return Ok(self.advance(seq, replay));
         }
-        if fits && !thorough {
+        if follows && !list {
             return Ok(Vec::new());
         }
-        let head = segments::head(&self.logs.newest_pieces(&self.id).await?);
-        // Nothing new; or all of it is gone, until somebody writes again.
+        let head = segments::head(&self.logs.list_newest_segments(&self.id).await?);
+        // Nothing is new; or all entries are gone, until a writer starts over.
         if head == self.seq || head == 0 {
             return Ok(Vec::new());
         }
-        let anew = head < self.seq;
-        if !anew {
-            let read = self.listen(self.seq, &self.heard).await?;
+        let started_over = head < self.seq;
+        if !started_over {
+            let read = self.read_after(self.seq, &self.replay).await?;
             if read.damage.is_none() {
-                return Ok(self.keep(read.seq, read.sink));
+                return Ok(self.advance(read.seq, read.sink));
             }
         }
-        let ear = Fresh {
-            all_again: true,
-            ..self.heard.ear.clone()
-        };
-        let mut read = self
-            .listen(0, &TranscriptReplay::new(self.profile, ear))
-            .await?;
-        let damage = read.damage.take();
-        if read.seq <= self.seq && !anew {
-            let damage = damage.unwrap_or_else(|| {
-                Error::corrupt(format!("nothing behind entry {} can be read", self.seq))
-            });
-            return Ok(self.damaged(&damage).into_iter().collect());
-        }
-        let mut news = self.keep(read.seq, read.sink);
-        news.extend(damage.and_then(|damage| self.damaged(&damage)));
-        Ok(news)
+        self.read_again(started_over).await
     }
 
-    async fn listen(
+    /// Reads the log from its first entry, and returns the messages that were not shown.
+    async fn read_again(&mut self, started_over: bool) -> Result<Vec<FollowEvent>> {
+        let visitor = NewMessages {
+            all_rewritten: true,
+            ..self.replay.visitor.clone()
+        };
+        let replay = TranscriptReplay::new(self.profile, visitor);
+        let mut read = self.read_after(0, &replay).await?;
+        let damage = read.damage.take();
+        if read.seq <= self.seq && !started_over {
+            let damage = damage.unwrap_or_else(|| {
+                Error::corrupt(format!("no entry after entry {} can be read", self.seq))
+            });
+            return Ok(self.report_damage(&damage).into_iter().collect());
+        }
+        let mut events = self.advance(read.seq, read.sink);
+        events.extend(damage.and_then(|damage| self.report_damage(&damage)));
+        Ok(events)
+    }
+
+    async fn read_after(
         &self,
         after: Seq,
-        heard: &TranscriptReplay<'a, Fresh>,
-    ) -> Result<ReadOutcome<TranscriptReplay<'a, Fresh>>> {
+        replay: &TranscriptReplay<'a, NewMessages>,
+    ) -> Result<ReadOutcome<TranscriptReplay<'a, NewMessages>>> {
+        let options = ReadOptions {
+            after,
+            ..ReadOptions::default()
+        };
         self.logs
-            .read_log(
-                &self.id,
-                ReadOptions {
-                    after,
-                    ..ReadOptions::default()
-                },
-                || heard.clone(),
-            )
+            .read_log(&self.id, options, || replay.clone())
             .await
     }
 
-    fn keep(&mut self, seq: Seq, heard: TranscriptReplay<'a, Fresh>) -> Vec<News> {
-        let removed = heard.removed && !self.heard.removed;
-        (self.seq, self.heard) = (seq, heard);
-        let mut news: Vec<News> = self
-            .heard
-            .ear
-            .take()
-            .into_iter()
-            .map(|spoken| News::LocatedMessage(Box::new(spoken)))
-            .collect();
-        news.extend(removed.then_some(News::Removed));
-        news
+    /// Moves to entry `seq`; returns what is new there.
+    fn advance(
+        &mut self,
+        seq: Seq,
+        replay: TranscriptReplay<'a, NewMessages>,
+    ) -> Vec<FollowEvent> {
+        let removed = replay.removed && !self.replay.removed;
+        (self.seq, self.replay) = (seq, replay);
+        let messages = self.replay.visitor.drain().into_iter();
+        messages
+            .map(|message| FollowEvent::Message(Box::new(message)))
+            .chain(removed.then_some(FollowEvent::Removed))
+            .collect()
     }
 
-    /// Damage is told once.
-    fn damaged(&mut self, damage: &Error) -> Option<News> {
+    /// Reports each damage once.
+    fn report_damage(&mut self, damage: &Error) -> Option<FollowEvent> {
         let damage = damage.to_string();
-        if self.told.as_ref() == Some(&damage) {
+        if self.reported.as_ref() == Some(&damage) {
             return None;
         }
-        self.told = Some(damage.clone());
-        Some(News::Damaged(damage))
+        self.reported = Some(damage.clone());
+        Some(FollowEvent::Damaged(damage))
     }
 }

@@ -1,13 +1,21 @@
-//! Looking at a conversation: what was said, put in order, for a person to read; and following one that goes on elsewhere.
+//! Reading conversations: one reader for `show`, `tail`, `inspect`, `diff` and the history fallback.
 //!
-//! Owns what is shown of a session and how. Reads the log alone: no database, no local files, and never the right to write.
+//! Owns which messages are read, their order, and how they are presented. Reads the log alone: no
+//! database, no local files, and no claim.
 
 pub mod conversation;
+pub mod diff;
 pub mod display;
 pub mod follow;
+pub mod inspect;
+mod messages;
+pub mod reader;
 pub mod render;
+pub mod text;
 
-pub use conversation::{Conversation, Shown};
+pub use conversation::{Conversation, ThreadedMessage};
 pub use display::{DisplayBlock, DisplayMessage};
-pub use follow::{Follow, News};
+pub use follow::{FollowEvent, Follower};
+pub use reader::{ConversationRead, ConversationReader, Extent};
 pub use render::{Renderer, Style};
+pub use text::HistoryText;

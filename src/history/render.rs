@@ -1,39 +1,41 @@
-//! A conversation as text: for a terminal, or as Markdown. Pure.
+//! Renders a conversation for a terminal or as Markdown. Pure.
 //!
-//! Nothing that was said can play tricks on a terminal: control characters are replaced, and only our own colours are left.
+//! Control characters in messages are replaced, so that a message cannot manipulate the terminal.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
+use super::conversation::ToolOutcome;
 use super::display::{DisplayBlock, DisplayMessage};
 use crate::model::Role;
 
-/// What is shown of a call's input on one line, in characters.
-const LINE: usize = 80;
+/// Maximum length of a call's input on one line, in characters.
+const MAX_LINE_LEN: usize = 80;
 
-/// How a conversation looks.
+/// How a conversation is rendered.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
-    /// With colours.
-    pub colour: bool,
+    /// With colors.
+    pub color: bool,
     /// As Markdown.
     pub markdown: bool,
-    /// All of it: thoughts, inputs, answers, attachments.
+    /// With thinking, complete tool inputs and results, and attachments.
     pub full: bool,
 }
 
-/// A conversation that is being shown.
+/// Renders the messages of one conversation.
 #[derive(Debug)]
 pub struct Renderer {
     style: Style,
-    answers: HashMap<String, (bool, usize)>,
+    outcomes: HashMap<String, ToolOutcome>,
+    /// The calls that were rendered.
     calls: HashSet<String>,
-    last: Option<Speaker>,
+    previous: Option<Author>,
 }
 
-/// Who spoke last: another begins with a heading.
+/// The author of a message. A change of author begins with a heading.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Speaker {
+struct Author {
     role: Role,
     depth: usize,
     sub_agent: Option<String>,
@@ -41,138 +43,140 @@ struct Speaker {
 }
 
 impl Renderer {
-    /// Nothing shown yet. `answers` is what tools answered, as far as it is known: a call shows it, and the answer is not shown
-    /// again.
-    pub fn new(style: Style, answers: HashMap<String, (bool, usize)>) -> Renderer {
+    /// A renderer. `outcomes` are the known outcomes of tool calls: they are rendered with the call,
+    /// and the result is then left out.
+    pub fn new(style: Style, outcomes: HashMap<String, ToolOutcome>) -> Renderer {
         Renderer {
             style,
-            answers,
+            outcomes,
             calls: HashSet::new(),
-            last: None,
+            previous: None,
         }
     }
 
-    /// The next message; empty if there is nothing to show of it.
-    pub fn message(&mut self, spoken: &DisplayMessage, depth: usize) -> String {
-        self.calls.extend(spoken.calls().map(str::to_owned));
-        let bits: Vec<String> = spoken
-            .bits
+    /// Renders the next message. Returns an empty string if nothing of it is shown.
+    pub fn message(&mut self, message: &DisplayMessage, depth: usize) -> String {
+        self.calls.extend(message.calls().map(str::to_owned));
+        let blocks: Vec<String> = message
+            .blocks
             .iter()
-            .filter_map(|bit| self.bit(spoken, bit))
+            .filter_map(|block| self.block(message, block))
             .collect();
-        if bits.is_empty() && !self.style.full {
+        if blocks.is_empty() && !self.style.full {
             return String::new();
         }
-        // The agent's words, its calls and what they answer are one to who reads.
-        let role = if spoken.role == Role::Tool {
+        // The agent's text, its calls and their results belong under one heading.
+        let role = if message.role == Role::Tool {
             Role::Assistant
         } else {
-            spoken.role
+            message.role
         };
-        let odd = !matches!(
-            spoken.kind.as_str(),
+        let is_special = !matches!(
+            message.kind.as_str(),
             "text" | "thinking" | "tool_use" | "tool_result"
         );
-        let speaker = Speaker {
+        let author = Author {
             role,
             depth,
-            sub_agent: spoken.sub_agent.clone(),
-            kind: odd.then(|| spoken.kind.clone()),
+            sub_agent: message.sub_agent.clone(),
+            kind: is_special.then(|| message.kind.clone()),
         };
         let mut lines = String::new();
-        if self.last.as_ref() != Some(&speaker) {
-            // In Markdown every block ends with an empty line already; only a quotation has to be left.
+        if self.previous.as_ref() != Some(&author) {
+            // In Markdown every block ends with an empty line. Only the end of a quotation needs one.
             if self
-                .last
+                .previous
                 .as_ref()
-                .is_some_and(|last| !self.style.markdown || last.depth > depth)
+                .is_some_and(|previous| !self.style.markdown || previous.depth > depth)
             {
                 lines.push('\n');
             }
-            lines.push_str(&self.heading(spoken, &speaker));
-            self.last = Some(speaker);
+            lines.push_str(&self.heading(message, &author));
+            self.previous = Some(author);
         }
-        for bit in bits {
-            lines.push_str(&bit);
+        for block in blocks {
+            lines.push_str(&block);
         }
         self.indent(&lines, depth)
     }
 
-    fn heading(&self, spoken: &DisplayMessage, speaker: &Speaker) -> String {
-        let mut about = Vec::new();
-        about.extend(speaker.kind.as_deref().map(line));
-        about.extend(
-            spoken
+    fn heading(&self, message: &DisplayMessage, author: &Author) -> String {
+        let mut details = Vec::new();
+        details.extend(author.kind.as_deref().map(line));
+        details.extend(
+            message
                 .sub_agent
                 .as_deref()
                 .map(|name| format!("sub-agent {}", line(name))),
         );
-        about.extend(
-            spoken
+        details.extend(
+            message
                 .at
-                .map(|at| at.strftime("%Y-%m-%d %H:%M:%S").to_string()),
+                .map(|at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()),
         );
-        about.extend(spoken.model.as_deref().map(line));
-        let (role, about) = (speaker.role.word(), about.join(" · "));
+        details.extend(message.model.as_deref().map(line));
+        let (role, details) = (author.role.as_str(), details.join(" · "));
         if self.style.markdown {
-            return format!("### {role} · {about}\n\n").replace(" · \n", "\n");
+            return format!("### {role} · {details}\n\n").replace(" · \n", "\n");
         }
-        let colour = match speaker.role {
+        let color = match author.role {
             Role::User => "\x1b[1;32m",
             Role::Assistant => "\x1b[1;36m",
             Role::System | Role::Tool => "\x1b[1;35m",
         };
         format!(
             "{}  {}\n",
-            self.paint(colour, role),
-            self.paint("\x1b[2m", &about)
+            self.paint(color, role),
+            self.paint("\x1b[2m", &details)
         )
     }
 
-    fn bit(&self, spoken: &DisplayMessage, bit: &DisplayBlock) -> Option<String> {
-        match bit {
-            DisplayBlock::Text(text) if spoken.role == Role::System && !self.style.full => {
+    fn block(&self, message: &DisplayMessage, block: &DisplayBlock) -> Option<String> {
+        match block {
+            DisplayBlock::Text(text) if message.role == Role::System && !self.style.full => {
                 let first = text
                     .lines()
                     .find(|line| !line.trim().is_empty())
                     .unwrap_or_default();
-                let rest = text.trim().len() > first.trim().len();
+                let has_more = text.trim().len() > first.trim().len();
                 Some(self.note(&format!(
                     "{}{}",
                     short(first).trim_end_matches('…'),
-                    if rest { " …" } else { "" }
+                    if has_more { " …" } else { "" }
                 )))
             }
             DisplayBlock::Text(text) => Some(self.text(text)),
-            DisplayBlock::Thought(text) => Some(self.quoted("thought", text)),
+            DisplayBlock::Thinking(text) => Some(self.quoted("thinking", text)),
             DisplayBlock::ToolCall {
                 id, name, input, ..
             } => Some(self.call(id, name, input)),
-            // Shown with its call.
-            DisplayBlock::Answer { id, .. }
-                if !self.style.full && self.calls.contains(id) && self.answers.contains_key(id) =>
+            // Rendered with its call.
+            DisplayBlock::ToolResult { call_id, .. }
+                if !self.style.full
+                    && self.calls.contains(call_id)
+                    && self.outcomes.contains_key(call_id) =>
             {
                 None
             }
-            DisplayBlock::Answer {
+            DisplayBlock::ToolResult {
                 text,
                 bytes,
-                failed,
+                is_error,
                 ..
-            } if self.style.full => Some(self.quoted(&verdict(*failed, *bytes), text)),
-            DisplayBlock::Answer { bytes, failed, .. } => {
-                Some(self.note(&format!("⎿ {}", verdict(*failed, *bytes))))
+            } if self.style.full => Some(self.quoted(&describe_outcome(*is_error, *bytes), text)),
+            DisplayBlock::ToolResult {
+                bytes, is_error, ..
+            } => {
+                Some(self.note(&format!("⎿ {}", describe_outcome(*is_error, *bytes))))
             }
             DisplayBlock::Other(kind) => Some(self.note(&format!("[{}]", line(kind)))),
         }
     }
 
     fn call(&self, id: &str, name: &str, input: &str) -> String {
-        let answer = self
-            .answers
-            .get(id)
-            .map(|(failed, bytes)| verdict(*failed, *bytes));
-        let failed = self.answers.get(id).is_some_and(|(failed, _)| *failed);
+        let known = self.outcomes.get(id);
+        let result = known.map(|known| describe_outcome(known.is_error, known.bytes));
+        let failed = known.is_some_and(|known| known.is_error);
         let name = line(name);
         if self.style.full {
             return self.quoted(&format!("▸ {name}"), &pretty(input));
@@ -186,21 +190,21 @@ impl Renderer {
             };
             return format!(
                 "- **{name}**{input}{}\n",
-                answer
-                    .map(|answer| format!(" — {answer}"))
+                result
+                    .map(|result| format!(" — {result}"))
                     .unwrap_or_default()
             ) + "\n";
         }
-        let answer = answer.map(|answer| {
+        let result = result.map(|result| {
             format!(
                 "  {}",
-                self.paint(if failed { "\x1b[31m" } else { "\x1b[2m" }, &answer)
+                self.paint(if failed { "\x1b[31m" } else { "\x1b[2m" }, &result)
             )
         });
         format!(
             "  ▸ {} {input}{}\n",
             self.paint("\x1b[1m", &name),
-            answer.unwrap_or_default()
+            result.unwrap_or_default()
         )
     }
 
@@ -217,7 +221,7 @@ impl Renderer {
         lines
     }
 
-    /// A line of ours.
+    /// A line that sessiond adds.
     fn note(&self, text: &str) -> String {
         if self.style.markdown {
             format!("*{text}*\n\n")
@@ -226,15 +230,15 @@ impl Renderer {
         }
     }
 
-    /// Text of another kind, under a word for it.
-    fn quoted(&self, what: &str, text: &str) -> String {
+    /// A block of text under a title.
+    fn quoted(&self, title: &str, text: &str) -> String {
         let text = clean(text);
         let text = text.trim_matches('\n');
         if self.style.markdown {
             let fence = "`".repeat(longest_run(text, '`').max(2) + 1);
-            return format!("*{what}*\n\n{fence}\n{text}\n{fence}\n\n");
+            return format!("*{title}*\n\n{fence}\n{text}\n{fence}\n\n");
         }
-        let mut lines = format!("  {}\n", self.paint("\x1b[2m", what));
+        let mut lines = format!("  {}\n", self.paint("\x1b[2m", title));
         for line in text.lines() {
             let _ = writeln!(lines, "    {}", self.paint("\x1b[2m", line));
         }
@@ -249,45 +253,45 @@ impl Renderer {
         }
     }
 
-    /// Sub-agents stand below who started them.
+    /// Indents the messages of sub-agents.
     fn indent(&self, lines: &str, depth: usize) -> String {
         if depth == 0 {
             return lines.to_owned();
         }
-        let before = if self.style.markdown {
+        let prefix = if self.style.markdown {
             "> ".repeat(depth)
         } else {
             "    ".repeat(depth)
         };
         let indent = |line: &str| {
             if line.is_empty() {
-                format!("{}\n", before.trim_end())
+                format!("{}\n", prefix.trim_end())
             } else {
-                format!("{before}{line}\n")
+                format!("{prefix}{line}\n")
             }
         };
         lines.lines().map(indent).collect()
     }
 
-    fn paint(&self, colour: &str, text: &str) -> String {
-        if self.style.colour && !text.is_empty() {
-            format!("{colour}{text}\x1b[0m")
+    fn paint(&self, color: &str, text: &str) -> String {
+        if self.style.color && !text.is_empty() {
+            format!("{color}{text}\x1b[0m")
         } else {
             text.to_owned()
         }
     }
 }
 
-fn verdict(failed: bool, bytes: usize) -> String {
+fn describe_outcome(is_error: bool, bytes: usize) -> String {
     let size = match bytes {
         0..1000 => format!("{bytes} B"),
         1000..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),
         _ => format!("{:.1} MB", bytes as f64 / 1e6),
     };
-    format!("{}, {size}", if failed { "failed" } else { "ok" })
+    format!("{}, {size}", if is_error { "failed" } else { "ok" })
 }
 
-/// Text without control characters but the ends of lines.
+/// Replaces all control characters but newlines.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -302,21 +306,21 @@ pub fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Text on one line.
+/// The text on one line.
 fn line(text: &str) -> String {
     clean(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The beginning of a text, on one line.
+/// The beginning of the text, on one line.
 fn short(text: &str) -> String {
     let text = line(text);
-    match text.char_indices().nth(LINE) {
+    match text.char_indices().nth(MAX_LINE_LEN) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }
 }
 
-/// JSON with a line for each field; anything else as it is.
+/// Indented JSON; any other text unchanged.
 fn pretty(input: &str) -> String {
     let value: Option<serde_json::Value> = serde_json::from_str(input).ok();
     value
@@ -324,7 +328,7 @@ fn pretty(input: &str) -> String {
         .unwrap_or_else(|| input.to_owned())
 }
 
-/// A span of code in Markdown, whatever is in it.
+/// A code span in Markdown.
 fn code(text: &str) -> String {
     let fence = "`".repeat(longest_run(text, '`') + 1);
     let blank = if text.starts_with('`') || text.ends_with('`') {
@@ -346,47 +350,47 @@ fn longest_run(text: &str, letter: char) -> usize {
 mod tests {
     use super::*;
 
-    fn said(role: Role, kind: &str, bits: Vec<DisplayBlock>) -> DisplayMessage {
+    fn message(role: Role, kind: &str, blocks: Vec<DisplayBlock>) -> DisplayMessage {
         DisplayMessage {
-            uuid: None,
+            message_id: None,
             position: 0,
             role,
             kind: kind.into(),
             at: Some("2026-05-01T12:00:00Z".parse().unwrap()),
             model: None,
             sub_agent: None,
-            name: 0,
-            prompt: None,
-            bits,
+            key: 0,
+            prompt_hash: None,
+            blocks,
         }
     }
 
     #[test]
-    fn nothing_that_was_said_plays_tricks_on_a_terminal() {
+    fn messages_cannot_send_control_sequences_to_the_terminal() {
         let evil = "a\x1b[31mb\r\n\tc\u{9b}2J\u{7}";
-        let bits = vec![
+        let blocks = vec![
             DisplayBlock::Text(evil.into()),
-            DisplayBlock::Thought(evil.into()),
+            DisplayBlock::Thinking(evil.into()),
             DisplayBlock::ToolCall {
                 id: "1".into(),
                 name: evil.into(),
                 input: evil.into(),
-                prompt: None,
+                prompt_hash: None,
             },
-            DisplayBlock::Answer {
-                id: "2".into(),
+            DisplayBlock::ToolResult {
+                call_id: "2".into(),
                 text: evil.into(),
                 bytes: 3,
-                failed: true,
+                is_error: true,
             },
             DisplayBlock::Other(evil.into()),
         ];
-        let mut message = said(Role::Assistant, evil, bits);
+        let mut message = message(Role::Assistant, evil, blocks);
         (message.model, message.sub_agent) = (Some(evil.into()), Some(evil.into()));
         for (markdown, full) in [(false, false), (false, true), (true, false), (true, true)] {
             let shown = Renderer::new(
                 Style {
-                    colour: false,
+                    color: false,
                     markdown,
                     full,
                 },
@@ -404,62 +408,66 @@ mod tests {
     }
 
     #[test]
-    fn code_stays_code_whatever_is_in_it() {
+    fn code_with_backticks_stays_code() {
         assert_eq!(
             (code("a"), code("a`b"), code("`a")),
             ("`a`".into(), "``a`b``".into(), "`` `a ``".into())
         );
-        let bits = vec![DisplayBlock::Answer {
-            id: "1".into(),
+        let blocks = vec![DisplayBlock::ToolResult {
+            call_id: "1".into(),
             text: "```\nx\n````".into(),
             bytes: 9,
-            failed: false,
+            is_error: false,
         }];
         let shown = Renderer::new(
             Style {
                 full: true,
                 markdown: true,
-                colour: false,
+                color: false,
             },
             HashMap::new(),
         )
-        .message(&said(Role::Tool, "tool_result", bits), 0);
+        .message(&message(Role::Tool, "tool_result", blocks), 0);
         assert!(shown.contains("\n`````\n```\nx\n````\n`````\n"), "{shown}");
     }
 
     #[test]
-    fn a_call_shows_its_answer_once_and_an_answer_without_its_call_is_shown() {
-        let call = said(
+    fn a_result_is_shown_once_with_its_call_or_alone_without_it() {
+        let call = message(
             Role::Assistant,
             "tool_use",
             vec![DisplayBlock::ToolCall {
                 id: "1".into(),
                 name: "Bash".into(),
                 input: "ls\n-l".into(),
-                prompt: None,
+                prompt_hash: None,
             }],
         );
-        let answer = said(
+        let result = message(
             Role::Tool,
             "tool_result",
-            vec![DisplayBlock::Answer {
-                id: "1".into(),
+            vec![DisplayBlock::ToolResult {
+                call_id: "1".into(),
                 text: "x".into(),
                 bytes: 1234,
-                failed: true,
+                is_error: true,
             }],
         );
-        let mut look = Renderer::new(
+        let outcome = ToolOutcome {
+            is_error: true,
+            bytes: 1234,
+        };
+        let mut renderer = Renderer::new(
             Style::default(),
-            HashMap::from([("1".to_owned(), (true, 1234))]),
+            HashMap::from([("1".to_owned(), outcome)]),
         );
         assert_eq!(
-            look.message(&call, 0),
-            "assistant  2026-05-01 12:00:00\n  ▸ Bash ls -l  failed, 1.2 KB\n"
+            renderer.message(&call, 0),
+            "assistant  2026-05-01 12:00:00 UTC\n  ▸ Bash ls -l  failed, 1.2 KB\n"
         );
-        assert_eq!(look.message(&answer, 0), "");
-        let mut look = Renderer::new(Style::default(), HashMap::new());
-        assert!(look.message(&answer, 0).ends_with("  ⎿ failed, 1.2 KB\n"));
-        assert_eq!(look.message(&call, 0), "  ▸ Bash ls -l\n");
+        assert_eq!(renderer.message(&result, 0), "");
+        let mut renderer = Renderer::new(Style::default(), HashMap::new());
+        assert!(renderer.message(&result, 0).ends_with("  ⎿ failed, 1.2 KB\n"));
+        assert_eq!(renderer.message(&call, 0), "  ▸ Bash ls -l\n");
     }
 }

@@ -1,222 +1,226 @@
-//! What transcripts say, as the index tells it: messages a page at a time, what is found in them, what sessions amount to.
+//! Queries on the content of transcripts: messages, full-text search and statistics.
 //!
-//! Owns the contract and the rows. Only a database that keeps messages can answer; what streams and restores does without.
+//! Owns the contract and the row types. Streaming and restoring never need it.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
 use super::Index;
-use super::words::{Snippet, Words};
+use super::search_query::{SearchQuery, Snippet};
 use crate::error::Result;
 use crate::model::{AgentName, LogId, Namespace, Role, Tokens};
 
-/// What a session amounts to.
+/// Totals of the transcripts of one session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Totals {
-    /// Messages in its transcripts.
+pub struct SessionTotals {
+    /// Number of messages.
     pub messages: u64,
-    /// Turns that are complete.
+    /// Number of completed turns.
     pub turns: u64,
-    /// What its answers took.
+    /// Token usage of all responses.
     pub tokens: Tokens,
-    /// Millionths of a dollar; none if that of any answer is unknown. As JSON it is dollars.
-    #[serde(rename = "cost_usd", serialize_with = "dollars")]
+    /// Cost in millionths of a US dollar, in JSON in dollars; none if the cost of a response is
+    /// unknown.
+    #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
     pub cost: Option<u64>,
-    /// Lines that could not be read.
-    pub unread: u64,
+    /// Number of lines that could not be parsed.
+    pub unparsed_lines: u64,
 }
 
-/// Millionths of a dollar as dollars.
-pub fn dollars<S: Serializer>(
+/// Serializes millionths of a dollar as dollars.
+pub fn serialize_dollars<S: Serializer>(
     cost: &Option<u64>,
     serializer: S,
 ) -> std::result::Result<S::Ok, S::Error> {
     cost.map(|cost| cost as f64 / 1e6).serialize(serializer)
 }
 
-/// The cost of a session: what its transcript says of the whole, or the sum of its answers, whichever is more; the first is
-/// written when the agent exits, so it can be behind. None if neither is known in full.
-pub fn cost_of(sum: u64, uncosted: u64, told: Option<u64>) -> Option<u64> {
-    match told {
-        Some(told) => Some(told.max(sum)),
-        None => (uncosted == 0).then_some(sum),
+/// Returns the cost of a session: the larger of the sum of its responses and the cost that the
+/// agent reports. The agent writes its own figure when it exits, so it can be out of date. None if
+/// neither covers the whole session.
+pub fn total_cost(sum: u64, unpriced_responses: u64, reported: Option<u64>) -> Option<u64> {
+    match reported {
+        Some(reported) => Some(reported.max(sum)),
+        None => (unpriced_responses == 0).then_some(sum),
     }
 }
 
-/// Which messages of a session to list, in the order they were said.
+/// Selects messages of a session, in conversation order.
 #[derive(Debug, Clone, Default)]
 pub struct MessageFilter {
-    /// Only what they say.
+    /// Only messages with this role.
     pub role: Option<Role>,
-    /// Only from then on.
+    /// Only messages at or after this time.
     pub since: Option<Timestamp>,
-    /// At most so many; at most 1000.
+    /// Maximum number of messages in the page; at most 1000.
     pub limit: u32,
-    /// Go on behind a page.
+    /// The `next` value of the previous page; none for the first page.
     pub cursor: Option<String>,
 }
 
-/// A message as listed. What it says is in the bucket.
+/// A row of the message list. The text of the message is in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MessageRow {
-    /// Orders a conversation: microseconds since 1970, and within a file never less than what comes before.
+    /// Orders the messages of a session: microseconds since 1970, increasing within a file.
     pub position: i64,
-    /// The file it stands in; none if that is gone from the index.
+    /// The transcript that contains the message; none if the index no longer has that file.
     pub path: Option<String>,
-    /// Its first byte there.
+    /// Offset of its first byte in the transcript.
     pub start: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u64,
-    /// Its id.
-    pub uuid: Option<String>,
-    /// The message it answers.
-    pub parent: Option<String>,
-    /// Who speaks.
+    /// The agent's ID of the message.
+    pub message_id: Option<String>,
+    /// The ID of the message that it replies to.
+    pub parent_id: Option<String>,
+    /// The role of its author.
     pub role: String,
-    /// What it is.
+    /// Its kind.
     pub kind: String,
-    /// When.
+    /// Its time.
     pub at: Option<Timestamp>,
-    /// The model that answered.
+    /// The model of the response.
     pub model: Option<String>,
-    /// The answer it is a piece of.
-    pub answer: Option<String>,
-    /// What that answer took; in the first of its messages alone.
+    /// The response that it belongs to.
+    pub response_id: Option<String>,
+    /// Token usage of that response; only in its first message.
     pub tokens: Option<Tokens>,
-    /// What that cost, in millionths of a dollar, if it is known. As JSON it is dollars.
-    #[serde(rename = "cost_usd", serialize_with = "dollars")]
+    /// Cost of that response in millionths of a US dollar, in JSON in dollars; none if unknown.
+    #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
     pub cost: Option<u64>,
-    /// The sub-agent that speaks or is spoken to.
+    /// The sub-agent that wrote or received the message.
     pub sub_agent: Option<String>,
 }
 
 /// One page of messages.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct MessagePage {
-    /// The messages, in order.
+    /// The messages, in conversation order.
     pub messages: Vec<MessageRow>,
-    /// Pass this as `cursor` for the next page.
+    /// The `cursor` of the next page; none for the last page.
     pub next: Option<String>,
 }
 
-/// What to search for, and where.
+/// Selects messages by their text.
 #[derive(Debug, Clone)]
 pub struct SearchFilter {
-    /// The tenant.
+    /// The namespace.
     pub namespace: Namespace,
-    /// Only this agent's sessions.
+    /// Only sessions of this agent.
     pub agent: Option<AgentName>,
-    /// The words.
-    pub words: Words,
-    /// Only in sessions of this project.
+    /// The words to find.
+    pub query: SearchQuery,
+    /// Only sessions of this project.
     pub project: Option<String>,
-    /// Only what was said from then on.
+    /// Only messages at or after this time.
     pub since: Option<Timestamp>,
-    /// Only what was said before.
+    /// Only messages before this time.
     pub until: Option<Timestamp>,
-    /// Only in sessions with this label of this value.
+    /// Only sessions with this label.
     pub label: Option<(String, String)>,
-    /// At most so many; at most 1000.
+    /// Maximum number of hits; at most 1000.
     pub limit: u32,
 }
 
-/// A message that was found.
+/// A message that matches a search.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Hit {
+pub struct SearchHit {
     /// The agent.
     pub agent: String,
-    /// The session.
+    /// The session ID.
     pub session: String,
-    /// Its project.
+    /// The project of the session.
     pub project: Option<String>,
-    /// Its title.
+    /// The title of the session.
     pub title: Option<String>,
-    /// Who speaks.
+    /// The role of the author.
     pub role: String,
-    /// When.
+    /// The time of the message.
     pub at: Option<Timestamp>,
-    /// The message.
-    pub uuid: Option<String>,
-    /// The sub-agent that speaks or is spoken to.
+    /// The agent's ID of the message.
+    pub message_id: Option<String>,
+    /// The sub-agent that wrote or received the message.
     pub sub_agent: Option<String>,
-    /// The words and what is around them.
+    /// The matching words with the text around them.
     #[serde(flatten)]
     pub snippet: Snippet,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Found {
-    /// The messages, the best first.
-    pub hits: Vec<Hit>,
-    /// There are more.
-    pub more: bool,
-    /// There is text to search in at all.
-    pub indexed: bool,
+pub struct SearchResults {
+    /// The matching messages, best match first.
+    pub hits: Vec<SearchHit>,
+    /// Whether there are more hits than the limit.
+    pub has_more: bool,
+    /// Whether the index contains any message text to search.
+    pub has_text: bool,
 }
 
-/// What to count by.
+/// The attribute by which statistics are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// The day, in UTC, that something was said.
+pub enum GroupBy {
+    /// The UTC day of a message.
     Day,
-    /// The session's project.
+    /// The project of the session.
     Project,
-    /// The model that answered.
+    /// The model of the response.
     Model,
-    /// Each label of the session; one with several counts several times.
+    /// Each label of the session. A session with several labels counts once per label.
     Label,
 }
 
-/// What to count.
+/// Selects sessions for statistics.
 #[derive(Debug, Clone)]
 pub struct StatsFilter {
-    /// The tenant.
+    /// The namespace.
     pub namespace: Namespace,
-    /// Only this agent's sessions.
+    /// Only sessions of this agent.
     pub agent: Option<AgentName>,
-    /// In one row, or a row for each of these.
-    pub by: Option<By>,
-    /// Only from then on.
+    /// The grouping; none for a single row.
+    pub group_by: Option<GroupBy>,
+    /// Only messages at or after this time.
     pub since: Option<Timestamp>,
-    /// Only before.
+    /// Only messages before this time.
     pub until: Option<Timestamp>,
 }
 
-/// What some sessions amount to.
+/// Totals of one group of sessions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct StatsRow {
-    /// What they have in common; none: nothing, or it is not known.
+    /// The common value of the grouping attribute; none if it is unknown or there is no grouping.
     pub group: Option<String>,
-    /// Sessions.
+    /// Number of sessions.
     pub sessions: u64,
-    /// Messages in their transcripts.
+    /// Number of messages.
     pub messages: u64,
-    /// Turns that are complete; none where they cannot be told apart.
+    /// Number of completed turns; none if they cannot be assigned to a group.
     pub turns: Option<u64>,
-    /// What their answers took.
+    /// Token usage of all responses.
     pub tokens: Tokens,
-    /// Millionths of a dollar; none if that of any answer is unknown. As JSON it is dollars.
-    #[serde(rename = "cost_usd", serialize_with = "dollars")]
+    /// Cost in millionths of a US dollar, in JSON in dollars; none if the cost of a response is
+    /// unknown.
+    #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
     pub cost: Option<u64>,
-    /// Bytes shipped; none where they cannot be told apart.
-    pub bytes: Option<u64>,
+    /// Bytes before compression; none if they cannot be assigned to a group.
+    pub raw_bytes: Option<u64>,
 }
 
-/// An index that knows what transcripts say.
+/// An index that knows the messages of each session.
 ///
 /// # Contract
-/// As for [`Index`]. No answer is larger than its limit says, and no page costs more than the one before it.
+/// As for [`Index`]. No result is larger than its limit, and every page costs the same, however far
+/// it is from the first.
 #[async_trait]
 pub trait Catalog: Index {
-    /// The messages of a session, in order, a page at a time.
+    /// Returns one page of the messages of a session, in conversation order.
     async fn messages(&self, log: &LogId, filter: &MessageFilter) -> Result<MessagePage>;
 
-    /// Searches what people and agents said, where it is kept.
-    async fn search(&self, filter: &SearchFilter) -> Result<Found>;
+    /// Searches the text of prompts and responses, if the index contains it.
+    async fn search(&self, filter: &SearchFilter) -> Result<SearchResults>;
 
-    /// What sessions amount to, by group.
+    /// Returns totals per group.
     async fn stats(&self, filter: &StatsFilter) -> Result<Vec<StatsRow>>;
 }
 
@@ -225,19 +229,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_cost_is_unknown_and_the_larger_of_two_counts() {
-        assert_eq!(cost_of(5, 0, None), Some(5));
-        assert_eq!(cost_of(5, 1, None), None);
-        assert_eq!(cost_of(5, 1, Some(7)), Some(7));
-        assert_eq!(cost_of(9, 0, Some(7)), Some(9));
+    fn the_cost_is_the_larger_of_both_figures_and_unknown_if_a_response_has_no_price() {
+        assert_eq!(total_cost(5, 0, None), Some(5));
+        assert_eq!(total_cost(5, 1, None), None);
+        assert_eq!(total_cost(5, 1, Some(7)), Some(7));
+        assert_eq!(total_cost(9, 0, Some(7)), Some(9));
         assert_eq!(
-            serde_json::to_value(Totals {
+            serde_json::to_value(SessionTotals {
                 cost: Some(11_690),
-                ..Totals::default()
+                ..SessionTotals::default()
             })
             .unwrap()["cost_usd"],
             0.01169
         );
-        assert!(serde_json::to_value(Totals::default()).unwrap()["cost_usd"].is_null());
+        assert!(serde_json::to_value(SessionTotals::default()).unwrap()["cost_usd"].is_null());
     }
 }

@@ -1,11 +1,12 @@
-//! The index: a view of the bucket that a database can search.
+//! The index: a database that lists and searches sessions.
 //!
-//! Owns the contract and the rows. Does not own what the rows say (they follow from entries) or catching up after an
-//! outage (`upkeep`).
+//! Owns the contract and the row types. The rows are derived from the store. Does not own the
+//! entries that they are derived from (`log`) or catching up after an outage (`upkeep`).
 
 pub mod catalog;
+pub mod fence;
+pub mod search_query;
 pub mod sql;
-pub mod words;
 
 use std::collections::BTreeMap;
 
@@ -20,229 +21,224 @@ use crate::model::{
 };
 
 pub use catalog::{
-    By, Catalog, Found, Hit, MessageFilter, MessagePage, MessageRow, SearchFilter, StatsFilter,
-    StatsRow, Totals,
+    Catalog, GroupBy, MessageFilter, MessagePage, MessageRow, SearchFilter, SearchHit,
+    SearchResults, SessionTotals, StatsFilter, StatsRow,
 };
-pub use words::{Snippet, Words};
+pub use fence::{FenceRow, FenceTable};
+pub use search_query::{SearchQuery, Snippet};
 
-/// One entry of a log, as the index takes it in.
+/// One entry of a log, as input for the index.
 #[derive(Debug, Clone)]
 pub struct EntryRecord {
-    /// The log it belongs to.
+    /// The log that the entry belongs to.
     pub log: LogId,
-    /// The writer whose branch it is on; none on the log itself.
+    /// The writer that owns the branch; none for the main log.
     pub branch: Option<WriterId>,
-    /// What the entry says of itself.
+    /// The header of the entry.
     pub header: EntryHeader,
-    /// Bytes as stored.
-    pub stored: u64,
-    /// SHA-256 of the entry as stored.
+    /// Size of the stored object.
+    pub stored_bytes: u64,
+    /// SHA-256 of the stored object.
     pub digest: Digest,
-    /// What its bytes say.
-    pub told: ParsedTranscripts,
+    /// The messages and facts parsed from its transcript parts.
+    pub transcripts: ParsedTranscripts,
 }
 
-/// What taking in a record did.
+/// The effect of recording an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordOutcome {
-    /// The rows are new.
-    New,
-    /// It was there already; nothing changed.
-    Already,
-    /// Entries before it are missing: the index knows the log up to `have`. Nothing changed.
+    /// The index has changed.
+    Recorded,
+    /// The index had this entry already. Nothing changed.
+    AlreadyRecorded,
+    /// Entries between the indexed head and this one are missing. Nothing changed.
     Gap {
-        /// The last number the index knows.
-        have: Seq,
+        /// The head of the log in the index.
+        head: Seq,
     },
 }
 
-/// A session (or project log) as listed.
+/// A row of the session list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionRow {
-    /// The tenant.
+    /// The namespace.
     pub namespace: String,
     /// The agent.
     pub agent: String,
-    /// The session's id.
+    /// The session ID, or `@` and a project ID.
     pub id: String,
-    /// The agent's name for its project.
+    /// The agent's name for the project.
     pub project: Option<String>,
-    /// The directory the agent ran in.
+    /// The working directory of the agent.
     pub cwd: Option<String>,
-    /// Its title.
+    /// The title.
     pub title: Option<String>,
-    /// The model that answered last.
+    /// The model of the last response.
     pub model: Option<String>,
     /// The agent's version.
     pub agent_version: Option<String>,
-    /// `created` until it has bytes, then `active`; `completed` or `archived` if somebody said so and nobody wrote since;
-    /// `removed` once it was deleted or has expired.
+    /// `created` while the session is empty, then `active`; `completed` or `archived` while it is
+    /// closed; `removed` after it was deleted or has expired.
     pub status: String,
-    /// The request it belongs to.
+    /// The request ID.
     pub request_id: Option<String>,
-    /// How long it is kept after its last change; none: as the collector is told.
+    /// How long to keep the session after its last change; none for the default of `gc`.
     pub ttl: Option<Ttl>,
-    /// What people call it.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// Time of the first entry.
+    /// The time of the first entry.
     pub created: Timestamp,
-    /// Time of the newest entry.
+    /// The time of the newest entry.
     pub updated: Timestamp,
-    /// Number of the newest entry.
+    /// The highest `seq`.
     pub head: Seq,
-    /// Who wrote it.
+    /// The writer of the newest entry.
     pub writer: String,
-    /// Bytes shipped, before compression.
+    /// Bytes before compression.
     pub raw_bytes: u64,
-    /// Bytes stored in entries.
+    /// Bytes of the stored entries.
     pub stored_bytes: u64,
-    /// What its transcripts amount to.
+    /// Totals of the transcripts.
     #[serde(flatten)]
-    pub totals: Totals,
-    /// Writers that lost the session and have a branch.
+    pub totals: SessionTotals,
+    /// The fenced writers that have a branch.
     pub branches: Vec<String>,
 }
 
-/// An entry as listed.
+/// A row of the entry list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EntryRow {
-    /// Its number.
+    /// The sequence number.
     pub seq: Seq,
-    /// The writer whose branch it is on; none on the log itself.
+    /// The writer that owns the branch; none for the main log.
     pub branch: Option<String>,
-    /// `claim` or `delta`.
+    /// The kind, such as `claim` or `delta`.
     pub kind: String,
-    /// Who wrote it.
+    /// The writer of the entry.
     pub writer: String,
-    /// When.
+    /// The time of the entry.
     pub at: Timestamp,
     /// Bytes before compression.
     pub raw_bytes: u64,
-    /// Bytes as stored.
+    /// Size of the stored object.
     pub stored_bytes: u64,
-    /// SHA-256 as stored.
+    /// SHA-256 of the stored object.
     pub digest: Digest,
 }
 
-/// What failed, which attempt it was, when.
+/// A failed operation of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Failure {
-    /// The tenant.
+    /// The namespace.
     pub namespace: Namespace,
     /// The agent.
     pub agent: AgentName,
-    /// The session it was about, if it was about one.
+    /// The session that the operation was for, if it was for one.
     pub session: Option<String>,
-    /// When.
+    /// The time of the failure.
     pub at: Timestamp,
-    /// Which attempt it was; the first is 1.
+    /// The number of the attempt; the first is 1.
     pub attempt: u32,
-    /// The error, as a person reads it.
+    /// The error message.
     pub message: String,
 }
 
-/// Which sessions to list. Newest change first.
+/// Selects sessions for a list. The most recently updated come first.
 #[derive(Debug, Clone)]
-pub struct Filter {
-    /// The tenant.
+pub struct SessionFilter {
+    /// The namespace.
     pub namespace: Namespace,
-    /// Only this agent's.
+    /// Only sessions of this agent.
     pub agent: Option<AgentName>,
-    /// Only those whose id begins so.
+    /// Only sessions whose ID starts with this text.
     pub id_prefix: Option<String>,
-    /// Only those of this project.
+    /// Only sessions of this project.
     pub project: Option<String>,
-    /// Only those in this status; none: all that are not removed.
+    /// Only sessions with this status; none for all that are not removed.
     pub status: Option<String>,
-    /// Only those of this request.
+    /// Only sessions with this request ID.
     pub request: Option<String>,
-    /// Only those that have all of these labels.
+    /// Only sessions that have all of these labels.
     pub labels: Vec<Label>,
-    /// At most so many.
+    /// Maximum number of sessions in the page; at most 1000.
     pub limit: u32,
-    /// Go on behind a page.
+    /// The `next` value of the previous page; none for the first page.
     pub cursor: Option<String>,
 }
 
 /// One page of sessions.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SessionPage {
-    /// The sessions, newest change first.
+    /// The sessions, most recently updated first.
     pub sessions: Vec<SessionRow>,
-    /// Pass this as `cursor` for the next page.
+    /// The `cursor` of the next page; none for the last page.
     pub next: Option<String>,
 }
 
-/// The head of a log as the database fences it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FenceRow {
-    /// The number last reserved.
-    pub seq: Seq,
-    /// By whom.
-    pub writer: WriterId,
-}
-
-/// A database that keeps the index.
+/// A database that holds the index.
 ///
 /// # Contract
-/// For those who call:
-/// - Any call may fail with `Unavailable` at any time and for ever; nothing that matters rests on it (except a fence,
-///   where the store cannot).
-/// - `record` is idempotent: the same record any number of times, also at once from several machines, gives the rows
-///   of one. Records of one log go in in order.
+/// For callers:
+/// - Any call may fail with `Unavailable`, at any time and for any length of time. Streaming and
+///   restoring by ID must work without the index.
+/// - `record` is idempotent: recording the same entry several times, also concurrently from several
+///   machines, has the effect of recording it once. Callers record the entries of one log in order.
 ///
-/// For those who implement:
-/// - `record` is one transaction. A main-log record whose `header.follows()` is not the head that the index knows
-///   answers `Gap` (or `Already`, if its number is there) and changes nothing, unless it begins anew. A branch record needs
-///   no order.
-/// - Wrong password, unknown database and the like are `Usage` with a hint; what may pass is `Unavailable`.
-/// - No error and no `address` holds a secret.
+/// For implementers:
+/// - `record` is one transaction. If `header.predecessor()` of a main-log record is not the indexed
+///   head, `record` returns `Gap` (or `AlreadyRecorded` if it has that `seq`) and changes nothing,
+///   unless the log starts over with this entry. Branch records may arrive in any order.
+/// - A wrong password, an unknown database and similar mistakes are `Usage` errors with a hint.
+///   Errors that a retry can fix are `Unavailable`.
+/// - No error and no `address` contains a secret.
 #[async_trait]
 pub trait Index: Send + Sync + 'static {
-    /// Takes in one entry.
+    /// Applies one entry to the rows.
     async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome>;
 
-    /// The checkpoints of a log that have a name: these and no others.
-    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()>;
+    /// Replaces all named checkpoints of a log.
+    async fn replace_named_checkpoints(
+        &self,
+        log: &LogId,
+        named: &[(String, Checkpoint)],
+    ) -> Result<()>;
 
-    /// Takes in what people said of a session, in the object of that number. Nothing changes if the index does not know the
-    /// session, or has heard a later word.
-    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()>;
+    /// Sets the metadata of a session to this version. Does nothing if the index does not have the
+    /// session or has a newer version.
+    async fn set_metadata(
+        &self,
+        log: &LogId,
+        version: u64,
+        metadata: &SessionMetadata,
+    ) -> Result<()>;
 
-    /// One session.
+    /// Returns one session.
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>>;
 
-    /// Sessions, newest change first, a page at a time. Project logs are not listed.
-    async fn sessions(&self, filter: &Filter) -> Result<SessionPage>;
+    /// Returns one page of sessions, most recently updated first, without project logs.
+    async fn sessions(&self, filter: &SessionFilter) -> Result<SessionPage>;
 
-    /// The files at a log's head, by path.
+    /// Returns the files at the head of a log, ordered by path.
     async fn files(&self, log: &LogId) -> Result<Vec<PathState>>;
 
-    /// The entries of a log and its branches: the log first, then branches by writer, each by number.
+    /// Returns the entries of the main log by `seq`, then those of each branch.
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>>;
 
-    /// Every log the index knows of an agent, project logs too.
+    /// Returns all indexed logs of an agent, including project logs.
     async fn logs(&self, namespace: &Namespace, agent: &AgentName) -> Result<Vec<LogId>>;
 
-    /// Forgets all rows of a log (not its fence).
-    async fn forget(&self, log: &LogId) -> Result<()>;
+    /// Deletes all rows of a log, except its fence.
+    async fn delete_log(&self, log: &LogId) -> Result<()>;
 
-    /// Keeps a failure; the oldest beyond 1000 of a namespace go.
-    async fn note_failure(&self, failure: &Failure) -> Result<()>;
+    /// Adds a failure and deletes the oldest ones of its namespace beyond 1000.
+    async fn record_failure(&self, failure: &Failure) -> Result<()>;
 
-    /// The newest failures first.
+    /// Returns failures, newest first.
     async fn failures(&self, namespace: &Namespace, limit: u32) -> Result<Vec<Failure>>;
 
-    /// The fence of a log.
-    async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>>;
-
-    /// Moves the fence from exactly `from` to `to`; false if it was not at `from`.
-    async fn move_fence(&self, log: &LogId, from: Option<&FenceRow>, to: &FenceRow)
-    -> Result<bool>;
-
-    /// Answers if the database does.
+    /// Checks that the database responds and has the schema.
     async fn ping(&self) -> Result<()>;
 
-    /// Where it is, for people; no secret in it.
+    /// Returns the address for messages, without secrets.
     fn address(&self) -> String;
 }

@@ -1,20 +1,22 @@
-//! The index in PostgreSQL or SQLite: one schema, one text of SQL for both.
+//! The index in PostgreSQL or SQLite, with one schema and the same SQL for both.
 //!
-//! Owns when a connection is made and how long a call may take. Does not own what an error means (`fault`), where the
-//! database is (`connect`) or what a record changes (`record`).
+//! Owns the connection pool and the timeout of each call. Does not own the classification of errors
+//! (`error`), connecting (`connect`) or the rows that an entry changes (`record`).
 
-mod browse;
 mod catalog;
 mod connect;
-mod failure;
-mod list;
+mod error;
+mod fence;
+mod message_page;
+mod message_texts;
 mod messages;
 mod metadata;
 mod record;
 mod rows;
 mod search;
+mod session_page;
+mod statement;
 mod stats;
-mod texts;
 
 use std::fmt;
 use std::future::Future;
@@ -26,45 +28,45 @@ use sqlx::{AnyPool, AssertSqlSafe, Row};
 use tokio::sync::Mutex;
 
 use self::connect::Target;
-use self::failure::{Fault, classify};
-use self::rows::{LONGEST, clip, clip_some, log_columns, stamp, whole};
+use self::error::{SqlError, classify};
+use self::rows::{MAX_FIELD_LEN, format_time, log_columns, truncate, truncate_optional};
 use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{
-    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionPage, SessionRow,
+    EntryRecord, EntryRow, Failure, Index, RecordOutcome, SessionFilter, SessionPage, SessionRow,
 };
 use crate::model::{AgentName, Checkpoint, LogId, Namespace, PathState, SessionMetadata};
 use crate::sys::{Rng, SystemRng};
 
-/// How long a call may take, connecting and migrating included.
-const LONGEST_CALL: Duration = Duration::from_secs(15);
+/// Timeout of a call, including connecting and migrating.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What one message more may take; a slow machine takes a millisecond.
-const PER_MESSAGE: Duration = Duration::from_millis(5);
+/// Additional timeout per message of a record. A slow machine needs one millisecond.
+const TIMEOUT_PER_MESSAGE: Duration = Duration::from_millis(5);
 
-/// How many failures of a namespace are kept.
-const FAILURES: u32 = 1000;
+/// Maximum number of failures per namespace.
+const MAX_FAILURES: u32 = 1000;
 
-/// An index in a database. It connects at the first call and again after each outage; until a call succeeds, the
-/// next one tries anew.
+/// An index in a database. It connects with the first call, and reconnects after an outage.
 pub struct SqlIndex {
     target: Target,
-    terms: IndexOptions,
+    options: IndexOptions,
     pool: Mutex<Option<AnyPool>>,
 }
 
-/// How records are taken in.
+/// Options for recording entries.
 #[derive(Debug, Clone, Default)]
 pub struct IndexOptions {
-    /// What tokens cost.
+    /// The prices of tokens.
     pub prices: Prices,
-    /// Keep what was said, to search in it.
-    pub text: bool,
-    /// Keep nothing that anybody said, not even a title: what is stored is encrypted, and the database is not.
-    pub sealed: bool,
+    /// Whether to index the text of messages for full-text search.
+    pub index_text: bool,
+    /// Whether to omit all text of the conversation, such as titles: the store is encrypted, and
+    /// the database is not.
+    pub omit_text: bool,
 }
 
-/// Without the pool, whose options hold the password.
+/// Omits the pool, because its options contain the password.
 impl fmt::Debug for SqlIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SqlIndex")
@@ -74,23 +76,24 @@ impl fmt::Debug for SqlIndex {
 }
 
 impl SqlIndex {
-    /// An index at `sqlite:///directory/file.db` or `postgres://user:password@host/database`. Nothing is connected yet, so
-    /// only a URL that can never work is refused.
+    /// Opens the index at `sqlite:///directory/file.db` or
+    /// `postgres://user:password@host/database`. It does not connect yet, so the only possible
+    /// error is an invalid URL.
     pub fn open(url: &str) -> Result<SqlIndex> {
         Ok(SqlIndex {
             target: Target::parse(url)?,
-            terms: IndexOptions::default(),
+            options: IndexOptions::default(),
             pool: Mutex::new(None),
         })
     }
 
-    /// The same on other terms.
-    pub fn on(self, terms: IndexOptions) -> SqlIndex {
-        SqlIndex { terms, ..self }
+    /// Sets the options.
+    pub fn with_options(self, options: IndexOptions) -> SqlIndex {
+        SqlIndex { options, ..self }
     }
 
-    /// The connections, made if there are none; the first caller makes them and the others wait.
-    async fn pool(&self) -> Result<AnyPool, Fault> {
+    /// Returns the pool. The first caller connects while the others wait.
+    async fn pool(&self) -> Result<AnyPool, SqlError> {
         let mut slot = self.pool.lock().await;
         if let Some(pool) = &*slot {
             return Ok(pool.clone());
@@ -100,66 +103,77 @@ impl SqlIndex {
         Ok(pool)
     }
 
-    /// Runs one call: bounded in time, its error put into our words.
-    async fn call<T>(&self, work: impl Future<Output = Result<T, Fault>> + Send) -> Result<T> {
-        self.call_within(LONGEST_CALL, work).await
+    /// Runs one call with the usual timeout and classifies its error.
+    async fn call<T>(&self, work: impl Future<Output = Result<T, SqlError>> + Send) -> Result<T> {
+        self.call_within(CALL_TIMEOUT, work).await
     }
 
     async fn call_within<T>(
         &self,
-        most: Duration,
-        work: impl Future<Output = Result<T, Fault>> + Send,
+        timeout: Duration,
+        work: impl Future<Output = Result<T, SqlError>> + Send,
     ) -> Result<T> {
-        let fault = match tokio::time::timeout(most, work).await {
+        let error = match tokio::time::timeout(timeout, work).await {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(fault)) => fault,
-            Err(_) => Fault::Slow,
+            Ok(Err(error)) => error,
+            Err(_) => SqlError::Timeout,
         };
-        if fault.breaks_connections() {
-            // A connection that hangs would keep its place in the pool; and a new first connection says at once why
-            // it fails, where the pool waits. If another call is just connecting, there is nothing to drop.
+        if error.breaks_connections() {
+            // A hanging connection would stay in the pool. Without a pool, the next call connects
+            // by itself and reports why that fails. If another call is connecting, there is no
+            // pool.
             if let Ok(mut slot) = self.pool.try_lock() {
                 *slot = None;
             }
         }
-        Err(classify(fault, self.target.address()))
+        Err(classify(error, self.target.address()))
     }
 }
 
 #[async_trait]
 impl Index for SqlIndex {
     async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
-        // A fork can begin with a hundred thousand messages.
-        let most =
-            LONGEST_CALL + PER_MESSAGE * u32::try_from(record.told.said.len()).unwrap_or(u32::MAX);
-        self.call_within(most, async {
+        // The first entry of a fork can contain a hundred thousand messages.
+        let messages = u32::try_from(record.transcripts.messages.len()).unwrap_or(u32::MAX);
+        let timeout = CALL_TIMEOUT + TIMEOUT_PER_MESSAGE * messages;
+        self.call_within(timeout, async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            let recorded = record::record(&mut transaction, record, &self.terms).await?;
-            match recorded {
-                RecordOutcome::New => transaction.commit().await?,
-                RecordOutcome::Already | RecordOutcome::Gap { .. } => {
+            let outcome = record::record(&mut transaction, record, &self.options).await?;
+            match outcome {
+                RecordOutcome::Recorded => transaction.commit().await?,
+                RecordOutcome::AlreadyRecorded | RecordOutcome::Gap { .. } => {
                     transaction.rollback().await?
                 }
             }
-            Ok(recorded)
+            Ok(outcome)
         })
         .await
     }
 
-    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+    async fn replace_named_checkpoints(
+        &self,
+        log: &LogId,
+        named: &[(String, Checkpoint)],
+    ) -> Result<()> {
         self.call(async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            record::name_points(&mut transaction, (log, &self.terms), named).await?;
+            record::replace_named_checkpoints(&mut transaction, (log, &self.options), named)
+                .await?;
             transaction.commit().await?;
             Ok(())
         })
         .await
     }
 
-    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()> {
+    async fn set_metadata(
+        &self,
+        log: &LogId,
+        version: u64,
+        metadata: &SessionMetadata,
+    ) -> Result<()> {
         self.call(async {
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            metadata::say(&mut transaction, log, number, wishes).await?;
+            metadata::set(&mut transaction, log, version, metadata).await?;
             transaction.commit().await?;
             Ok(())
         })
@@ -172,7 +186,7 @@ impl Index for SqlIndex {
             let mut connection = self.pool().await?.acquire().await?;
             let sql = format!(
                 "SELECT {} FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
-                rows::SESSION
+                rows::SESSION_COLUMNS
             );
             let row = sqlx::query(AssertSqlSafe(sql))
                 .bind(namespace)
@@ -183,24 +197,24 @@ impl Index for SqlIndex {
             let Some(row) = row else {
                 return Ok(None);
             };
-            let mut sessions = [rows::session(&row)?];
-            list::add_branches(&mut connection, namespace, &mut sessions).await?;
-            list::add_labels(&mut connection, namespace, &mut sessions).await?;
+            let mut sessions = [rows::read_session(&row)?];
+            session_page::add_branches(&mut connection, namespace, &mut sessions).await?;
+            session_page::add_labels(&mut connection, namespace, &mut sessions).await?;
             let [session] = sessions;
             Ok(Some(session))
         })
         .await
     }
 
-    async fn sessions(&self, filter: &Filter) -> Result<SessionPage> {
+    async fn sessions(&self, filter: &SessionFilter) -> Result<SessionPage> {
         let cursor = filter
             .cursor
             .as_deref()
-            .map(list::Cursor::parse)
+            .map(session_page::Cursor::parse)
             .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
-            list::page(&mut connection, filter, cursor).await
+            session_page::page(&mut connection, filter, cursor).await
         })
         .await
     }
@@ -210,13 +224,13 @@ impl Index for SqlIndex {
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY path";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL)
+            let rows = sqlx::query(SQL)
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
                 .fetch_all(&self.pool().await?)
                 .await?;
-            found.iter().map(rows::file).collect()
+            rows.iter().map(rows::read_file).collect()
         })
         .await
     }
@@ -226,13 +240,13 @@ impl Index for SqlIndex {
              WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY branch, seq";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL)
+            let rows = sqlx::query(SQL)
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
                 .fetch_all(&self.pool().await?)
                 .await?;
-            found.iter().map(rows::entry).collect()
+            rows.iter().map(rows::read_entry).collect()
         })
         .await
     }
@@ -240,7 +254,7 @@ impl Index for SqlIndex {
     async fn logs(&self, namespace: &Namespace, agent: &AgentName) -> Result<Vec<LogId>> {
         const SQL: &str = "SELECT id FROM sessions WHERE namespace = $1 AND agent = $2 ORDER BY id";
         self.call(async {
-            let found = sqlx::query(SQL)
+            let rows = sqlx::query(SQL)
                 .bind(namespace.as_str())
                 .bind(agent.as_str())
                 .fetch_all(&self.pool().await?)
@@ -249,25 +263,25 @@ impl Index for SqlIndex {
                 Ok(LogId {
                     namespace: namespace.clone(),
                     agent: agent.clone(),
-                    name: rows::parsed(row, "id")?,
+                    name: rows::read_parsed(row, "id")?,
                 })
             };
-            found.iter().map(log).collect()
+            rows.iter().map(log).collect()
         })
         .await
     }
 
-    async fn forget(&self, log: &LogId) -> Result<()> {
+    async fn delete_log(&self, log: &LogId) -> Result<()> {
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
             let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            // The session's row first: it is the lock that `record` takes too.
+            // The session's row comes first, because `record` locks it too.
             for sql in [
                 "DELETE FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
                 "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM entries WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM messages WHERE namespace = $1 AND agent = $2 AND session = $3",
-                "DELETE FROM texts WHERE namespace = $1 AND agent = $2 AND session = $3",
+                "DELETE FROM message_texts WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3",
                 "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3",
             ] {
@@ -284,32 +298,33 @@ impl Index for SqlIndex {
         .await
     }
 
-    async fn note_failure(&self, failure: &Failure) -> Result<()> {
-        const ADD: &str = "INSERT INTO errors (namespace, at, id, agent, session, attempt, message) VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        const CUT: &str = "DELETE FROM errors WHERE namespace = $1 AND (at, id) < \
-             (SELECT at, id FROM errors WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT 1 OFFSET $2)";
-        static NOTED: AtomicU64 = AtomicU64::new(0);
-        // Failures of one process and the same time stay in order; those of several never meet.
+    async fn record_failure(&self, failure: &Failure) -> Result<()> {
+        const INSERT: &str = "INSERT INTO failures (\
+             namespace, at, id, agent, session, attempt, message) VALUES ($1, $2, $3, $4, $5, $6, $7)";
+        const DELETE_OLDEST: &str = "DELETE FROM failures WHERE namespace = $1 AND (at, id) < \
+             (SELECT at, id FROM failures WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT 1 OFFSET $2)";
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        // The counter orders the failures of one process; the random number keeps processes apart.
         let id = format!(
             "{:016x}-{:016x}",
-            NOTED.fetch_add(1, Ordering::Relaxed),
+            NEXT_ID.fetch_add(1, Ordering::Relaxed),
             SystemRng.next()
         );
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
-            sqlx::query(ADD)
+            sqlx::query(INSERT)
                 .bind(failure.namespace.as_str())
-                .bind(stamp(failure.at))
+                .bind(format_time(failure.at))
                 .bind(id)
                 .bind(failure.agent.as_str())
-                .bind(clip_some(failure.session.as_deref(), LONGEST))
+                .bind(truncate_optional(failure.session.as_deref(), MAX_FIELD_LEN))
                 .bind(i64::from(failure.attempt))
-                .bind(clip(&failure.message, LONGEST))
+                .bind(truncate(&failure.message, MAX_FIELD_LEN))
                 .execute(&mut *connection)
                 .await?;
-            sqlx::query(CUT)
+            sqlx::query(DELETE_OLDEST)
                 .bind(failure.namespace.as_str())
-                .bind(i64::from(FAILURES) - 1)
+                .bind(i64::from(MAX_FAILURES) - 1)
                 .execute(&mut *connection)
                 .await?;
             Ok(())
@@ -318,69 +333,23 @@ impl Index for SqlIndex {
     }
 
     async fn failures(&self, namespace: &Namespace, limit: u32) -> Result<Vec<Failure>> {
-        const SQL: &str = "SELECT namespace, agent, session, at, attempt, message FROM errors \
+        const SQL: &str = "SELECT namespace, agent, session, at, attempt, message FROM failures \
              WHERE namespace = $1 ORDER BY at DESC, id DESC LIMIT $2";
         self.call(async {
-            let limit = i64::from(limit.min(FAILURES));
-            let found = sqlx::query(SQL)
+            let limit = i64::from(limit.min(MAX_FAILURES));
+            let rows = sqlx::query(SQL)
                 .bind(namespace.as_str())
                 .bind(limit)
                 .fetch_all(&self.pool().await?)
                 .await?;
-            found.iter().map(rows::failure).collect()
-        })
-        .await
-    }
-
-    async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>> {
-        const SQL: &str =
-            "SELECT seq, writer FROM fences WHERE namespace = $1 AND agent = $2 AND session = $3";
-        self.call(async {
-            let (namespace, agent, id) = log_columns(log);
-            let found = sqlx::query(SQL)
-                .bind(namespace)
-                .bind(agent)
-                .bind(id)
-                .fetch_optional(&self.pool().await?)
-                .await?;
-            found.as_ref().map(rows::fence).transpose()
-        })
-        .await
-    }
-
-    async fn move_fence(
-        &self,
-        log: &LogId,
-        from: Option<&FenceRow>,
-        to: &FenceRow,
-    ) -> Result<bool> {
-        const FIRST: &str = "INSERT INTO fences (namespace, agent, session, seq, writer) VALUES ($1, $2, $3, $4, $5) \
-             ON CONFLICT (namespace, agent, session) DO NOTHING";
-        const NEXT: &str = "UPDATE fences SET seq = $4, writer = $5 \
-             WHERE namespace = $1 AND agent = $2 AND session = $3 AND seq = $6 AND writer = $7";
-        self.call(async {
-            let (namespace, agent, id) = log_columns(log);
-            let seq = whole("entry number", to.seq)?;
-            let mut query = sqlx::query(if from.is_some() { NEXT } else { FIRST });
-            query = query
-                .bind(namespace)
-                .bind(agent)
-                .bind(id)
-                .bind(seq)
-                .bind(to.writer.as_str());
-            if let Some(from) = from {
-                query = query
-                    .bind(whole("entry number", from.seq)?)
-                    .bind(from.writer.as_str());
-            }
-            Ok(query.execute(&self.pool().await?).await?.rows_affected() == 1)
+            rows.iter().map(rows::read_failure).collect()
         })
         .await
     }
 
     async fn ping(&self) -> Result<()> {
         self.call(async {
-            // A table of ours, as a database that answers but has lost its schema is of no use.
+            // Queries a table, because a database without the schema is unusable.
             let row = sqlx::query("SELECT COUNT(*) FROM (SELECT 1 FROM sessions LIMIT 1) AS one")
                 .fetch_one(&self.pool().await?)
                 .await?;

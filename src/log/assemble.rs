@@ -1,44 +1,45 @@
-//! Puts files together from entries, in a temporary directory, checking each against its digest after every part.
+//! Assembles files from entries in a temporary directory, and verifies their digest after every part.
 
 use std::collections::BTreeMap;
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, Result};
-use crate::log::fork::{SessionRenamer, cut_lengths};
+use crate::log::fork::{SessionRenamer, truncated_lengths};
 use crate::log::ledger::FileCursor;
-use crate::log::read::EntrySink;
+use crate::log::sink::EntrySink;
 use crate::log::state::LogState;
 use crate::model::{
-    Checkpoint, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq, WriterId,
+    Checkpoint, Digest, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq, WriterId,
 };
 use crate::sys::Directory;
+use crate::sys::mutation::{Mutation, is_active};
 
-/// Files in the making.
+/// Assembles the files of a log.
 pub struct FileAssembler<'a> {
     directory: &'a dyn Directory,
     stage: RelPath,
     attempt: u32,
-    /// What the log amounts to so far.
+    /// The state of the log so far.
     pub state: LogState,
     staged: BTreeMap<RelPath, StagedFile>,
-    made: usize,
+    created: usize,
     /// The last entry of each writer.
     writers: BTreeMap<WriterId, Seq>,
 }
 
-/// A file in the temporary directory. It has a number for a name: paths from a bucket are not used before they are checked
-/// as a whole.
+/// A file in the temporary directory. Its name is a number: paths from a log are not used before all
+/// of them are checked.
 #[derive(Clone)]
 pub struct StagedFile {
-    /// Where it is.
-    pub at: RelPath,
-    /// The hash over all of it.
+    /// Its path below the root.
+    pub path: RelPath,
+    /// The hash of its bytes.
     pub hash: RunningHash,
     len: u64,
 }
 
 impl<'a> FileAssembler<'a> {
-    /// Begins in `stage`, a directory that nobody else uses but earlier attempts.
+    /// An assembler that writes to the directory `stage`, which only earlier attempts may have used.
     pub fn new(directory: &'a dyn Directory, stage: RelPath, attempt: u32) -> Self {
         FileAssembler {
             directory,
@@ -46,30 +47,30 @@ impl<'a> FileAssembler<'a> {
             attempt,
             state: LogState::default(),
             staged: BTreeMap::new(),
-            made: 0,
+            created: 0,
             writers: BTreeMap::new(),
         }
     }
 }
 
 impl EntrySink for FileAssembler<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        // The rules first: an entry that breaks them changes no file.
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
+        // First the state: an invalid entry changes no file.
         let forked: BTreeMap<RelPath, FileState> = if entry.header.fork.is_some() {
             self.state.files.clone()
         } else {
             BTreeMap::new()
         };
         self.state.apply(&entry.header, entry.digest)?;
-        for (path, was) in forked {
+        for (path, before) in forked {
             if self
                 .state
                 .files
                 .get(&path)
-                .is_none_or(|now| (now.len, now.sha256) != (was.len, was.sha256))
+                .is_none_or(|after| (after.len, after.sha256) != (before.len, before.sha256))
             {
                 return Err(Error::corrupt(format!(
-                    "{path} is not what the fork says that it begins with"
+                    "{path} differs from the file that the fork starts with"
                 )));
             }
         }
@@ -83,51 +84,38 @@ impl EntrySink for FileAssembler<'_> {
         if self.state.files.is_empty() {
             self.staged.clear();
         }
-        moved(&mut self.staged, &entry.header.moves);
+        FileMove::apply_all(&entry.header.moves, &mut self.staged);
         for (part, bytes) in entry.parts() {
             if !self.staged.contains_key(&part.path) {
                 self.new_file(&part.path)?;
             }
             self.write(&part.path, part.start, bytes)?;
-            self.check(
-                &part.path,
-                part.file_sha256,
-                &format!("entry {}", entry.header.seq),
-            )?;
+            self.verify_digest(&part.path, part.file_sha256, entry.header.seq)?;
         }
         Ok(())
     }
 
-    fn wants_origin(&self) -> bool {
+    fn needs_fork_origin(&self) -> bool {
         true
     }
 
-    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
-        self.fork(fork.cut.as_ref(), renaming)
-    }
-}
-
-/// Gives files other paths.
-fn moved<T>(files: &mut BTreeMap<RelPath, T>, moves: &[FileMove]) {
-    for moved in moves {
-        if let Some(file) = files.remove(&moved.from) {
-            files.insert(moved.to.clone(), file);
-        }
+    fn start_fork(&mut self, fork: &ForkOrigin, renamer: &SessionRenamer) -> Result<()> {
+        self.fork(fork.transcript_lengths.as_ref(), renamer)
     }
 }
 
 impl FileAssembler<'_> {
-    /// Gives files other paths than the log does.
+    /// Gives files other paths than the log has.
     pub fn relocate(&mut self, moves: &[FileMove]) {
-        moved(&mut self.state.files, moves);
-        moved(&mut self.staged, moves);
+        FileMove::apply_all(moves, &mut self.state.files);
+        FileMove::apply_all(moves, &mut self.staged);
     }
 
-    /// How long transcripts that are so long now will be under the other id.
+    /// The lengths of transcripts after the session ID in them was replaced.
     pub fn renamed_lengths(
         &self,
         lengths: &BTreeMap<RelPath, u64>,
-        renaming: &SessionRenamer,
+        renamer: &SessionRenamer,
     ) -> Result<BTreeMap<RelPath, u64>> {
         let scratch = self.stage.join("measured")?;
         let mut renamed = BTreeMap::new();
@@ -137,28 +125,29 @@ impl FileAssembler<'_> {
             };
             let opened = self
                 .directory
-                .open(&staged.at)
+                .open(&staged.path)
                 .map_err(|cause| Error::io(format!("read {path}"), cause))?;
-            let opened = opened.ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
-            let (len, _) = renaming.copy(
+            let opened = opened.ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+            let (len, _) = renamer.copy(
                 self.directory,
                 &*opened,
                 path,
                 (FileKind::Append, *len),
                 &scratch,
             )?;
-            renamed.insert(renaming.path(path)?, len);
+            renamed.insert(renamer.path(path)?, len);
         }
         Ok(renamed)
     }
 
-    /// Makes what a fork begins with of the files: cut at a point, under new names, with the new id in their lines.
+    /// Turns the files into the start of a fork: truncated to `lengths`, under new names, with the new
+    /// session ID in their lines.
     pub fn fork(
         &mut self,
-        cut: Option<&BTreeMap<RelPath, u64>>,
-        renaming: &SessionRenamer,
+        lengths: Option<&BTreeMap<RelPath, u64>>,
+        renamer: &SessionRenamer,
     ) -> Result<()> {
-        let lengths = cut_lengths(&self.state.files, cut);
+        let lengths = truncated_lengths(&self.state.files, lengths);
         let (files, staged) = (
             std::mem::take(&mut self.state.files),
             std::mem::take(&mut self.staged),
@@ -172,16 +161,16 @@ impl FileAssembler<'_> {
             let failed = |cause| Error::io(format!("read {path}"), cause);
             let opened = self
                 .directory
-                .open(&from.at)
+                .open(&from.path)
                 .map_err(failed)?
-                .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
-            let name = renaming.path(&path)?;
+                .ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+            let name = renamer.path(&path)?;
             self.new_file(&name)?;
             let Some(to) = self.staged.get_mut(&name) else {
                 continue;
             };
             let (len, hash) =
-                renaming.copy(self.directory, &*opened, &path, (file.kind, len), &to.at)?;
+                renamer.copy(self.directory, &*opened, &path, (file.kind, len), &to.path)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
             self.state.files.insert(
@@ -197,14 +186,14 @@ impl FileAssembler<'_> {
     }
 
     fn new_file(&mut self, path: &RelPath) -> Result<()> {
-        self.made += 1;
-        let at = self
+        self.created += 1;
+        let staged_path = self
             .stage
-            .join(&format!("{}-{:08}", self.attempt, self.made))?;
+            .join(&format!("{}-{:08}", self.attempt, self.created))?;
         self.staged.insert(
             path.clone(),
             StagedFile {
-                at,
+                path: staged_path,
                 hash: RunningHash::default(),
                 len: 0,
             },
@@ -218,8 +207,8 @@ impl FileAssembler<'_> {
             return Ok(());
         };
         if start != staged.len {
-            staged.hash = match self.directory.open(&staged.at).map_err(failed)? {
-                Some(file) => FileCursor::over(&*file, crate::model::FileKind::Whole, start)
+            staged.hash = match self.directory.open(&staged.path).map_err(failed)? {
+                Some(file) => FileCursor::read(&*file, FileKind::Whole, start)
                     .map_err(failed)?
                     .map(|cursor| cursor.hash)
                     .unwrap_or_default(),
@@ -227,28 +216,28 @@ impl FileAssembler<'_> {
             };
         }
         self.directory
-            .write_at(&staged.at, start, bytes)
+            .write_at(&staged.path, start, bytes)
             .map_err(failed)?;
         staged.hash.update(bytes);
         staged.len = start + bytes.len() as u64;
         Ok(())
     }
 
-    fn check(&self, path: &RelPath, digest: crate::model::Digest, by: &str) -> Result<()> {
+    fn verify_digest(&self, path: &RelPath, digest: Digest, seq: Seq) -> Result<()> {
         let matches = self
             .staged
             .get(path)
             .is_some_and(|staged| staged.hash.digest() == digest);
-        if matches {
+        if matches || is_active(Mutation::SkipDigestCheck) {
             return Ok(());
         }
         Err(Error::corrupt(format!(
-            "{path} does not have the digest that {by} says"
+            "the digest of {path} differs from the one in entry {seq}"
         )))
     }
 
-    /// Goes back within the last entry: what was appended behind a checkpoint goes from the files.
-    pub fn cut(&mut self, point: &Checkpoint) -> Result<()> {
+    /// Truncates the transcripts to their lengths at a checkpoint of the last entry.
+    pub fn truncate_to(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let transcripts: Vec<RelPath> = self
             .state
             .files
@@ -257,53 +246,53 @@ impl FileAssembler<'_> {
             .map(|(path, _)| path.clone())
             .collect();
         for path in transcripts {
-            let keep = point.files.get(&path).copied();
+            let length = checkpoint.transcript_lengths.get(&path).copied();
             let (Some(file), Some(staged)) =
                 (self.state.files.get_mut(&path), self.staged.get_mut(&path))
             else {
                 continue;
             };
-            if file.len <= keep.unwrap_or(0) {
+            if file.len <= length.unwrap_or(0) {
                 continue;
             }
-            let Some(keep) = keep else {
-                // It was begun later.
+            let Some(length) = length else {
+                // The transcript was started after the checkpoint.
                 self.state.files.remove(&path);
                 self.staged.remove(&path);
                 continue;
             };
-            let failed = |cause| Error::io(format!("cut {path}"), cause);
+            let failed = |cause| Error::io(format!("truncate {path}"), cause);
             self.directory
-                .write_at(&staged.at, keep, &[])
+                .write_at(&staged.path, length, &[])
                 .map_err(failed)?;
             let opened = self
                 .directory
-                .open(&staged.at)
+                .open(&staged.path)
                 .map_err(failed)?
-                .ok_or_else(|| Error::corrupt(format!("{path} is gone")))?;
-            let cursor = FileCursor::over(&*opened, FileKind::Append, keep).map_err(failed)?;
+                .ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+            let cursor = FileCursor::read(&*opened, FileKind::Append, length).map_err(failed)?;
             let cursor = cursor.ok_or_else(|| {
-                Error::corrupt(format!("{path} is shorter than the checkpoint says"))
+                Error::corrupt(format!("{path} is shorter than at the checkpoint"))
             })?;
-            (file.len, file.sha256) = (keep, cursor.hash.digest());
-            (staged.len, staged.hash) = (keep, cursor.hash);
+            (file.len, file.sha256) = (length, cursor.hash.digest());
+            (staged.len, staged.hash) = (length, cursor.hash);
         }
-        self.state.turns.go_back(Some(point));
+        self.state.turns.roll_back(Some(checkpoint));
         Ok(())
     }
 
-    /// Whether all that was written behind entry `seq` was written by `writer`.
-    pub fn only_by(&self, writer: &WriterId, seq: Seq) -> bool {
+    /// Whether `writer` wrote all entries after `seq`.
+    pub fn is_only_writer_after(&self, writer: &WriterId, seq: Seq) -> bool {
         self.writers
             .iter()
             .all(|(other, last)| other == writer || *last <= seq)
     }
 
-    /// Each file: its path, what the log says of it, and where its bytes are.
+    /// Each file: its path, its state in the log, and its staged copy.
     pub fn files(&self) -> impl Iterator<Item = (&RelPath, &FileState, &StagedFile)> {
         self.state
             .files
             .iter()
-            .filter_map(|(path, at)| Some((path, at, self.staged.get(path)?)))
+            .filter_map(|(path, file)| Some((path, file, self.staged.get(path)?)))
     }
 }

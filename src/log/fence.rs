@@ -1,30 +1,30 @@
-//! What keeps two writers apart, and the choice of it: by what the store can do, or by what the user said.
+//! The fence between writers, and its choice: by what the store supports, or by configuration.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use tokio::sync::OnceCell;
 
-use super::probe::conditional_create;
+use super::probe::has_conditional_create;
 use crate::error::{Error, Result};
-use crate::index::Index;
+use crate::index::FenceTable;
 use crate::store::Store;
 use crate::sys::Rng;
 
-/// What keeps two writers apart.
+/// The mechanism that lets exactly one writer create a `seq`.
 #[derive(Clone)]
 pub enum Fence {
-    /// The store's conditional create: the number itself is the fence.
+    /// The store's conditional create.
     Store,
-    /// One row a session in the database, for stores that ignore conditions.
-    Database(Arc<dyn Index>),
-    /// Nothing; the user said so.
+    /// A row per log in the database, for stores that ignore conditions.
+    Database(Arc<dyn FenceTable>),
+    /// No fence, as configured.
     Off,
 }
 
 impl Fence {
-    /// The word for it in `status`, logs and settings.
-    pub fn word(&self) -> &'static str {
+    /// Its name in `status`, logs and settings.
+    pub fn as_str(&self) -> &'static str {
         match self {
             Fence::Store => "store",
             Fence::Database(_) => "database",
@@ -33,17 +33,17 @@ impl Fence {
     }
 }
 
-/// What the user said about it.
+/// The configured choice of the fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FencingPolicy {
-    /// Ask the store; if it cannot, the database.
+    /// The store if a probe shows that it can fence, otherwise the database.
     #[default]
     Auto,
-    /// The store, without asking it.
+    /// The store, without a probe.
     Store,
     /// The database.
     Database,
-    /// Nothing: two writers may interleave.
+    /// No fence: two writers may interleave.
     Off,
 }
 
@@ -55,63 +55,67 @@ impl FromStr for FencingPolicy {
             "store" => Ok(FencingPolicy::Store),
             "database" => Ok(FencingPolicy::Database),
             "off" => Ok(FencingPolicy::Off),
-            _ => Err(Error::usage(format!("read fencing {text:?}"))
-                .hint("use auto, store, database or off")),
+            _ => Err(Error::usage(format!(
+                "invalid --fencing value {text:?}: expected auto, store, database or off"
+            ))),
         }
     }
 }
 
-/// The choice, made at the first write: a store that is down at the start does not keep us from starting.
+/// The fence, chosen at the first write, so that a process can start while the store is down.
 pub struct Fencing {
-    wanted: FencingPolicy,
-    index: Arc<dyn Index>,
-    /// Whether other machines see the same database.
-    index_is_shared: bool,
+    policy: FencingPolicy,
+    table: Arc<dyn FenceTable>,
+    /// Whether other machines use the same database.
+    table_is_shared: bool,
     chosen: OnceCell<Fence>,
 }
 
 impl Fencing {
-    /// Fences as `wanted`, through `index` where the store cannot.
-    pub fn new(wanted: FencingPolicy, index: Arc<dyn Index>, index_is_shared: bool) -> Self {
+    /// A choice by `policy`, with `table` for stores that cannot fence.
+    pub fn new(policy: FencingPolicy, table: Arc<dyn FenceTable>, table_is_shared: bool) -> Self {
         Fencing {
-            wanted,
-            index,
-            index_is_shared,
+            policy,
+            table,
+            table_is_shared,
             chosen: OnceCell::new(),
         }
     }
 
-    /// The fence. An error of kind `Unavailable` means: ask again.
+    /// The fence. After an `Unavailable` error, call again.
     pub async fn choose(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
         self.chosen
-            .get_or_try_init(|| self.find(store, rng))
+            .get_or_try_init(|| self.choose_by_policy(store, rng))
             .await
             .cloned()
     }
 
-    /// The word for the fence, once it is chosen.
-    pub fn word(&self) -> &'static str {
-        self.chosen.get().map_or("not chosen yet", Fence::word)
+    /// The name of the fence, once it is chosen.
+    pub fn as_str(&self) -> &'static str {
+        self.chosen.get().map_or("not chosen yet", Fence::as_str)
     }
 
-    async fn find(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
-        match self.wanted {
+    async fn choose_by_policy(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
+        match self.policy {
             FencingPolicy::Store => return Ok(Fence::Store),
-            FencingPolicy::Database => return Ok(Fence::Database(self.index.clone())),
+            FencingPolicy::Database => return Ok(Fence::Database(self.table.clone())),
             FencingPolicy::Off => return Ok(Fence::Off),
             FencingPolicy::Auto => {}
         }
-        if conditional_create(store, rng).await? {
+        if has_conditional_create(store, rng).await? {
             return Ok(Fence::Store);
         }
-        if self.index_is_shared {
+        if self.table_is_shared {
             tracing::info!(
                 store = store.address(),
-                "the store ignores conditions; fencing through the database"
+                "the store ignores conditional writes; fencing through the database"
             );
-            return Ok(Fence::Database(self.index.clone()));
+            return Ok(Fence::Database(self.table.clone()));
         }
-        Err(Error::usage(format!("{} ignores conditional writes, so it cannot keep two writers apart", store.address()))
-            .hint("use --index postgres://… to fence through the database, or --fencing off if there is never a second writer"))
+        Err(Error::usage(format!(
+            "{} ignores conditional writes, so it cannot fence writers",
+            store.address()
+        ))
+        .hint("set --index postgres://… to fence through the database, or --fencing off if only one writer ever runs"))
     }
 }

@@ -1,7 +1,7 @@
-//! A session that begins with another's entries: what its files are then.
+//! The files of a fork: those of its origin under the new session ID.
 //!
-//! Owns giving the other's files their new names and putting the new id into their lines. Both follow from the two ids alone,
-//! so no byte is stored for it.
+//! Owns renaming the origin's files and replacing the session ID in their lines. Both follow from the
+//! two IDs alone, so that no byte is stored for them.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use crate::error::{Error, Result};
 use crate::model::{FileKind, FileState, LogName, RelPath, RunningHash};
 use crate::sys::{Directory, OpenFile};
 
-/// Bytes read at a time.
-const PIECE: usize = 256 << 10;
+/// Number of bytes read at a time.
+const CHUNK: usize = 256 << 10;
 
-/// So many digits of an id stand in the names of Gemini CLI's files.
-const DIGITS: usize = 8;
+/// Number of digits of an ID in the file names of Gemini CLI.
+const SHORT_ID_LEN: usize = 8;
 
-/// From one session's names to another's.
+/// Maps the paths and lines of one session to another.
 pub struct SessionRenamer {
     from: String,
     to: String,
 }
 
 impl SessionRenamer {
-    /// The ids, as they stand in files.
+    /// A renamer between two sessions.
     pub fn new(from: &LogName, to: &LogName) -> SessionRenamer {
         SessionRenamer {
             from: from.to_string(),
@@ -31,14 +31,14 @@ impl SessionRenamer {
         }
     }
 
-    /// What a file of the other session is called in this one. A directory is renamed that is the id, by itself or behind `session-`;
-    /// others that have it in their names are projects'.
+    /// The path of a file of the origin in the fork. A directory is renamed if its name is the ID, or
+    /// `session-` and the ID; other directories that contain it belong to projects.
     pub fn path(&self, path: &RelPath) -> Result<RelPath> {
         let directory = |part: &str| match part.strip_suffix(self.from.as_str()) {
             Some(before @ ("" | "session-")) => format!("{before}{}", self.to),
             _ => part.to_owned(),
         };
-        let mut parts: Vec<&str> = path.parts().collect();
+        let mut parts: Vec<&str> = path.components().collect();
         let name = parts.pop().map(|name| self.name(name));
         parts
             .into_iter()
@@ -49,20 +49,21 @@ impl SessionRenamer {
             .parse()
     }
 
-    /// A file's name with the other id: where it stands as a word of its own, or its first digits last before the ending.
+    /// A file name with the new ID: where the old one is a word of its own, or its first digits come
+    /// right before the extension.
     fn name(&self, name: &str) -> String {
-        let within = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+        let is_word = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
         let word = name.match_indices(&self.from).find(|(at, id)| {
             let (before, after) = (
                 name[..*at].chars().next_back(),
                 name[at + id.len()..].chars().next(),
             );
-            !within(before) && !within(after)
+            !is_word(before) && !is_word(after)
         });
         if let Some((at, id)) = word {
             return format!("{}{}{}", &name[..at], self.to, &name[at + id.len()..]);
         }
-        let digits = |id: &str| id.get(..DIGITS).unwrap_or(id).to_owned();
+        let digits = |id: &str| id.get(..SHORT_ID_LEN).unwrap_or(id).to_owned();
         match name.split_once(&digits(&self.from)) {
             Some((before, rest)) if before.ends_with('-') && rest.starts_with('.') => {
                 format!("{before}{}{rest}", digits(&self.to))
@@ -71,12 +72,12 @@ impl SessionRenamer {
         }
     }
 
-    /// Whether the id stands in the file for what it is, and not as something that somebody said.
+    /// Whether the ID in the file refers to the session, rather than being content.
     fn is_rewritten(path: &RelPath, kind: FileKind) -> bool {
         kind == FileKind::Append || path.name().ends_with(".json")
     }
 
-    /// Puts the new id into bytes.
+    /// Replaces the ID in bytes.
     pub fn bytes(&self, path: &RelPath, kind: FileKind, bytes: &[u8]) -> Vec<u8> {
         if !Self::is_rewritten(path, kind) {
             return bytes.to_vec();
@@ -87,8 +88,8 @@ impl SessionRenamer {
         out
     }
 
-    /// Writes `bytes` with the new id to `out`; answers how many bytes were taken: without `last`, the end may be the beginning
-    /// of an id and waits.
+    /// Appends `bytes` with the new ID to `out`; returns the number of bytes consumed. Unless `last`,
+    /// an end that could be the start of an ID is not consumed.
     fn replace(&self, bytes: &[u8], last: bool, out: &mut Vec<u8>) -> usize {
         let from = self.from.as_bytes();
         let mut at = 0;
@@ -109,7 +110,7 @@ impl SessionRenamer {
         end
     }
 
-    /// Writes a file with the new id to another place; answers its length and hash.
+    /// Copies a file with the new ID; returns the length and hash of the copy.
     pub fn copy(
         &self,
         directory: &dyn Directory,
@@ -118,10 +119,10 @@ impl SessionRenamer {
         (kind, len): (FileKind, u64),
         to: &RelPath,
     ) -> Result<(u64, RunningHash)> {
-        let failed = |cause| Error::io(format!("write {path} under another id"), cause);
-        let rewritten = Self::is_rewritten(path, kind);
+        let failed = |cause| Error::io(format!("copy {path} with the new session ID"), cause);
+        let is_rewritten = Self::is_rewritten(path, kind);
         let (mut read, mut written, mut hash) = (0, 0, RunningHash::default());
-        let (mut held, mut buffer) = (Vec::new(), vec![0; PIECE]);
+        let (mut pending, mut buffer) = (Vec::new(), vec![0; CHUNK]);
         directory.write_at(to, 0, &[]).map_err(failed)?;
         loop {
             let want = buffer
@@ -133,15 +134,15 @@ impl SessionRenamer {
                 from.read_at(&mut buffer[..want], read).map_err(failed)?
             };
             read += got as u64;
-            held.extend_from_slice(&buffer[..got]);
+            pending.extend_from_slice(&buffer[..got]);
             let mut out = Vec::new();
-            let taken = if rewritten {
-                self.replace(&held, got == 0, &mut out)
+            let consumed = if is_rewritten {
+                self.replace(&pending, got == 0, &mut out)
             } else {
-                out.extend_from_slice(&held);
-                held.len()
+                out.extend_from_slice(&pending);
+                pending.len()
             };
-            held.drain(..taken);
+            pending.drain(..consumed);
             directory.write_at(to, written, &out).map_err(failed)?;
             hash.update(&out);
             written += out.len() as u64;
@@ -151,7 +152,7 @@ impl SessionRenamer {
         }
         if read < len {
             Err(Error::corrupt(format!(
-                "{path} is shorter than the log says"
+                "{path} is shorter than its length in the log"
             )))
         } else {
             Ok((written, hash))
@@ -159,13 +160,14 @@ impl SessionRenamer {
     }
 }
 
-/// Cuts lengths: the transcripts of a session as they were at a point.
-pub fn cut_lengths(
+/// The lengths of a session's files with its transcripts truncated to `lengths`; a transcript without
+/// a length is left out.
+pub fn truncated_lengths(
     files: &BTreeMap<RelPath, FileState>,
-    cut: Option<&BTreeMap<RelPath, u64>>,
+    lengths: Option<&BTreeMap<RelPath, u64>>,
 ) -> BTreeMap<RelPath, u64> {
-    let length = |path: &RelPath, file: &FileState| match (cut, file.kind) {
-        (Some(cut), FileKind::Append) => cut.get(path).map(|len| file.len.min(*len)),
+    let length = |path: &RelPath, file: &FileState| match (lengths, file.kind) {
+        (Some(lengths), FileKind::Append) => lengths.get(path).map(|len| file.len.min(*len)),
         _ => Some(file.len),
     };
     files
@@ -174,11 +176,11 @@ pub fn cut_lengths(
         .collect()
 }
 
-/// The cursor over a file, for its digest.
+/// The cursor after the first `len` bytes of a file, for their digest.
 pub fn cursor(file: &dyn OpenFile, kind: FileKind, len: u64) -> Result<FileCursor> {
     let read =
-        FileCursor::over(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
-    read.ok_or_else(|| Error::corrupt("a file is shorter than it should be"))
+        FileCursor::read(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
+    read.ok_or_else(|| Error::corrupt("a file is shorter than its length in the log"))
 }
 
 #[cfg(test)]
@@ -186,9 +188,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_lines_get_the_new_id() {
-        let renaming = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
-        let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
+    fn paths_and_lines_get_the_new_id() {
+        let renamer = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
+        let path = |text: &str| renamer.path(&text.parse().unwrap()).unwrap().to_string();
         assert_eq!(path("projects/-w/3f2a.jsonl"), "projects/-w/new-id.jsonl");
         assert_eq!(
             path("projects/-w/3f2a/subagents/agent-1.jsonl"),
@@ -202,11 +204,11 @@ mod tests {
             path("sessions/2026/rollout-3f2a1-3f2a.jsonl"),
             "sessions/2026/rollout-3f2a1-new-id.jsonl"
         );
-        let renaming = SessionRenamer::new(
+        let renamer = SessionRenamer::new(
             &"01234567-89ab".parse().unwrap(),
             &"fedcba98-7654".parse().unwrap(),
         );
-        let path = |text: &str| renaming.path(&text.parse().unwrap()).unwrap().to_string();
+        let path = |text: &str| renamer.path(&text.parse().unwrap()).unwrap().to_string();
         assert_eq!(
             path("tmp/w/chats/session-x-01234567.jsonl"),
             "tmp/w/chats/session-x-fedcba98.jsonl"
@@ -219,26 +221,26 @@ mod tests {
             path("projects/-w-01234567-89ab/x-01234567"),
             "projects/-w-01234567-89ab/x-01234567"
         );
-        let renaming = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
+        let renamer = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
         let wanted =
             b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();
-        assert_eq!(renaming.bytes(&transcript, FileKind::Append, text), wanted);
+        assert_eq!(renamer.bytes(&transcript, FileKind::Append, text), wanted);
         assert_eq!(
-            renaming.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text),
+            renamer.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text),
             text
         );
-        // However it comes in pieces.
-        for piece in 1..text.len() {
-            let (mut held, mut out) = (Vec::new(), Vec::new());
-            for chunk in text.chunks(piece) {
-                held.extend_from_slice(chunk);
-                let taken = renaming.replace(&held, false, &mut out);
-                held.drain(..taken);
+        // Whatever the size of the chunks.
+        for size in 1..text.len() {
+            let (mut pending, mut out) = (Vec::new(), Vec::new());
+            for chunk in text.chunks(size) {
+                pending.extend_from_slice(chunk);
+                let consumed = renamer.replace(&pending, false, &mut out);
+                pending.drain(..consumed);
             }
-            renaming.replace(&held, true, &mut out);
-            assert_eq!(out, wanted, "pieces of {piece}");
+            renamer.replace(&pending, true, &mut out);
+            assert_eq!(out, wanted, "chunks of {size} bytes");
         }
     }
 }

@@ -1,63 +1,62 @@
-//! The ledger: a small file beside the agent's, one per log, that says who may write on and how far each file is shipped.
+//! The ledger: a local file per log with its writer and how far each file is uploaded.
 //!
-//! It carries the right to write from `restore` to the `daemon` that starts next, and over a restart. It is no source
-//! of truth: lost, damaged or stale, the bucket is read instead.
+//! It carries ownership from `restore` to the next `daemon`, and across restarts. It is a cache: if it
+//! is lost, damaged or stale, the log is read instead.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::writer::LogWriter;
-use crate::error::{Error, Result};
+use crate::codec::version;
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, FileKind, FileStat, LogId, RelPath, RunningHash, TurnTracker};
 use crate::sys::{Directory, OpenFile, STATE_DIR};
 
-/// The version of the file.
-const VERSION: u32 = 1;
+/// Number of bytes before the cursor that every scan compares.
+pub const TAIL_WINDOW: u64 = 4096;
 
-/// So many bytes before the cursor are compared at every look.
-pub const WINDOW: u64 = 4096;
-
-/// How far one file is shipped.
+/// How far one file is uploaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FileCursor {
     /// How the agent writes it.
     pub kind: FileKind,
-    /// Bytes shipped.
+    /// Number of uploaded bytes.
     pub len: u64,
-    /// The hash over them, ready to go on.
+    /// The running hash of these bytes.
     pub hash: RunningHash,
-    /// Fingerprint of the last `WINDOW` of them.
-    pub tail: u64,
-    /// What the file system said at the last look.
+    /// Fingerprint of the last `TAIL_WINDOW` of them.
+    pub tail_fingerprint: u64,
+    /// The file's metadata at the last scan.
     pub stat: FileStat,
-    /// Bytes behind the last whole line at the last look: an unfinished one.
+    /// Bytes after the last newline at the last scan.
     #[serde(default)]
-    pub torn: u64,
-    /// It had changed so shortly before the last look that one more change could hide in the same tick of the clock.
+    pub partial_line_bytes: u64,
+    /// Whether the file changed so shortly before the last scan that another change could have the
+    /// same mtime.
     #[serde(default)]
-    pub fresh: bool,
+    pub is_recent: bool,
 }
 
 impl FileCursor {
-    /// A file of which nothing is shipped.
+    /// A cursor at the start of a file.
     pub fn new(kind: FileKind, stat: FileStat) -> Self {
         FileCursor {
             kind,
             len: 0,
             hash: RunningHash::default(),
-            tail: tail_of(&[]),
+            tail_fingerprint: tail_fingerprint(&[]),
             stat,
-            torn: 0,
-            fresh: false,
+            partial_line_bytes: 0,
+            is_recent: false,
         }
     }
 
-    /// Reads the first `len` bytes of a file and puts the cursor behind them; none if it has fewer. How long ago it changed
-    /// is not asked: one that is replaced as one is looked at once more.
-    pub fn over(file: &dyn OpenFile, kind: FileKind, len: u64) -> std::io::Result<Option<Self>> {
+    /// Reads the first `len` bytes of a file and returns the cursor after them; none if the file is
+    /// shorter. Counts a side file as recent, so that the next scan reads it once more.
+    pub fn read(file: &dyn OpenFile, kind: FileKind, len: u64) -> std::io::Result<Option<Self>> {
         let mut cursor = FileCursor {
-            fresh: kind == FileKind::Whole,
+            is_recent: kind == FileKind::Whole,
             ..FileCursor::new(kind, file.stat()?)
         };
         let mut buffer = vec![0; 128 << 10];
@@ -73,64 +72,64 @@ impl FileCursor {
         Ok(Some(cursor))
     }
 
-    /// Makes it fit no file, so that the next look ships all of it anew.
-    pub fn distrust(&mut self) {
+    /// Makes the cursor match no file, so that the next scan uploads the file from the start.
+    pub fn invalidate(&mut self) {
         self.hash = RunningHash::default();
-        self.tail = !self.tail;
+        self.tail_fingerprint = !self.tail_fingerprint;
         self.stat.mtime_ns = i64::MIN;
     }
 
-    /// Takes in the bytes that follow; `window` holds the bytes before them and is kept up to date.
+    /// Advances over `bytes`. `window` holds the bytes before the cursor and is updated.
     pub fn advance(&mut self, window: &mut Vec<u8>, bytes: &[u8]) {
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
-        window.extend_from_slice(&bytes[bytes.len().saturating_sub(WINDOW as usize)..]);
-        let surplus = window.len().saturating_sub(WINDOW as usize);
+        window.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_WINDOW as usize)..]);
+        let surplus = window.len().saturating_sub(TAIL_WINDOW as usize);
         window.drain(..surplus);
-        self.tail = tail_of(window);
+        self.tail_fingerprint = tail_fingerprint(window);
     }
 }
 
-/// The fingerprint of a window.
-pub fn tail_of(window: &[u8]) -> u64 {
-    Digest::of(window).short()
+/// The fingerprint of the bytes before a cursor.
+pub fn tail_fingerprint(window: &[u8]) -> u64 {
+    Digest::of(window).fingerprint()
 }
 
-/// What one log's ledger says.
+/// The ledger of one log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
-    v: u32,
-    /// The store that this is about.
+    version: u32,
+    /// The address of the store.
     pub store: String,
     /// The log.
     pub id: LogId,
     /// The right to write.
     pub log_writer: LogWriter,
-    /// How far each file is shipped.
+    /// The cursor of each file.
     pub files: BTreeMap<RelPath, FileCursor>,
-    /// Fingerprint of the files as they were when all of them was shipped; 0 if that was not so.
+    /// Fingerprint of the files when everything was uploaded; 0 if something was not.
     #[serde(default)]
-    pub seen: u64,
-    /// How far the turns of the conversation have come.
+    pub clean_fingerprint: u64,
+    /// The turns of the conversation so far.
     #[serde(default)]
     pub turns: TurnTracker,
 }
 
 impl Ledger {
-    /// A ledger for a log of a store.
+    /// A ledger without files.
     pub fn new(store: String, id: LogId, log_writer: LogWriter) -> Self {
         Ledger {
-            v: VERSION,
+            version: version::LEDGER,
             store,
             id,
             log_writer,
             files: BTreeMap::new(),
-            seen: 0,
+            clean_fingerprint: 0,
             turns: TurnTracker::default(),
         }
     }
 
-    /// Where the ledger of a log is.
+    /// The path of a log's ledger below the root.
     pub fn path(id: &LogId) -> Result<RelPath> {
         format!(
             "{STATE_DIR}/ledger/{}/{}/{}.json",
@@ -139,37 +138,50 @@ impl Ledger {
         .parse()
     }
 
-    /// Reads the ledger of a log. None if there is none, or it is damaged, or about another store: the bucket is asked
-    /// then.
+    /// Reads the ledger of a log; none if there is none, it is damaged, or it belongs to another
+    /// store. The caller then reads the log.
     pub fn load(directory: &dyn Directory, store: &str, id: &LogId) -> Option<Ledger> {
         let path = Self::path(id).ok()?;
         let bytes = match directory.read(&path) {
             Ok(bytes) => bytes?,
             Err(error) => {
-                tracing::warn!(%error, %path, "cannot read the ledger; asking the bucket");
+                tracing::warn!(%error, %path, "reading the ledger failed; reading the log instead");
                 return None;
             }
         };
-        let checked = bytes
-            .split_at_checked(64)
-            .filter(|(digest, body)| Digest::of(body).to_string().as_bytes() == *digest);
-        let Some(ledger) = checked
-            .and_then(|(_, body)| serde_json::from_slice::<Ledger>(body).ok())
-            .filter(|ledger| ledger.v == VERSION)
-        else {
-            tracing::warn!(%path, "the ledger is damaged; asking the bucket");
-            return None;
-        };
-        (ledger.store == store && ledger.id == *id).then_some(ledger)
+        match Self::decode(path.as_str(), &bytes) {
+            Ok(ledger) => (ledger.store == store && ledger.id == *id).then_some(ledger),
+            Err(error) if error.kind() == ErrorKind::NewerFormat => {
+                tracing::warn!(%error, "a newer sessiond wrote the ledger; reading the log instead");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the ledger is damaged; reading the log instead");
+                None
+            }
+        }
     }
 
-    /// Writes the ledger. `durable` when the right to write changes hands; a cursor that a power cut loses is found
-    /// again in the bucket.
+    /// Decodes a ledger file, by its format version.
+    fn decode(path: &str, bytes: &[u8]) -> Result<Ledger> {
+        let damaged = |why: &str| Error::corrupt(why).context(format_args!("read {path}"));
+        let (_, body) = bytes
+            .split_at_checked(64)
+            .filter(|(digest, body)| Digest::of(body).to_string().as_bytes() == *digest)
+            .ok_or_else(|| damaged("its digest does not match"))?;
+        match version::read(path, body, version::LEDGER)? {
+            1 => serde_json::from_slice(body).map_err(|cause| damaged(&cause.to_string())),
+            other => Err(version::unknown(path, other)),
+        }
+    }
+
+    /// Writes the ledger, synced to disk if `durable`: when ownership changes. A cursor that is lost in
+    /// a power failure is recovered from the log.
     pub fn save(&self, directory: &dyn Directory, durable: bool) -> Result<()> {
         let path = Self::path(&self.id)?;
         let mut body = vec![b'\n'];
         serde_json::to_writer(&mut body, self).map_err(|cause| {
-            Error::new(crate::error::ErrorKind::Internal, "write the ledger").caused_by(cause)
+            Error::new(ErrorKind::Internal, "write the ledger").caused_by(cause)
         })?;
         let mut bytes = Digest::of(&body).to_string().into_bytes();
         bytes.append(&mut body);
@@ -211,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_comes_back_and_a_damaged_or_foreign_one_does_not() {
+    fn a_damaged_or_foreign_ledger_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let disk = Disk::new(root.path());
         let ledger = ledger();
@@ -233,14 +245,27 @@ mod tests {
     }
 
     #[test]
-    fn the_window_follows_the_cursor_whatever_the_pieces() {
+    fn a_ledger_of_a_newer_sessiond_is_ignored_but_not_called_damaged() {
+        let body = b"\n{\"version\":2,\"log\":{}}";
+        let bytes = [Digest::of(body).to_string().as_bytes(), body].concat();
+        let error = Ledger::decode("x.json", &bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NewerFormat, "{error}");
+        let root = tempfile::tempdir().unwrap();
+        let disk = Disk::new(root.path());
+        let path = Ledger::path(&ledger().id).unwrap();
+        disk.replace(&path, &bytes, true).unwrap();
+        assert_eq!(Ledger::load(&disk, "file:///x", &ledger().id), None);
+    }
+
+    #[test]
+    fn the_cursor_does_not_depend_on_the_chunks() {
         let text: Vec<u8> = (0..20_000u32).map(|at| (at % 251) as u8).collect();
         let root = tempfile::tempdir().unwrap();
         let disk = Disk::new(root.path());
         let path: RelPath = "f".parse().unwrap();
         disk.write_at(&path, 0, &text).unwrap();
         let file = disk.open(&path).unwrap().unwrap();
-        let whole = FileCursor::over(&*file, FileKind::Append, 15_000)
+        let whole = FileCursor::read(&*file, FileKind::Append, 15_000)
             .unwrap()
             .unwrap();
         let mut pieces = FileCursor::new(FileKind::Append, whole.stat);
@@ -249,9 +274,9 @@ mod tests {
             pieces.advance(&mut window, piece);
         }
         assert_eq!(pieces, whole);
-        assert_eq!(whole.tail, tail_of(&text[15_000 - 4096..15_000]));
+        assert_eq!(whole.tail_fingerprint, tail_fingerprint(&text[15_000 - 4096..15_000]));
         assert!(
-            FileCursor::over(&*file, FileKind::Append, 30_000)
+            FileCursor::read(&*file, FileKind::Append, 30_000)
                 .unwrap()
                 .is_none()
         );

@@ -1,21 +1,24 @@
-//! Makes one piece of a run of entries: pure. What a file went through within the run does not matter any more, only from
-//! where it differs from before and what it became.
+//! Merges a range of entries into one segment. Pure.
+//!
+//! The steps that a file went through within the range are dropped; what stays is the offset from
+//! which it differs from before, and its bytes after that.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::read::EntrySink;
-use crate::codec::entry::{self, Encoded, Entry};
-use crate::codec::snapshot;
+use super::sink::EntrySink;
+use crate::codec::entry::{self, EncodedEntry, Entry};
+use crate::codec::{snapshot, version};
 use crate::error::{Error, Result};
-use crate::model::checkpoint::MOST_CHECKPOINTS;
+use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::{
     Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part, RelPath, Seq,
-    WriterId, entry::FORMAT,
+    WriterId,
 };
+use crate::sys::mutation::{Mutation, is_active};
 
-/// Entries in the making of one.
+/// Merges entries into one segment.
 #[derive(Debug, Default)]
 pub struct Merger {
     files: BTreeMap<RelPath, (Part, Vec<u8>)>,
@@ -25,17 +28,17 @@ pub struct Merger {
     first: Option<First>,
     last: Option<Last>,
     entries: u64,
-    raw: u64,
-    stored: u64,
-    /// Nothing before the run counts: it began at the first entry, or anew.
-    from_nothing: bool,
+    raw_bytes: u64,
+    stored_bytes: u64,
+    /// Whether the range starts with the first entry or with a reset: nothing before it counts.
+    starts_log: bool,
 }
 
 #[derive(Debug)]
 struct First {
-    follows: Seq,
-    prev: Option<Digest>,
-    began: Timestamp,
+    prev_seq: Seq,
+    prev_digest: Option<Digest>,
+    at: Timestamp,
 }
 
 #[derive(Debug)]
@@ -45,7 +48,7 @@ struct Last {
 }
 
 impl Merger {
-    /// Bytes gathered so far.
+    /// Number of bytes so far.
     pub fn size(&self) -> u64 {
         self.files
             .values()
@@ -54,24 +57,25 @@ impl Merger {
     }
 
     fn apply_moves(&mut self, header: &EntryHeader) -> Result<()> {
-        for (at, moved) in header.moves.iter().enumerate() {
+        for (index, moved) in header.moves.iter().enumerate() {
             match self.files.remove(&moved.from) {
                 Some(file) => {
                     self.files.insert(moved.to.clone(), file);
                 }
-                // Whether it was there before the run is not known here; a file that it would have replaced is.
-                None if !self.from_nothing
+                // Whether the file existed before the range is unknown; the file that it would have
+                // replaced is known.
+                None if !self.starts_log
                     && self.files.contains_key(&moved.to)
-                    && !is_written_anew(header, at) =>
+                    && !is_rewritten(header, index) =>
                 {
                     return Err(Error::conflict(format!(
-                        "merge: {} may or may not have become {}",
+                        "cannot merge: it is unknown whether {} replaced {}",
                         moved.from, moved.to
                     )));
                 }
                 None => {}
             }
-            if !self.from_nothing {
+            if !self.starts_log {
                 self.moves.push(moved.clone());
             }
         }
@@ -83,23 +87,26 @@ impl Merger {
             seq: Some(part.seq.unwrap_or(seq)),
             ..part.clone()
         };
-        let Some((old, kept)) = self.files.get_mut(&part.path) else {
+        let Some((old, merged)) = self.files.get_mut(&part.path) else {
             self.files.insert(part.path.clone(), (new, bytes.to_vec()));
             return;
         };
         let start = old.start.min(part.start);
-        kept.truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
-        kept.extend_from_slice(bytes);
+        merged.truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
+        if !is_active(Mutation::DropMergedBytes) {
+            merged.extend_from_slice(bytes);
+        }
         *old = Part {
             start,
-            len: kept.len() as u64,
+            len: merged.len() as u64,
             ..new
         };
     }
 
-    /// The run as one piece, from number `from` on: a snapshot if nothing before it counts, else a merge. None if nothing
-    /// was taken in, or if it ends with a removal: whether a session is removed must be told by the entry itself.
-    pub fn finish(self, from: Seq) -> Result<Option<Encoded>> {
+    /// The range as one segment that starts with `first_seq`: a snapshot if nothing before it counts,
+    /// otherwise a merge. None if nothing was applied, or if the range ends with a removal: whether a
+    /// session is removed is always read from the entry itself.
+    pub fn finish(self, first_seq: Seq) -> Result<Option<EncodedEntry>> {
         let (Some(first), Some(last)) = (
             self.first,
             self.last.filter(|last| !last.header.kind.is_removal()),
@@ -111,38 +118,38 @@ impl Merger {
             parts.push(Part { path, ..part });
             bodies.push(bytes);
         }
-        let kind = if self.from_nothing {
+        let kind = if self.starts_log {
             EntryKind::Snapshot
         } else {
             EntryKind::Merge
         };
         let covers = CoveredRange {
-            from: if self.from_nothing { 1 } else { from },
+            first_seq: if self.starts_log { 1 } else { first_seq },
             digest: last.digest,
-            began: first.began,
+            first_at: first.at,
             entries: self.entries,
-            raw: self.raw,
-            stored: self.stored,
+            raw_bytes: self.raw_bytes,
+            stored_bytes: self.stored_bytes,
             writers: self.writers,
         };
         let header = EntryHeader {
-            v: FORMAT,
+            version: version::ENTRY,
             kind,
             agent: last.header.agent,
             session: last.header.session,
             seq: last.header.seq,
             writer: last.header.writer,
             at: last.header.at,
-            prev: if self.from_nothing { None } else { first.prev },
-            after: Some(if self.from_nothing { 0 } else { first.follows }),
+            prev_digest: if self.starts_log { None } else { first.prev_digest },
+            prev_seq: Some(if self.starts_log { 0 } else { first.prev_seq }),
             covers: Some(covers),
             moves: self.moves,
             parts,
             checkpoints: self.checkpoints,
             fork: None,
-            back_to: None,
+            rollback_to: None,
         };
-        if self.from_nothing {
+        if self.starts_log {
             snapshot::encode(header, &bodies)
         } else {
             entry::encode(header, &bodies)
@@ -151,12 +158,12 @@ impl Merger {
     }
 }
 
-/// Whether it does not matter which file the move numbered `at` leaves in its place: it is written anew there, and does not
-/// move on before that.
-fn is_written_anew(header: &EntryHeader, at: usize) -> bool {
-    let to = &header.moves[at].to;
-    let moves_on = header.moves[at + 1..].iter().any(|next| next.from == *to);
-    !moves_on
+/// Whether the file that the move `index` leaves at its target does not matter: the entry rewrites it
+/// there, and does not move it before that.
+fn is_rewritten(header: &EntryHeader, index: usize) -> bool {
+    let to = &header.moves[index].to;
+    let moves_again = header.moves[index + 1..].iter().any(|next| next.from == *to);
+    !moves_again
         && header
             .parts
             .iter()
@@ -164,17 +171,17 @@ fn is_written_anew(header: &EntryHeader, at: usize) -> bool {
 }
 
 impl EntrySink for Merger {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
         if header.fork.is_some() {
-            // It stands for entries of another log, which stay where they are.
+            // It refers to entries of another log, which are not merged.
             return Err(Error::conflict(
-                "merge: what a fork begins with stays an entry of its own",
+                "cannot merge: the first entry of a fork stays an entry of its own",
             ));
         }
-        if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
+        if header.resets_log() || header.kind == EntryKind::Snapshot || header.predecessor() == 0 {
             *self = Merger {
-                from_nothing: true,
+                starts_log: true,
                 ..Merger::default()
             };
         }
@@ -182,18 +189,18 @@ impl EntrySink for Merger {
         for (part, bytes) in entry.parts() {
             self.apply_part(part, header.seq, bytes);
         }
-        self.checkpoints.extend(header.points());
-        let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+        self.checkpoints.extend(header.all_checkpoints());
+        let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
         self.checkpoints.drain(..surplus);
         let covers = header.covers.as_ref();
         self.first.get_or_insert_with(|| First {
-            follows: header.follows(),
-            prev: header.prev,
-            began: covers.map_or(header.at, |covers| covers.began),
+            prev_seq: header.predecessor(),
+            prev_digest: header.prev_digest,
+            at: covers.map_or(header.at, |covers| covers.first_at),
         });
         self.entries += covers.map_or(1, |covers| covers.entries);
-        self.raw += covers.map_or(header.body_len(), |covers| covers.raw);
-        self.stored += covers.map_or(entry.stored, |covers| covers.stored);
+        self.raw_bytes += covers.map_or(header.body_len(), |covers| covers.raw_bytes);
+        self.stored_bytes += covers.map_or(entry.stored_bytes, |covers| covers.stored_bytes);
         match covers {
             Some(covers) => self.writers.extend(covers.writers.clone()),
             None => {

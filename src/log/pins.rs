@@ -1,73 +1,72 @@
-//! Points of a log that must stay reachable: checkpoints that have a name, and where forks begin. One small object each,
-//! beside the log.
+//! Pins: objects next to a log that keep a `seq` reachable, for named checkpoints and forks.
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Logs;
+use crate::codec::version;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Checkpoint, LogId, LogName, Seq, keys};
-use crate::store::{self, Created};
+use crate::store::encrypted::policy::ProtectionSummary;
+use crate::store::{self, CreateOutcome, Store};
 
-const VERSION: u32 = 1;
-
-/// A checkpoint that somebody gave a name.
+/// A checkpoint with a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Named {
-    v: u32,
+pub struct NamedCheckpoint {
+    version: u32,
     /// The name.
     pub name: String,
-    /// When it was given.
-    pub made: Timestamp,
-    /// The point.
+    /// When it was named.
+    pub created_at: Timestamp,
+    /// The checkpoint.
     #[serde(flatten)]
-    pub point: Checkpoint,
+    pub checkpoint: Checkpoint,
 }
 
 #[derive(Serialize, Deserialize)]
 struct ForkPin {
-    v: u32,
+    version: u32,
     seq: Seq,
     fork: LogName,
 }
 
-/// What must stay reachable.
+/// An object that keeps a `seq` reachable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pin {
-    /// A checkpoint with a name.
-    Named(Box<Named>),
-    /// Another session begins here.
-    ForkOrigin {
-        /// The other session.
+    /// A named checkpoint.
+    Checkpoint(Box<NamedCheckpoint>),
+    /// The origin of a fork.
+    Fork {
+        /// The forked session.
         fork: LogName,
-        /// The entry.
+        /// The entry that it starts from.
         seq: Seq,
     },
-    /// One that this build cannot read; it may mean any entry.
+    /// An unreadable pin; it may refer to any entry.
     Unknown(String),
 }
 
 impl Pin {
-    /// The entry that must stay reachable.
+    /// The entry that it keeps reachable; none if it is unknown.
     pub fn seq(&self) -> Option<Seq> {
         match self {
-            Pin::Named(named) => named.point.seq,
-            Pin::ForkOrigin { seq, .. } => Some(*seq),
+            Pin::Checkpoint(named) => named.checkpoint.seq,
+            Pin::Fork { seq, .. } => Some(*seq),
             Pin::Unknown(_) => None,
         }
     }
 
-    /// Whether the log must stay although it was removed.
-    pub fn holds_all(&self) -> bool {
-        !matches!(self, Pin::Named(_))
+    /// Whether it keeps the log even after the session was removed.
+    pub fn outlives_session(&self) -> bool {
+        !matches!(self, Pin::Checkpoint(_))
     }
 
     /// Its key.
     pub fn key(&self, id: &LogId) -> String {
         match self {
-            Pin::Named(named) => keys::named_point(id, &named.name),
-            Pin::ForkOrigin { fork, .. } => keys::fork_pin(id, fork),
+            Pin::Checkpoint(named) => keys::checkpoint_pin(id, &named.name),
+            Pin::Fork { fork, .. } => keys::fork_pin(id, fork),
             Pin::Unknown(key) => key.clone(),
         }
     }
@@ -79,87 +78,98 @@ impl Logs {
         let objects = store::list_objects(&*self.store, &keys::pins_dir(id), None).await;
         let mut pins = Vec::new();
         for object in objects.with_context(|| format!("list the pins of {id}"))? {
-            let Some(bytes) = self.store.get(&object.key).await? else {
-                continue;
-            };
-            let named: Option<Named> = serde_json::from_slice(&bytes)
-                .ok()
-                .filter(|named: &Named| named.v == VERSION);
-            let fork: Option<ForkPin> = serde_json::from_slice(&bytes)
-                .ok()
-                .filter(|fork: &ForkPin| fork.v == VERSION);
-            pins.push(match (named, fork) {
-                (Some(named), _) if object.key == keys::named_point(id, &named.name) => {
-                    Pin::Named(Box::new(named))
-                }
-                (_, Some(fork)) if object.key == keys::fork_pin(id, &fork.fork) => {
-                    Pin::ForkOrigin {
-                        fork: fork.fork,
-                        seq: fork.seq,
-                    }
-                }
-                _ => {
-                    tracing::warn!(key = object.key, "this is damaged, or of a newer sessiond");
-                    Pin::Unknown(object.key)
-                }
-            });
+            if let Some(bytes) = self.store.get(&object.key).await? {
+                pins.push(decode(id, object.key, &bytes));
+            }
         }
         Ok(pins)
     }
 
-    /// The checkpoints of a log that have a name, by time.
-    pub async fn named_points(&self, id: &LogId) -> Result<Vec<Named>> {
+    /// The named checkpoints of a log, ordered by time.
+    pub async fn named_checkpoints(&self, id: &LogId) -> Result<Vec<NamedCheckpoint>> {
         let pins = self.pins(id).await?.into_iter();
-        let mut named: Vec<Named> = pins
-            .filter_map(|pin| {
-                if let Pin::Named(named) = pin {
-                    Some(*named)
-                } else {
-                    None
-                }
+        let mut named: Vec<NamedCheckpoint> = pins
+            .filter_map(|pin| match pin {
+                Pin::Checkpoint(named) => Some(*named),
+                Pin::Fork { .. } | Pin::Unknown(_) => None,
             })
             .collect();
-        named.sort_by(|one, other| (one.made, &one.name).cmp(&(other.made, &other.name)));
+        named.sort_by(|one, other| {
+            (one.created_at, &one.name).cmp(&(other.created_at, &other.name))
+        });
         Ok(named)
     }
 
-    /// Gives a point a name; none if the name is taken.
-    pub async fn name_point(
+    /// Names a checkpoint; returns none if the name is in use. The object is encrypted if the
+    /// session is.
+    pub async fn name_checkpoint(
         &self,
         id: &LogId,
         name: &str,
-        point: Checkpoint,
-    ) -> Result<Option<Named>> {
-        let named = Named {
-            v: VERSION,
+        checkpoint: Checkpoint,
+    ) -> Result<Option<NamedCheckpoint>> {
+        let named = NamedCheckpoint {
+            version: version::PIN,
             name: name.to_owned(),
-            made: self.clock.now(),
-            point,
+            created_at: self.clock.now(),
+            checkpoint,
         };
-        let created = self
-            .store
-            .create(&keys::named_point(id, name), json(&named)?)
+        let create = async {
+            let policy = self.store.policy();
+            let log = if policy.depends_on_log(true) {
+                self.protection(id, None).await?
+            } else {
+                ProtectionSummary::default()
+            };
+            let encryption = policy.for_checkpoint(log)?;
+            self.store
+                .create_with(&keys::checkpoint_pin(id, name), json(&named)?, encryption)
+                .await
+        };
+        let created = create
             .await
-            .with_context(|| format!("name a point of {id}"))?;
-        Ok((created == Created::New).then_some(named))
+            .with_context(|| format!("name a checkpoint of {id}"))?;
+        Ok((created == CreateOutcome::Created).then_some(named))
     }
 
-    /// Holds the entry that a fork begins with.
+    /// Pins the entry that a fork starts from.
     pub async fn pin_fork(&self, id: &LogId, seq: Seq, fork: &LogName) -> Result<()> {
         let pin = ForkPin {
-            v: VERSION,
+            version: version::PIN,
             seq,
             fork: fork.clone(),
         };
         self.store
             .put(&keys::fork_pin(id, fork), json(&pin)?)
             .await
-            .with_context(|| format!("hold entry {seq} of {id}"))
+            .with_context(|| format!("pin entry {seq} of {id}"))
+    }
+}
+
+fn decode(id: &LogId, key: String, bytes: &[u8]) -> Pin {
+    let named: Option<NamedCheckpoint> = serde_json::from_slice(bytes)
+        .ok()
+        .filter(|named: &NamedCheckpoint| named.version == version::PIN);
+    let fork: Option<ForkPin> = serde_json::from_slice(bytes)
+        .ok()
+        .filter(|fork: &ForkPin| fork.version == version::PIN);
+    match (named, fork) {
+        (Some(named), _) if key == keys::checkpoint_pin(id, &named.name) => {
+            Pin::Checkpoint(Box::new(named))
+        }
+        (_, Some(fork)) if key == keys::fork_pin(id, &fork.fork) => Pin::Fork {
+            fork: fork.fork,
+            seq: fork.seq,
+        },
+        _ => {
+            tracing::warn!(key, "the pin is damaged or was written by a newer sessiond");
+            Pin::Unknown(key)
+        }
     }
 }
 
 fn json(value: &impl Serialize) -> Result<Bytes> {
     serde_json::to_vec(value)
         .map(Bytes::from)
-        .map_err(|cause| Error::new(ErrorKind::Internal, "write a pin").caused_by(cause))
+        .map_err(|cause| Error::new(ErrorKind::Internal, "encode a pin").caused_by(cause))
 }

@@ -1,4 +1,5 @@
-//! Finds out whether a store honours conditions: some ignore them and answer 200, and such a store cannot fence.
+//! The probe for conditional creates: some stores ignore the condition and return success, and such a
+//! store cannot fence.
 
 use std::sync::Arc;
 
@@ -8,63 +9,63 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorContext, ErrorKind, Result};
 use crate::model::keys;
-use crate::store::{Created, Store};
+use crate::store::{CreateOutcome, Store};
 use crate::sys::Rng;
 
-/// So many creates race for one key: a store that ignores conditions lets all of them win, and one that checks without
-/// a lock lets two.
+/// Number of concurrent creates of one key. A store that ignores conditions lets all of them succeed;
+/// one that checks without a lock lets two.
 const RACERS: usize = 8;
 
-/// What is remembered with the store.
+/// The stored result of the probe.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProbeRecord {
-    v: u32,
+    version: u32,
     conditional_create: bool,
 }
 
-/// Whether `create` is atomic there. Asked once per store: the answer is remembered beside the data.
-pub async fn conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {
-    if let Some(known) = store.fences_by_itself() {
+/// Whether the store's `create` is atomic. Probed once per store: the result is stored with the data.
+pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {
+    if let Some(known) = store.has_atomic_create() {
         return Ok(known);
     }
-    let remembered = store
-        .get(&keys::store_facts())
+    let stored = store
+        .get(&keys::probe_record())
         .await
-        .context("ask the store what it can do")?;
-    if let Some(facts) =
-        remembered.and_then(|bytes| serde_json::from_slice::<ProbeRecord>(&bytes).ok())
+        .context("read the result of the store probe")?;
+    if let Some(record) =
+        stored.and_then(|bytes| serde_json::from_slice::<ProbeRecord>(&bytes).ok())
     {
-        return Ok(facts.conditional_create);
+        return Ok(record.conditional_create);
     }
-    let honoured = race(store, rng)
+    let conditional_create = race(store, rng)
         .await
         .context("probe the store for conditional creates")?;
-    let facts = serde_json::to_vec(&ProbeRecord {
-        v: 1,
-        conditional_create: honoured,
+    let record = serde_json::to_vec(&ProbeRecord {
+        version: 1,
+        conditional_create,
     })
     .unwrap_or_default();
-    match store.put(&keys::store_facts(), Bytes::from(facts)).await {
-        // Who may only write to a namespace asks each time.
+    match store.put(&keys::probe_record(), Bytes::from(record)).await {
+        // A process that may only write to its namespace probes each time.
         Err(error) if error.kind() == ErrorKind::Usage => {
-            tracing::debug!(%error, "what the store can do is not remembered")
+            tracing::debug!(%error, "the result of the store probe is not stored")
         }
-        put => put.context("remember what the store can do")?,
+        put => put.context("store the result of the store probe")?,
     }
-    Ok(honoured)
+    Ok(conditional_create)
 }
 
 async fn race(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {
     let key = keys::probe(&format!("{:016x}", rng.next()));
     let racers =
         (0..RACERS).map(|racer| store.create(&key, Bytes::from(format!("racer {racer}\n"))));
-    let answers = join_all(racers).await;
-    // One more after the race: it must lose.
+    let outcomes = join_all(racers).await;
+    // One more create after the race must fail.
     let late = store.create(&key, Bytes::from_static(b"late\n")).await;
     store.delete(&key).await?;
     let mut winners = 0;
-    for answer in answers {
-        winners += usize::from(answer? == Created::New);
+    for outcome in outcomes {
+        winners += usize::from(outcome? == CreateOutcome::Created);
     }
-    Ok(winners == 1 && late? == Created::Exists)
+    Ok(winners == 1 && late? == CreateOutcome::AlreadyExists)
 }

@@ -1,6 +1,7 @@
-//! The small entries that this process wrote last, so that who merges them need not ask the store for each.
+//! A cache of the small entries that this process wrote last, so that the compactor need not read
+//! them from the store.
 //!
-//! Owns bytes that were acknowledged, and no more of them than a bound. Whoever restores or verifies reads the store.
+//! Owns acknowledged bytes, up to a limit. Restore and verify always read the store.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,50 +10,50 @@ use bytes::Bytes;
 
 use crate::model::{LogId, Seq};
 
-/// All that is kept: several hundred entries of a busy session.
-const MOST: usize = 512 << 10;
+/// Maximum size of the cache: several hundred entries of a busy session.
+const MAX_BYTES: usize = 512 << 10;
 
-/// A larger entry is read again: it would take the place of many.
-const SMALL: usize = 32 << 10;
+/// Maximum size of a cached entry: a larger one would displace many.
+const MAX_ENTRY_BYTES: usize = 32 << 10;
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Cache {
     entries: VecDeque<(LogId, Seq, Bytes)>,
     bytes: usize,
 }
 
-/// What was written last.
+/// The entries that this process wrote last.
 #[derive(Debug, Default)]
-pub struct RecentEntries(Mutex<Kept>);
+pub struct RecentEntries(Mutex<Cache>);
 
 impl RecentEntries {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Cache> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An entry is in the log.
-    pub fn keep(&self, id: &LogId, seq: Seq, bytes: &Bytes) {
-        if bytes.len() > SMALL {
+    /// Adds an acknowledged entry.
+    pub fn insert(&self, id: &LogId, seq: Seq, bytes: &Bytes) {
+        if bytes.len() > MAX_ENTRY_BYTES {
             return;
         }
-        let mut kept = self.lock();
-        kept.bytes += bytes.len();
-        kept.entries.push_back((id.clone(), seq, bytes.clone()));
-        while kept.bytes > MOST
-            && let Some((_, _, oldest)) = kept.entries.pop_front()
+        let mut cache = self.lock();
+        cache.bytes += bytes.len();
+        cache.entries.push_back((id.clone(), seq, bytes.clone()));
+        while cache.bytes > MAX_BYTES
+            && let Some((_, _, oldest)) = cache.entries.pop_front()
         {
-            kept.bytes -= oldest.len();
+            cache.bytes -= oldest.len();
         }
     }
 
-    /// The entry, if it is one of the last.
+    /// Returns an entry, if it is cached.
     pub fn get(&self, id: &LogId, seq: Seq) -> Option<Bytes> {
-        let kept = self.lock();
-        let found = kept
+        let cache = self.lock();
+        let found = cache
             .entries
             .iter()
             .rev()
-            .find(|(log, number, _)| (log, *number) == (id, seq));
+            .find(|(log, entry, _)| (log, *entry) == (id, seq));
         found.map(|(_, _, bytes)| bytes.clone())
     }
 }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_small_entries_are_kept_and_no_more() {
+    fn only_the_last_small_entries_are_cached() {
         let recent = RecentEntries::default();
         let id = |name: &str| LogId {
             namespace: "n".parse().unwrap(),
@@ -70,13 +71,13 @@ mod tests {
             name: name.parse().unwrap(),
         };
         for seq in 1..=100 {
-            recent.keep(&id("s1"), seq, &Bytes::from(vec![seq as u8; 16 << 10]));
+            recent.insert(&id("s1"), seq, &Bytes::from(vec![seq as u8; 16 << 10]));
         }
-        recent.keep(&id("s1"), 101, &Bytes::from(vec![0; SMALL + 1]));
-        let kept: Vec<Seq> = (1..=101)
+        recent.insert(&id("s1"), 101, &Bytes::from(vec![0; MAX_ENTRY_BYTES + 1]));
+        let cached: Vec<Seq> = (1..=101)
             .filter(|seq| recent.get(&id("s1"), *seq).is_some())
             .collect();
-        assert_eq!(kept, (69..=100).collect::<Vec<_>>());
+        assert_eq!(cached, (69..=100).collect::<Vec<_>>());
         assert_eq!(recent.get(&id("s1"), 100).unwrap()[0], 100);
         assert_eq!(recent.get(&id("s2"), 100), None);
     }

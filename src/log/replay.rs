@@ -1,131 +1,133 @@
-//! What the transcripts in a log say, entry by entry.
+//! Replaying the transcripts of a log, entry by entry.
 //!
-//! Owns what an entry does to what was heard before: a transcript is written anew from a place, gets another name, is
-//! forgotten for good, or becomes the beginning of a fork. Does not own what is kept of a message (an `TranscriptVisitor`).
+//! Owns what an entry does to the messages before it: a transcript is truncated, renamed, discarded,
+//! or becomes the start of a fork. Does not own what is kept of a message (a `TranscriptVisitor`).
 
 use std::collections::BTreeMap;
 
 use super::fork::SessionRenamer;
-use super::read::EntrySink;
+use super::sink::EntrySink;
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
+use crate::agent::transcript::TranscriptReader;
 use crate::codec::entry::Entry;
 use crate::error::Result;
 use crate::model::message::TurnEvent;
-use crate::model::{EntryKind, ForkOrigin, LocatedMessage, RelPath, SessionFacts};
+use crate::model::{EntryKind, FileMove, ForkOrigin, LocatedMessage, RelPath, SessionFacts};
 
-/// What keeps of a conversation what it needs.
+/// Receives the messages of a conversation and keeps what it needs.
 pub trait TranscriptVisitor {
-    /// The next message.
-    fn said(&mut self, said: LocatedMessage);
+    /// Receives the next message.
+    fn visit_message(&mut self, message: LocatedMessage);
 
-    /// The next mark of a turn.
-    fn marked(&mut self, _marked: TurnEvent) {}
+    /// Receives the next turn event.
+    fn visit_turn_event(&mut self, _event: TurnEvent) {}
 
-    /// A transcript is written anew from there on.
-    fn cut(&mut self, path: &RelPath, from: u64);
+    /// A transcript is rewritten from offset `from`: what it held after it is void.
+    fn truncate(&mut self, path: &RelPath, from: u64);
 
-    /// A transcript has another name.
-    fn moved(&mut self, from: &RelPath, to: &RelPath);
+    /// A transcript has a new path.
+    fn rename(&mut self, from: &RelPath, to: &RelPath);
 
-    /// What was heard begins a fork: its transcripts have other names, and places in them mean nothing any more.
-    fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>);
+    /// The messages so far start a fork: its transcripts have new paths, and offsets in the old ones
+    /// have no meaning any more.
+    fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>);
 
-    /// Nothing of it counts: it begins anew.
+    /// All messages so far are void.
     fn clear(&mut self);
 }
 
-/// Listens to a log with an ear.
+/// Replays a log for a visitor.
 #[derive(Clone)]
-pub struct TranscriptReplay<'a, E> {
+pub struct TranscriptReplay<'a, V> {
     profile: &'a dyn Profile,
-    reader: Reader,
-    /// How long each transcript is, as far as that was heard.
+    reader: TranscriptReader,
+    /// The length of each transcript, as far as it was replayed.
     lengths: BTreeMap<RelPath, u64>,
-    /// What the transcripts say of the session.
+    /// Facts about the session.
     pub facts: SessionFacts,
-    /// The last entry removed the session.
+    /// Whether the last entry removed the session.
     pub removed: bool,
-    /// What listens.
-    pub ear: E,
+    /// The visitor.
+    pub visitor: V,
 }
 
-impl<'a, E: TranscriptVisitor> TranscriptReplay<'a, E> {
-    /// Nothing heard yet.
-    pub fn new(profile: &'a dyn Profile, ear: E) -> Self {
+impl<'a, V: TranscriptVisitor> TranscriptReplay<'a, V> {
+    /// A replay before the first entry.
+    pub fn new(profile: &'a dyn Profile, visitor: V) -> Self {
         TranscriptReplay {
             profile,
-            reader: Reader::default(),
+            reader: TranscriptReader::default(),
             lengths: BTreeMap::new(),
             facts: SessionFacts::default(),
             removed: false,
-            ear,
+            visitor,
         }
     }
 
-    /// Takes the next entry in, whether or not it follows.
-    pub fn hear(&mut self, entry: &Entry) {
+    /// Replays an entry, whether or not it follows the previous one.
+    pub fn visit_entry(&mut self, entry: &Entry) {
         let header = &entry.header;
-        if header.begins_anew() || header.kind == EntryKind::Snapshot {
+        if header.resets_log() || header.kind == EntryKind::Snapshot {
             (self.reader, self.lengths, self.facts) = Default::default();
-            self.ear.clear();
+            self.visitor.clear();
         }
         self.removed = header.kind.is_removal();
-        self.reader.moved(&header.moves);
+        self.reader.move_files(&header.moves);
+        FileMove::apply_all(&header.moves, &mut self.lengths);
         for moved in &header.moves {
-            if let Some(len) = self.lengths.remove(&moved.from) {
-                self.lengths.insert(moved.to.clone(), len);
-            }
-            self.ear.moved(&moved.from, &moved.to);
+            self.visitor.rename(&moved.from, &moved.to);
         }
-        let told = self.reader.read(self.profile, entry.parts());
+        let parsed = self.reader.read(self.profile, entry.parts());
         for part in header
             .parts
             .iter()
-            .filter(|part| told.read.contains_key(&part.path))
+            .filter(|part| parsed.spans.contains_key(&part.path))
         {
             let before = self.lengths.insert(part.path.clone(), part.end());
             if before.is_some_and(|before| part.start < before) {
-                self.ear.cut(&part.path, part.start);
+                self.visitor.truncate(&part.path, part.start);
             }
         }
-        self.facts = std::mem::take(&mut self.facts).then(told.facts);
-        told.marks
-            .into_iter()
-            .for_each(|marked| self.ear.marked(marked));
-        told.said.into_iter().for_each(|said| self.ear.said(said));
+        self.facts = std::mem::take(&mut self.facts).updated_with(parsed.facts);
+        for event in parsed.turn_events {
+            self.visitor.visit_turn_event(event);
+        }
+        for message in parsed.messages {
+            self.visitor.visit_message(message);
+        }
     }
 
-    /// Nothing behind these lengths counts, and no transcript that has none.
-    pub fn cut_to(&mut self, lengths: &BTreeMap<RelPath, u64>) {
+    /// Truncates all transcripts to these lengths; one without a length is void.
+    pub fn truncate_to(&mut self, lengths: &BTreeMap<RelPath, u64>) {
         for path in self.lengths.keys() {
-            self.ear.cut(path, lengths.get(path).copied().unwrap_or(0));
+            let length = lengths.get(path).copied().unwrap_or(0);
+            self.visitor.truncate(path, length);
         }
     }
 }
 
-impl<E: TranscriptVisitor> EntrySink for TranscriptReplay<'_, E> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
-        self.hear(entry);
+impl<V: TranscriptVisitor> EntrySink for TranscriptReplay<'_, V> {
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
+        self.visit_entry(entry);
         Ok(())
     }
 
-    fn wants_origin(&self) -> bool {
+    fn needs_fork_origin(&self) -> bool {
         true
     }
 
-    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
-        if let Some(cut) = &fork.cut {
-            self.cut_to(cut);
+    fn start_fork(&mut self, fork: &ForkOrigin, renamer: &SessionRenamer) -> Result<()> {
+        if let Some(lengths) = &fork.transcript_lengths {
+            self.truncate_to(lengths);
         }
         let names: Result<BTreeMap<RelPath, RelPath>> = self
             .lengths
             .keys()
-            .map(|path| Ok((path.clone(), renaming.path(path)?)))
+            .map(|path| Ok((path.clone(), renamer.path(path)?)))
             .collect();
         let names = names?;
-        self.ear.forked(&names);
-        self.reader = Reader::default();
+        self.visitor.start_fork(&names);
+        self.reader = TranscriptReader::default();
         self.lengths = fork
             .files
             .iter()
@@ -136,7 +138,8 @@ impl<E: TranscriptVisitor> EntrySink for TranscriptReplay<'_, E> {
     }
 }
 
-/// What was heard, by transcript, each thing with the place behind its last byte; 0 where that is in another session's file.
+/// Items by transcript, each with the offset of its end; 0 if it ends in the file of another
+/// session, the origin of a fork.
 #[derive(Debug, Clone)]
 pub struct PerTranscript<T>(BTreeMap<RelPath, Vec<(u64, T)>>);
 
@@ -147,47 +150,45 @@ impl<T> Default for PerTranscript<T> {
 }
 
 impl<T> PerTranscript<T> {
-    /// The next thing in a transcript.
-    pub fn push(&mut self, path: RelPath, end: u64, heard: T) {
-        self.0.entry(path).or_default().push((end, heard));
+    /// Adds the next item of a transcript.
+    pub fn push(&mut self, path: RelPath, end: u64, item: T) {
+        self.0.entry(path).or_default().push((end, item));
     }
 
-    /// The last thing in a transcript.
+    /// The last item of a transcript.
     pub fn last(&self, path: &RelPath) -> Option<&T> {
-        self.0.get(path)?.last().map(|(_, heard)| heard)
+        self.0.get(path)?.last().map(|(_, item)| item)
     }
 
-    /// What was heard of a transcript, the newest first.
+    /// The items of a transcript, the newest first.
     pub fn recent(&mut self, path: &RelPath) -> impl Iterator<Item = &mut T> {
         self.0
             .get_mut(path)
             .into_iter()
-            .flat_map(|heard| heard.iter_mut().rev().map(|(_, heard)| heard))
+            .flat_map(|items| items.iter_mut().rev().map(|(_, item)| item))
     }
 
-    /// See `TranscriptVisitor::cut`.
-    pub fn cut(&mut self, path: &RelPath, from: u64) {
-        if let Some(heard) = self.0.get_mut(path) {
-            heard.retain(|(end, _)| *end <= from && from > 0);
+    /// See `TranscriptVisitor::truncate`.
+    pub fn truncate(&mut self, path: &RelPath, from: u64) {
+        if let Some(items) = self.0.get_mut(path) {
+            items.retain(|(end, _)| *end <= from && from > 0);
         }
     }
 
-    /// See `TranscriptVisitor::moved`.
-    pub fn moved(&mut self, from: &RelPath, to: &RelPath) {
-        if let Some(heard) = self.0.remove(from) {
-            self.0.insert(to.clone(), heard);
+    /// See `TranscriptVisitor::rename`.
+    pub fn rename(&mut self, from: &RelPath, to: &RelPath) {
+        if let Some(items) = self.0.remove(from) {
+            self.0.insert(to.clone(), items);
         }
     }
 
-    /// See `TranscriptVisitor::forked`.
-    pub fn forked(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+    /// See `TranscriptVisitor::start_fork`.
+    pub fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
         let all = std::mem::take(&mut self.0).into_iter();
         self.0 = all
-            .filter_map(|(path, heard)| {
-                Some((
-                    names.get(&path)?.clone(),
-                    heard.into_iter().map(|(_, heard)| (0, heard)).collect(),
-                ))
+            .filter_map(|(path, items)| {
+                let items = items.into_iter().map(|(_, item)| (0, item)).collect();
+                Some((names.get(&path)?.clone(), items))
             })
             .collect();
     }
@@ -197,16 +198,16 @@ impl<T> PerTranscript<T> {
         self.0.clear();
     }
 
-    /// Everything, by transcript and then in order.
+    /// All items, by transcript and then in order.
     pub fn iter(&self) -> impl Iterator<Item = (&RelPath, &T)> {
         self.0
             .iter()
-            .flat_map(|(path, heard)| heard.iter().map(move |(_, heard)| (path, heard)))
+            .flat_map(|(path, items)| items.iter().map(move |(_, item)| (path, item)))
     }
 
-    /// Everything, by transcript and then in order.
+    /// All items, by transcript and then in order.
     pub fn into_all(self) -> impl Iterator<Item = T> {
-        self.0.into_values().flatten().map(|(_, heard)| heard)
+        self.0.into_values().flatten().map(|(_, item)| item)
     }
 }
 
@@ -215,30 +216,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transcript_that_is_cut_keeps_what_is_whole_before() {
+    fn a_truncated_transcript_keeps_the_items_before() {
         let (path, other): (RelPath, RelPath) =
             ("p/a.jsonl".parse().unwrap(), "p/b.jsonl".parse().unwrap());
-        let mut heard = PerTranscript::default();
+        let mut items = PerTranscript::default();
         [10, 20, 30]
             .into_iter()
-            .for_each(|end| heard.push(path.clone(), end, end));
-        heard.push(other.clone(), 15, 15);
-        heard.cut(&path, 25);
+            .for_each(|end| items.push(path.clone(), end, end));
+        items.push(other.clone(), 15, 15);
+        items.truncate(&path, 25);
         assert_eq!(
-            heard.iter().map(|(_, end)| *end).collect::<Vec<_>>(),
+            items.iter().map(|(_, end)| *end).collect::<Vec<_>>(),
             [10, 20, 15]
         );
-        heard.forked(&BTreeMap::from([
+        items.start_fork(&BTreeMap::from([
             (path.clone(), other.clone()),
             (other, path.clone()),
         ]));
-        heard.cut(&path, 3);
+        items.truncate(&path, 3);
         assert_eq!(
-            heard.last(&path),
+            items.last(&path),
             Some(&15),
-            "a place in the origin says nothing about the fork"
+            "an offset in the origin means nothing in the fork"
         );
-        heard.cut(&path, 0);
-        assert_eq!(heard.into_all().collect::<Vec<_>>(), [10, 20]);
+        items.truncate(&path, 0);
+        assert_eq!(items.into_all().collect::<Vec<_>>(), [10, 20]);
     }
 }

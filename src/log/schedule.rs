@@ -1,47 +1,52 @@
-//! Which runs of numbers are merged, and when: pure, a function of the number alone, so that every writer makes the same
-//! merges and none has to remember what another did.
+//! The compaction schedule: which ranges of entries are merged, and when. Pure.
 //!
-//! With at most `SLOTS` pieces at a time, each entry written at most r times, C(SLOTS + r, r) entries fit (the first write
-//! counts). The pieces behind n entries are n written in the combinatorial number system: the first stands for
-//! C(SLOTS + r, r) entries with the largest r that fits, the rest goes into one slot less. For 5,000 entries that is each
-//! entry written three times.
+//! It depends on the `seq` alone, so that every writer makes the same merges without coordination.
+//!
+//! With at most `SLOTS` segments at a time, and each entry written at most r times, C(SLOTS + r, r)
+//! entries fit (the first write counts). The segments of n entries are n written in the combinatorial
+//! number system: the first covers C(SLOTS + r, r) entries with the largest r that fits, the rest goes
+//! into one slot less. With 5,000 entries, each entry is written three times.
 
 use crate::model::Seq;
 
-/// Pieces at a time. One more entry comes while a merge is made, and one more reader's bound than that is 32.
+/// Maximum number of segments. One more entry may arrive while a merge is made; a reader fetches 32
+/// segments at once.
 pub const SLOTS: u64 = 30;
 
-/// How many entries `slots` pieces hold, if each is written at most `writes` times: C(slots + writes, writes).
-fn fit(slots: u64, writes: u64) -> u64 {
-    // Each step divides without a rest: it is a binomial coefficient itself.
-    (1..=writes).fold(1u64, |fit, step| fit.saturating_mul(slots + step) / step)
+/// Number of entries that `slots` segments hold if each entry is written at most `writes` times:
+/// C(slots + writes, writes).
+fn capacity(slots: u64, writes: u64) -> u64 {
+    // Each step divides without a remainder: it is a binomial coefficient itself.
+    (1..=writes).fold(1u64, |capacity, step| {
+        capacity.saturating_mul(slots + step) / step
+    })
 }
 
-/// The runs that the entries 1 to `n` should be merged into, in order.
-pub fn runs(n: Seq) -> Vec<(Seq, Seq)> {
-    let mut runs = Vec::new();
-    let (mut before, mut slots) = (0, SLOTS);
-    while before < n {
-        let left = n - before;
+/// The ranges that the entries 1 to `n` are merged into, in order.
+pub fn ranges(n: Seq) -> Vec<(Seq, Seq)> {
+    let mut ranges = Vec::new();
+    let (mut covered, mut slots) = (0, SLOTS);
+    while covered < n {
+        let remaining = n - covered;
         let mut length = 1;
-        // With no slot left there is one entry at most.
+        // Without a slot left, at most one entry remains.
         for writes in (1..).take_while(|_| slots > 0) {
-            let next = fit(slots, writes);
-            if next > left {
+            let next = capacity(slots, writes);
+            if next > remaining {
                 break;
             }
             length = next;
         }
-        runs.push((before + 1, before + length));
-        before += length;
+        ranges.push((covered + 1, covered + length));
+        covered += length;
         slots = slots.saturating_sub(1);
     }
-    runs
+    ranges
 }
 
-/// Whether entry `n` completes a run.
+/// Whether entry `n` completes a range to merge.
 pub fn is_due(n: Seq) -> bool {
-    runs(n).last().is_some_and(|(from, to)| from < to)
+    ranges(n).last().is_some_and(|(first, last)| first < last)
 }
 
 #[cfg(test)]
@@ -49,28 +54,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_never_more_pieces_than_slots_and_no_entry_is_written_often() {
+    fn segments_never_exceed_the_slots_and_entries_are_rarely_rewritten() {
         let mut writes: Vec<u32> = vec![0];
         let mut before: Vec<(Seq, Seq)> = Vec::new();
         for n in 1..=12_000 {
-            let now = runs(n);
+            let now = ranges(n);
             assert!(
                 now.len() as u64 <= SLOTS,
-                "{} pieces after {n} entries",
+                "{} segments after {n} entries",
                 now.len()
             );
             assert_eq!(
                 now.iter()
                     .fold(0, |at, (from, to)| if at + 1 == *from { *to } else { 0 }),
                 n,
-                "the runs have a gap"
+                "the ranges have a gap"
             );
             writes.push(1);
             for (from, to) in now
                 .iter()
                 .filter(|run| !before.contains(run) && run.0 < run.1)
             {
-                // Only the last run is ever new, and it swallows whole ones.
+                // Only the last range is ever new, and it consists of complete ones.
                 assert_eq!(*to, n);
                 assert!(before.iter().all(|old| old.1 < *from || *from <= old.0));
                 (*from..=*to).for_each(|seq| writes[seq as usize] += 1);

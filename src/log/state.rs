@@ -1,91 +1,105 @@
-//! What a log amounts to at a point: each file's length, digest and kind. Pure; fed entry by entry.
+//! The state of a log at a point: its files, checkpoints and turns. Pure; built entry by entry.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::model::checkpoint::MOST_CHECKPOINTS;
+use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::{
-    Checkpoint, Digest, EntryHeader, EntryKind, FileState, Part, RelPath, Seq, TurnTracker,
+    Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath, Seq, TurnTracker,
 };
 
-/// The files of a log at a point.
+/// The state of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogState {
-    /// The last entry taken in.
+    /// The last entry that was applied.
     pub seq: Seq,
     /// Its digest.
     pub digest: Option<Digest>,
     /// The files.
     pub files: BTreeMap<RelPath, FileState>,
-    /// The points to go back to, in the order they were reached.
+    /// The checkpoints, in the order they were reached.
     pub checkpoints: Vec<Checkpoint>,
-    /// How far the turns have come.
+    /// The turns so far.
     pub turns: TurnTracker,
-    /// Bytes shipped, before compression.
-    pub raw: u64,
-    /// How the log ends, if it ends with a tombstone or a purge.
+    /// Bytes appended, before compression.
+    pub raw_bytes: u64,
+    /// The kind of the last entry, if it is a tombstone or a purge.
     pub removed: Option<EntryKind>,
-    /// Somebody went back to this entry and has not written since: until then the end of the log is what it was.
-    going_back: Option<Seq>,
+    /// The target of a rollback after which nothing was written: until then the head stays valid.
+    pending_rollback: Option<Seq>,
 }
 
 impl LogState {
-    /// Takes one more entry in.
+    /// Applies the next entry.
     pub fn apply(&mut self, header: &EntryHeader, digest: Digest) -> Result<()> {
-        if header.begins_anew() || header.kind == EntryKind::Snapshot {
+        if header.resets_log() || header.kind == EntryKind::Snapshot {
             self.files.clear();
             self.checkpoints.clear();
             self.turns = TurnTracker::default();
-            self.raw = 0;
+            self.raw_bytes = 0;
         }
         if let Some(fork) = &header.fork {
-            self.turns = TurnTracker::after(fork.turn, fork.last);
+            self.turns = TurnTracker::starting_after(fork.turn, fork.turn_ended_at);
             for part in &fork.files {
                 self.put(part, header.seq);
             }
         }
         if header.kind == EntryKind::Claim {
-            self.going_back = header.back_to;
-        } else if let Some(seq) = self.going_back.take() {
-            self.turns.go_back(
+            self.pending_rollback = header.rollback_to;
+        } else if let Some(seq) = self.pending_rollback.take() {
+            self.turns.roll_back(
                 self.checkpoints
                     .iter()
-                    .rfind(|point| point.seq.is_some_and(|at| at <= seq)),
+                    .rfind(|checkpoint| checkpoint.seq.is_some_and(|at| at <= seq)),
             );
         }
-        for point in header.points() {
-            self.turns.follow(&point);
+        for point in header.all_checkpoints() {
+            self.turns.continue_from(&point);
             self.checkpoints
                 .retain(|earlier| earlier.number != point.number);
             self.checkpoints.push(point);
-            let surplus = self.checkpoints.len().saturating_sub(MOST_CHECKPOINTS);
+            let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
             self.checkpoints.drain(..surplus);
         }
         self.removed = header.kind.is_removal().then_some(header.kind);
-        for moved in &header.moves {
-            if let Some(file) = self.files.remove(&moved.from) {
-                self.files.insert(moved.to.clone(), file);
-            }
-        }
+        FileMove::apply_all(&header.moves, &mut self.files);
         for part in &header.parts {
             let length = self.files.get(&part.path).map_or(0, |file| file.len);
             if part.start > length {
                 return Err(Error::corrupt(format!(
-                    "entry {}: {} goes on at {} and has {length} bytes",
+                    "entry {} appends to {} at offset {}, but the file has {length} bytes",
                     header.seq, part.path, part.start
                 )));
             }
             self.put(part, header.seq);
         }
-        self.raw = self.raw.saturating_add(
+        self.raw_bytes = self.raw_bytes.saturating_add(
             header
                 .covers
                 .as_ref()
-                .map_or_else(|| header.body_len(), |covers| covers.raw),
+                .map_or_else(|| header.body_len(), |covers| covers.raw_bytes),
         );
         self.seq = header.seq;
         self.digest = Some(digest);
         Ok(())
+    }
+
+    /// The checkpoints of the conversation as it stands, oldest first. Rewound ones are left out.
+    pub fn active_checkpoints(&self) -> Vec<&Checkpoint> {
+        let mut active = Vec::new();
+        let mut next = self.turns.parent;
+        while let Some(checkpoint) = next.and_then(|number| {
+            self.checkpoints
+                .iter()
+                .find(|checkpoint| checkpoint.number == number)
+        }) {
+            active.push(checkpoint);
+            next = checkpoint
+                .parent
+                .filter(|parent| *parent < checkpoint.number);
+        }
+        active.reverse();
+        active
     }
 
     fn put(&mut self, part: &Part, seq: Seq) {

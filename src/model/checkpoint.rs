@@ -1,4 +1,4 @@
-//! A point of a conversation to go back to.
+//! Checkpoints: the points of a conversation that a restore can return to.
 
 use std::collections::BTreeMap;
 
@@ -8,50 +8,50 @@ use serde::{Deserialize, Serialize};
 use crate::model::message::{ToolCall, TurnBoundary, TurnEvent};
 use crate::model::{RelPath, Seq};
 
-/// What is kept of what a tool was given and said.
-const LONGEST_QUOTE: usize = 2000;
+/// Maximum length of the excerpts of a tool's input and result.
+const MAX_EXCERPT_LEN: usize = 2000;
 
-/// So many checkpoints without a name are kept of a session, the newest.
-pub const MOST_CHECKPOINTS: usize = 100;
+/// Maximum number of unnamed checkpoints that are kept per session; the newest stay.
+pub const MAX_CHECKPOINTS: usize = 100;
 
-/// The end of a turn, or a point that somebody gave a name. It stands in the header of the entry that carries its last
-/// byte, so that it is as durable as what it points at.
+/// The end of a turn, or a point that a user has named. It is stored in the header of the entry
+/// that holds its last byte, so that it is exactly as durable as the bytes it refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Counts the checkpoints of a session, also over what was gone back from. 0 if it has only a name.
+    /// Counts the checkpoints of a session, rewound ones included. 0 if it has only a name.
     pub number: u64,
-    /// The entry it is in; none in that entry itself.
+    /// The entry that holds it; none within that entry itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<Seq>,
-    /// The turn that is complete with it.
+    /// The turn that ends here.
     pub turn: u64,
-    /// The checkpoint that the conversation went on from.
+    /// The checkpoint that the conversation continued from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u64>,
-    /// When its last message was said.
+    /// Time of its last message.
     pub at: Timestamp,
-    /// That message.
+    /// ID of its last message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uuid: Option<String>,
+    pub message_id: Option<String>,
     /// Why the agent stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stop: Option<String>,
-    /// How long each transcript is. Files that are replaced as one are as the entry leaves them.
-    pub files: BTreeMap<RelPath, u64>,
-    /// Tools that were called and had not answered.
+    pub stop_reason: Option<String>,
+    /// Length of each transcript. Side files are as the entry leaves them.
+    pub transcript_lengths: BTreeMap<RelPath, u64>,
+    /// Tool calls without a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pending: Vec<ToolCall>,
-    /// The end of what the last tool said.
+    pub pending_calls: Vec<ToolCall>,
+    /// The end of the last tool result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_answer: Option<String>,
+    pub last_tool_result: Option<String>,
 }
 
 impl Checkpoint {
-    /// The same without a word of what was said.
+    /// The same checkpoint without any text of the conversation.
     #[must_use]
     pub fn without_text(&self) -> Checkpoint {
-        let pending = self
-            .pending
+        let pending_calls = self
+            .pending_calls
             .iter()
             .map(|call| ToolCall {
                 input: String::new(),
@@ -59,105 +59,112 @@ impl Checkpoint {
             })
             .collect();
         Checkpoint {
-            pending,
-            last_answer: None,
+            pending_calls,
+            last_tool_result: None,
             ..self.clone()
         }
     }
 }
 
-/// The answer that completed a turn.
+/// The response that ended a turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Ended {
-    answer: Option<String>,
-    /// The checkpoint before.
+struct EndedTurn {
+    response_id: Option<String>,
+    /// The previous checkpoint.
     parent: Option<u64>,
 }
 
-/// How far the turns of a session have come. What was read decides, however it was cut into pieces.
+/// Counts the turns of a session and makes their checkpoints. The result depends on the bytes that
+/// were read, not on how they were split into entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnTracker {
-    /// The highest number of a checkpoint.
-    pub number: u64,
-    /// The checkpoint that the conversation goes on from.
+    /// The highest checkpoint number.
+    pub last_number: u64,
+    /// The checkpoint that the conversation continues from.
     pub parent: Option<u64>,
-    /// Turns that are complete.
+    /// Number of complete turns.
     pub turn: u64,
-    /// The answer that completed the last of them, and whether nobody has prompted since.
+    /// The response that ended the last turn, as long as no prompt follows it.
     #[serde(default)]
-    ended: Option<Ended>,
-    /// Somebody has prompted since.
+    ended: Option<EndedTurn>,
+    /// Whether a prompt followed the last complete turn.
     #[serde(default)]
-    prompted: bool,
-    /// When the latest of them was, by whichever clock.
-    pub last: Option<Timestamp>,
-    /// How long the transcripts were then, and the message that completed it. What is read once more, because its file was
-    /// written anew, counts once.
+    has_prompt: bool,
+    /// When the last turn ended, by the latest of all clocks.
+    pub turn_ended_at: Option<Timestamp>,
+    /// Length of the transcripts at the end of that turn. With the message below it
+    /// distinguishes a new turn from one that is read again because its file was rewritten.
     #[serde(default)]
-    counted: BTreeMap<RelPath, u64>,
+    turn_end_lengths: BTreeMap<RelPath, u64>,
+    /// ID of the message that ended that turn.
     #[serde(default)]
-    completed_by: Option<String>,
-    /// Tools that were called since and have not answered.
+    turn_end_message_id: Option<String>,
+    /// Tool calls since then that have no result.
     #[serde(default)]
-    pub pending: Vec<ToolCall>,
-    /// The end of what the last tool said.
+    pub pending_calls: Vec<ToolCall>,
+    /// The end of the last tool result since then.
     #[serde(default)]
-    pub last_answer: Option<String>,
+    pub last_tool_result: Option<String>,
 }
 
 impl TurnTracker {
-    /// So many turns are complete, the last of them at that time.
-    pub fn after(turn: u64, last: Option<Timestamp>) -> TurnTracker {
+    /// A tracker of a session that starts with `turn` complete turns, the last of which ended at
+    /// `turn_ended_at`.
+    pub fn starting_after(turn: u64, turn_ended_at: Option<Timestamp>) -> TurnTracker {
         TurnTracker {
             turn,
-            last,
+            turn_ended_at,
             ..TurnTracker::default()
         }
     }
 
-    /// Takes in what was read; answers the checkpoints that it makes. `lengths` are the lengths of the session's transcripts.
-    pub fn take(
+    /// Applies events in order; returns the checkpoints that they make. `lengths` has the length of
+    /// each transcript of the session.
+    pub fn apply(
         &mut self,
-        marks: &[TurnEvent],
+        events: &[TurnEvent],
         lengths: &BTreeMap<RelPath, u64>,
     ) -> Vec<Checkpoint> {
         let mut made: Vec<Checkpoint> = Vec::new();
-        for marked in marks {
-            self.note(marked);
-            let Some(TurnBoundary::End(stop)) = &marked.mark else {
+        for event in events {
+            self.track_calls(event);
+            let Some(TurnBoundary::End(stop_reason)) = &event.boundary else {
                 continue;
             };
-            if self.is_counted(marked) {
+            if self.is_counted(event) {
                 continue;
             }
-            let at = marked.at.or(self.last).unwrap_or(Timestamp::UNIX_EPOCH);
-            let mut files = lengths.clone();
-            files.insert(marked.path.clone(), marked.end);
+            let at = event
+                .at
+                .or(self.turn_ended_at)
+                .unwrap_or(Timestamp::UNIX_EPOCH);
+            let mut transcript_lengths = lengths.clone();
+            transcript_lengths.insert(event.path.clone(), event.end);
             let ended = self.ended.take();
-            // One more piece of the same answer: the same point, a little later. And an agent that goes on by itself is still
-            // at the same turn.
-            let same_answer = ended
-                .as_ref()
-                .is_some_and(|ended| ended.answer.is_some() && ended.answer == marked.answer);
+            // Another message of the same response moves its checkpoint a little later. An agent
+            // that continues without a prompt stays in the same turn.
+            let is_same_response = ended.as_ref().is_some_and(|ended| {
+                ended.response_id.is_some() && ended.response_id == event.response_id
+            });
             let checkpoint = Checkpoint {
-                number: self.number + u64::from(!same_answer),
+                number: self.last_number + u64::from(!is_same_response),
                 seq: None,
                 turn: self.turn + u64::from(ended.is_none()),
-                parent: if same_answer {
+                parent: if is_same_response {
                     ended.and_then(|ended| ended.parent)
                 } else {
                     self.parent
                 },
                 at,
-                uuid: marked.uuid.clone(),
-                stop: Some(stop.clone()),
-                files,
-                pending: std::mem::take(&mut self.pending),
-                last_answer: self.last_answer.take(),
+                message_id: event.message_id.clone(),
+                stop_reason: Some(stop_reason.clone()),
+                transcript_lengths,
+                pending_calls: std::mem::take(&mut self.pending_calls),
+                last_tool_result: self.last_tool_result.take(),
             };
-            self.follow(&checkpoint);
-            self.ended = Some(Ended {
-                answer: marked.answer.clone(),
+            self.continue_from(&checkpoint);
+            self.ended = Some(EndedTurn {
+                response_id: event.response_id.clone(),
                 parent: checkpoint.parent,
             });
             made.retain(|earlier| earlier.number != checkpoint.number);
@@ -166,78 +173,80 @@ impl TurnTracker {
         made
     }
 
-    /// Whether it was read before. What stands behind the last end of a turn is new, whatever its clock says; elsewhere, in a
-    /// transcript that was written anew or has another name, only its time can tell.
-    fn is_counted(&self, marked: &TurnEvent) -> bool {
-        let behind = self
-            .counted
-            .get(&marked.path)
-            .is_some_and(|len| marked.end > *len);
-        let same = marked.uuid.is_some() && marked.uuid == self.completed_by;
-        let later = marked
+    /// Whether the event was applied before. An event after the last end of a turn is new, whatever
+    /// its time. In a transcript that was rewritten or renamed, its time decides.
+    fn is_counted(&self, event: &TurnEvent) -> bool {
+        let is_after_turn_end = self
+            .turn_end_lengths
+            .get(&event.path)
+            .is_some_and(|len| event.end > *len);
+        let is_same_message =
+            event.message_id.is_some() && event.message_id == self.turn_end_message_id;
+        let is_later = event
             .at
-            .is_some_and(|at| self.last.is_none_or(|last| at > last));
-        !later && self.last.is_some() && (!behind || same)
+            .is_some_and(|at| self.turn_ended_at.is_none_or(|last| at > last));
+        !is_later && self.turn_ended_at.is_some() && (!is_after_turn_end || is_same_message)
     }
 
-    fn note(&mut self, marked: &TurnEvent) {
-        if marked.mark == Some(TurnBoundary::Start) {
-            self.pending.clear();
-            self.last_answer = None;
+    fn track_calls(&mut self, event: &TurnEvent) {
+        if event.boundary == Some(TurnBoundary::Start) {
+            self.pending_calls.clear();
+            self.last_tool_result = None;
             self.ended = None;
-            self.prompted = !self.is_counted(marked);
+            self.has_prompt = !self.is_counted(event);
         }
-        for call in &marked.calls {
-            if !self.pending.iter().any(|known| known.id == call.id) {
-                self.pending.push(ToolCall {
-                    input: quote(&call.input),
+        for call in &event.calls {
+            if !self.pending_calls.iter().any(|known| known.id == call.id) {
+                self.pending_calls.push(ToolCall {
+                    input: first_bytes(&call.input),
                     ..call.clone()
                 });
             }
         }
-        // Some agents write a call once more, with its answer.
-        for (id, said) in &marked.answers {
-            self.pending.retain(|call| call.id != *id);
-            self.last_answer = Some(quote_end(said));
+        // Some agents write a call a second time, with its result.
+        for (id, text) in &event.tool_results {
+            self.pending_calls.retain(|call| call.id != *id);
+            self.last_tool_result = Some(last_bytes(text));
         }
     }
 
-    /// Whether somebody has prompted, or a tool was called, since the last turn was complete.
-    pub fn is_open(&self) -> bool {
-        self.prompted || !self.pending.is_empty() || self.last_answer.is_some()
+    /// Whether a prompt or a tool call followed the last complete turn.
+    pub fn has_open_turn(&self) -> bool {
+        self.has_prompt || !self.pending_calls.is_empty() || self.last_tool_result.is_some()
     }
 
-    /// The conversation goes on from an earlier checkpoint, or from before the first.
-    pub fn go_back(&mut self, to: Option<&Checkpoint>) {
-        let number = self.number;
+    /// Continues from an earlier checkpoint, or from the start of the session.
+    pub fn roll_back(&mut self, to: Option<&Checkpoint>) {
+        let last_number = self.last_number;
         *self = TurnTracker::default();
-        if let Some(point) = to {
-            self.follow(point);
+        if let Some(checkpoint) = to {
+            self.continue_from(checkpoint);
         }
-        self.number = self.number.max(number);
+        self.last_number = self.last_number.max(last_number);
     }
 
-    /// Goes on behind a checkpoint.
-    pub fn follow(&mut self, checkpoint: &Checkpoint) {
-        self.number = self.number.max(checkpoint.number);
+    /// Continues from a checkpoint.
+    pub fn continue_from(&mut self, checkpoint: &Checkpoint) {
+        self.last_number = self.last_number.max(checkpoint.number);
         self.parent = Some(checkpoint.number)
             .filter(|number| *number > 0)
             .or(checkpoint.parent);
         self.turn = checkpoint.turn;
         self.ended = None;
-        self.prompted = false;
-        self.last = self.last.max(Some(checkpoint.at));
-        self.counted.clone_from(&checkpoint.files);
-        self.completed_by.clone_from(&checkpoint.uuid);
-        self.pending.clear();
-        self.last_answer = None;
+        self.has_prompt = false;
+        self.turn_ended_at = self.turn_ended_at.max(Some(checkpoint.at));
+        self.turn_end_lengths
+            .clone_from(&checkpoint.transcript_lengths);
+        self.turn_end_message_id.clone_from(&checkpoint.message_id);
+        self.pending_calls.clear();
+        self.last_tool_result = None;
     }
 }
 
-fn quote(text: &str) -> String {
-    text[..text.floor_char_boundary(LONGEST_QUOTE)].to_owned()
+fn first_bytes(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_EXCERPT_LEN)].to_owned()
 }
 
-fn quote_end(text: &str) -> String {
-    text[text.ceil_char_boundary(text.len().saturating_sub(LONGEST_QUOTE))..].to_owned()
+fn last_bytes(text: &str) -> String {
+    text[text.ceil_char_boundary(text.len().saturating_sub(MAX_EXCERPT_LEN))..].to_owned()
 }

@@ -1,4 +1,5 @@
-//! SHA-256, whole and running. A running hash can be put into a ledger and taken up again, so that no byte is read twice.
+//! SHA-256 digests and resumable hashes. The ledger stores the state of a running hash, so that no
+//! byte is hashed twice.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
 
-/// A SHA-256, printed as 64 hex digits.
+/// A SHA-256 digest, printed as 64 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
@@ -20,8 +21,8 @@ impl Digest {
         Digest(Sha256::digest(bytes).into())
     }
 
-    /// The first eight bytes as a number, where a fingerprint is enough.
-    pub fn short(&self) -> u64 {
+    /// The first eight bytes as a number, for use as a fingerprint.
+    pub fn fingerprint(&self) -> u64 {
         let mut first = [0; 8];
         first.copy_from_slice(&self.0[..8]);
         u64::from_be_bytes(first)
@@ -46,7 +47,9 @@ impl FromStr for Digest {
         from_hex(text)
             .and_then(|bytes| bytes.try_into().ok())
             .map(Digest)
-            .ok_or_else(|| Error::corrupt(format!("read digest {text:?}: not 64 hex digits")))
+            .ok_or_else(|| {
+                Error::corrupt(format!("invalid digest {text:?}: expected 64 hex digits"))
+            })
     }
 }
 
@@ -63,18 +66,18 @@ impl From<Digest> for String {
     }
 }
 
-/// A SHA-256 in the making.
+/// A SHA-256 computation that can be stored and resumed.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunningHash(Sha256);
 
 impl RunningHash {
-    /// Takes in more bytes.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of what was taken in so far.
+    /// The digest of all bytes so far.
     pub fn digest(&self) -> Digest {
         Digest(self.0.clone().finalize().into())
     }
@@ -96,11 +99,11 @@ impl TryFrom<String> for RunningHash {
     type Error = Error;
     fn try_from(text: String) -> Result<Self> {
         from_hex(&text)
-            .filter(|bytes| counts_a_file(bytes))
+            .filter(|bytes| has_plausible_length(bytes))
             .and_then(|bytes| bytes.as_slice().try_into().ok())
             .and_then(|state| Sha256::deserialize(&state).ok())
             .map(RunningHash)
-            .ok_or_else(|| Error::corrupt("read a running hash: not a state of SHA-256"))
+            .ok_or_else(|| Error::corrupt("invalid running hash: not a state of SHA-256"))
     }
 }
 
@@ -110,9 +113,9 @@ impl From<RunningHash> for String {
     }
 }
 
-/// Whether the number of blocks in a state of SHA-256, which stands behind its eight words, is that of a file: the hash
-/// counts bits, and more of them than it has numbers for would stop it.
-fn counts_a_file(state: &[u8]) -> bool {
+/// Whether the block count in a SHA-256 state, which follows its eight words, is that of a file.
+/// SHA-256 counts bits; a count near the maximum would overflow and panic.
+fn has_plausible_length(state: &[u8]) -> bool {
     let blocks = state
         .get(32..40)
         .and_then(|bytes| bytes.try_into().ok())
@@ -149,17 +152,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_running_hash_goes_on_from_its_text() {
+    fn a_running_hash_resumes_from_its_text() {
         let mut hash = RunningHash::default();
         hash.update(b"hello ");
         let text = String::from(hash.clone());
-        let mut taken_up = RunningHash::try_from(text).expect("a state");
-        taken_up.update(b"world");
-        assert_eq!(taken_up.digest(), Digest::of(b"hello world"));
+        let mut resumed = RunningHash::try_from(text).expect("a state");
+        resumed.update(b"world");
+        assert_eq!(resumed.digest(), Digest::of(b"hello world"));
     }
 
     #[test]
-    fn a_damaged_text_is_refused() {
+    fn a_damaged_text_is_rejected() {
         for bad in ["", "zz", "0", &"ab".repeat(31)] {
             assert!(bad.parse::<Digest>().is_err());
             assert!(RunningHash::try_from(bad.to_owned()).is_err());

@@ -1,4 +1,5 @@
-//! What an entry of a log says about itself: the header that is the first line of every one, and of what stands for many.
+//! The header of an entry: the first line of every object of a log, and of the merges and snapshots
+//! that replace many entries.
 
 use std::collections::BTreeMap;
 
@@ -7,40 +8,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{AgentName, Checkpoint, Digest, FileKind, LogName, RelPath, Seq, WriterId};
 
-/// The version of the format that this build writes and reads.
-pub const FORMAT: u32 = 1;
-
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
-    /// A writer takes the session over.
+    /// A writer takes ownership of the log.
     Claim,
-    /// What was appended since the entry before.
+    /// Bytes appended since the previous entry.
     Delta,
-    /// A run of entries as one; it has no number of its own.
+    /// A range of entries in one object; it has no `seq` of its own.
     Merge,
-    /// All files after an entry; it stands for everything up to there.
+    /// All files after an entry; it replaces every entry up to there.
     Snapshot,
-    /// The session was removed or has expired. A claim behind it brings it back.
+    /// The session was removed or has expired. A later claim restores it.
     Tombstone,
-    /// What was removed is being deleted for good. A claim behind it begins with nothing.
+    /// The final deletion of a removed session has begun. A later claim starts an empty session.
     Purge,
 }
 
 impl EntryKind {
-    /// Whether it stands for many entries.
-    pub fn is_composite(self) -> bool {
+    /// Whether it is a compacted segment: it replaces many entries.
+    pub fn is_compacted(self) -> bool {
         matches!(self, EntryKind::Merge | EntryKind::Snapshot)
     }
 
-    /// Whether the session is removed with it.
+    /// Whether it removes the session.
     pub fn is_removal(self) -> bool {
         matches!(self, EntryKind::Tombstone | EntryKind::Purge)
     }
 
-    /// The word for it, in headers and in the index.
-    pub fn word(self) -> &'static str {
+    /// The name in headers and in the index.
+    pub fn as_str(self) -> &'static str {
         match self {
             EntryKind::Claim => "claim",
             EntryKind::Delta => "delta",
@@ -52,92 +50,92 @@ impl EntryKind {
     }
 }
 
-/// What a merge or a snapshot stands for, besides its files.
+/// The entries that a merge or a snapshot replaces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoveredRange {
-    /// The first number; the last is the header's.
-    pub from: Seq,
-    /// SHA-256 of the last entry as stored: what the next one names as the one before.
+    /// The first `seq`; the last is the header's.
+    pub first_seq: Seq,
+    /// SHA-256 of the last entry as stored: the `prev_digest` of the next entry.
     pub digest: Digest,
-    /// When the first entry was written.
-    pub began: Timestamp,
-    /// How many entries there were.
+    /// Time of the first entry.
+    pub first_at: Timestamp,
+    /// Number of entries.
     pub entries: u64,
-    /// Their bytes behind the headers.
-    pub raw: u64,
+    /// Raw bytes of their parts.
+    pub raw_bytes: u64,
     /// Their size as stored.
-    pub stored: u64,
-    /// The last entry of each writer.
+    pub stored_bytes: u64,
+    /// The last `seq` of each writer.
     pub writers: BTreeMap<WriterId, Seq>,
 }
 
 /// The header of an entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EntryHeader {
-    /// Version of the format.
-    pub v: u32,
-    /// What it is.
+    /// Version of the format (`codec::version::ENTRY`).
+    pub version: u32,
+    /// Kind of the entry.
     pub kind: EntryKind,
-    /// Whose files these are.
+    /// The agent whose files these are.
     pub agent: AgentName,
     /// The session, or `@` and the project.
     pub session: LogName,
     /// The number of this entry.
     pub seq: Seq,
-    /// Who wrote it.
+    /// The writer that created it.
     pub writer: WriterId,
-    /// When, by the writer's clock; for people, never for order.
+    /// Time by the writer's clock; informational, never used for ordering.
     pub at: Timestamp,
-    /// SHA-256 of the entry before, as stored; none for the first.
-    pub prev: Option<Digest>,
-    /// The number of the entry before, where it is not `seq - 1` (a branch begins behind the log it left; a number
-    /// reserved in the database by a writer that died is passed over).
+    /// SHA-256 of the previous entry as stored; none for the first.
+    pub prev_digest: Option<Digest>,
+    /// The `seq` of the previous entry, where it is not `seq - 1`: a branch continues the log that
+    /// it left, and a number that a dead writer reserved in the database is skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Seq>,
-    /// What it stands for, if it is a merge or a snapshot.
+    pub prev_seq: Option<Seq>,
+    /// The entries that a merge or a snapshot replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub covers: Option<CoveredRange>,
     /// Files that got another path, applied before the parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<FileMove>,
-    /// What each file gained, in the order of their bytes behind the header.
+    /// The bytes that each file gains, in the order of the body.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
-    /// Points to go back to that are reached with it.
+    /// Checkpoints that are reached with this entry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<Checkpoint>,
-    /// In the first entry: the session it was forked from, which it begins with.
+    /// In the first entry of a fork: the point of the other session that it starts from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkOrigin>,
-    /// In a claim: the entry that was gone back to, and from which the writer goes on.
+    /// In a claim: the entry that the writer rolled back to and continues from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub back_to: Option<Seq>,
+    pub rollback_to: Option<Seq>,
 }
 
 impl EntryHeader {
-    /// The number of the entry before this one.
-    pub fn follows(&self) -> Seq {
-        self.after.unwrap_or(self.seq.saturating_sub(1))
+    /// The `seq` of the previous entry.
+    pub fn predecessor(&self) -> Seq {
+        self.prev_seq.unwrap_or(self.seq.saturating_sub(1))
     }
 
-    /// Whether nothing that came before counts from here on: behind a purge, or where the log was purged.
-    pub fn begins_anew(&self) -> bool {
-        self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.after == Some(0)
+    /// Whether nothing before this entry counts: it is a purge, or the first claim after one.
+    pub fn resets_log(&self) -> bool {
+        self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.prev_seq == Some(0)
     }
 
-    /// Its checkpoints, each with the entry it is in.
-    pub fn points(&self) -> impl Iterator<Item = Checkpoint> {
-        let begins = self.fork.as_ref().and_then(ForkOrigin::point);
-        begins
+    /// Its checkpoints, that of the fork's origin included, each with its `seq`.
+    pub fn all_checkpoints(&self) -> impl Iterator<Item = Checkpoint> {
+        let origin = self.fork.as_ref().and_then(ForkOrigin::checkpoint);
+        origin
             .into_iter()
             .chain(self.checkpoints.iter().cloned())
-            .map(|point| Checkpoint {
-                seq: Some(point.seq.unwrap_or(self.seq)),
-                ..point
+            .map(|checkpoint| Checkpoint {
+                seq: Some(checkpoint.seq.unwrap_or(self.seq)),
+                ..checkpoint
             })
     }
 
-    /// Bytes behind the header.
+    /// Length of the body: the bytes of all parts.
     pub fn body_len(&self) -> u64 {
         self.parts
             .iter()
@@ -146,37 +144,38 @@ impl EntryHeader {
     }
 }
 
-/// What a session begins with that was forked from another.
+/// The point of another session that a fork starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkOrigin {
     /// The other session.
-    pub from: LogName,
-    /// Up to this entry of it.
+    pub session: LogName,
+    /// The last entry of it that the fork includes.
     pub seq: Seq,
-    /// How long its transcripts were at the point, where that is not all of the entry.
+    /// Length of its transcripts at the point, where the point is before the end of that entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<BTreeMap<RelPath, u64>>,
-    /// Its turns that were complete.
+    pub transcript_lengths: Option<BTreeMap<RelPath, u64>>,
+    /// Number of its complete turns.
     pub turn: u64,
-    /// When the last of them was.
+    /// Time at which the last of them ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last: Option<Timestamp>,
-    /// Where the last of them ends in the files, where that is before their end.
+    pub turn_ended_at: Option<Timestamp>,
+    /// Length of the fork's transcripts at the end of that turn, where that is before their end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ends: Option<BTreeMap<RelPath, u64>>,
-    /// The files that it begins with: under their new names, with the new id in their lines.
+    pub turn_end_lengths: Option<BTreeMap<RelPath, u64>>,
+    /// The files that the fork starts with, under their new names and with the new ID in their
+    /// lines.
     pub files: Vec<Part>,
 }
 
 impl ForkOrigin {
-    /// Its first checkpoint: the last turn that was complete.
-    fn point(&self) -> Option<Checkpoint> {
+    /// The first checkpoint of the fork: the last complete turn of the other session.
+    fn checkpoint(&self) -> Option<Checkpoint> {
         let transcripts = self
             .files
             .iter()
             .filter(|part| part.kind == FileKind::Append);
-        let files = match (&self.ends, &self.cut) {
-            (Some(ends), _) => ends.clone(),
+        let transcript_lengths = match (&self.turn_end_lengths, &self.transcript_lengths) {
+            (Some(lengths), _) => lengths.clone(),
             (None, Some(_)) => transcripts
                 .map(|part| (part.path.clone(), part.len))
                 .collect(),
@@ -187,12 +186,12 @@ impl ForkOrigin {
             seq: None,
             turn: self.turn,
             parent: None,
-            at: self.last?,
-            uuid: None,
-            stop: None,
-            files,
-            pending: Vec::new(),
-            last_answer: None,
+            at: self.turn_ended_at?,
+            message_id: None,
+            stop_reason: None,
+            transcript_lengths,
+            pending_calls: Vec::new(),
+            last_tool_result: None,
         })
     }
 }
@@ -200,30 +199,44 @@ impl ForkOrigin {
 /// A file that got another path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileMove {
-    /// Its path until now.
+    /// The old path.
     pub from: RelPath,
-    /// Its path from now on.
+    /// The new path.
     pub to: RelPath,
 }
 
-/// What one file gained: cut it at `start`, go on with `len` bytes.
+impl FileMove {
+    /// Applies moves, in order, to values that are kept by path. A file that is not there is
+    /// ignored; one at the new path is replaced.
+    pub fn apply_all<T>(moves: &[FileMove], files: &mut BTreeMap<RelPath, T>) {
+        for step in moves {
+            if let Some(file) = files.remove(&step.from) {
+                files.insert(step.to.clone(), file);
+            }
+        }
+    }
+}
+
+/// The bytes that one entry adds to one file: truncate the file at `start`, then append `len`
+/// bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// The file.
     pub path: RelPath,
     /// How the agent writes it.
     pub kind: FileKind,
-    /// Where the bytes go; at most the file's length so far.
+    /// Offset of the bytes; at most the file's current length.
     pub start: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub len: u64,
     /// SHA-256 of the file from 0 to `start + len`.
     pub file_sha256: Digest,
     /// Permission bits.
     pub mode: u32,
-    /// Time of the last change, in nanoseconds since 1970.
+    /// Modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// The entry that changed it last, where that is not the one this part is in: in a merge or a snapshot.
+    /// In a merge or a snapshot: the entry that changed the file last, where it is not the
+    /// header's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<Seq>,
 }
@@ -232,5 +245,25 @@ impl Part {
     /// The file's length after this part.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> RelPath {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn moves_apply_in_order_and_ignore_missing_files() {
+        let mut files = BTreeMap::from([(path("a"), 1), (path("b"), 2)]);
+        let moves = [("a", "c"), ("b", "a"), ("x", "y"), ("c", "a")].map(|(from, to)| FileMove {
+            from: path(from),
+            to: path(to),
+        });
+        FileMove::apply_all(&moves, &mut files);
+        assert_eq!(files, BTreeMap::from([(path("a"), 1)]));
     }
 }

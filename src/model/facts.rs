@@ -1,27 +1,29 @@
-//! What a piece of transcript tells about its session. Derived, so it can always be derived again from the bucket.
+//! Facts about a session that a transcript mentions. Derived, so they can be rebuilt from the
+//! store.
 
 use serde::{Deserialize, Serialize};
 
-/// What was read in passing; a field that a piece does not mention is none and leaves what is known as it is.
+/// Facts about a session. A field that is none is unknown, and changes nothing that is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionFacts {
-    /// The agent's name for the project the session belongs to.
+    /// The agent's name for the project of the session.
     pub project: Option<String>,
     /// The directory the agent ran in.
     pub cwd: Option<String>,
     /// The session's title.
     pub title: Option<String>,
-    /// The model that answered last.
+    /// The model of the last response.
     pub model: Option<String>,
     /// The version of the agent that wrote last.
     pub agent_version: Option<String>,
-    /// What the session has cost so far, in millionths of a dollar, as its own transcript says.
+    /// Cost so far in millionths of a dollar, as the transcript reports it.
     pub cost: Option<u64>,
 }
 
 impl SessionFacts {
-    /// What is known after more was read.
-    pub fn then(self, new: SessionFacts) -> SessionFacts {
+    /// These facts with the newer ones in `new`.
+    #[must_use]
+    pub fn updated_with(self, new: SessionFacts) -> SessionFacts {
         SessionFacts {
             project: new.project.or(self.project),
             cwd: new.cwd.or(self.cwd),

@@ -1,4 +1,4 @@
-//! A file of a session: where it is below the root, of which kind, and what the file system says of it.
+//! Files of a session: their paths below the root, kinds, and attributes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::model::{Digest, Seq};
 
-/// A path below the root: relative, `/` between its parts, no `.` or `..`, no control characters. A path that comes
-/// from a bucket is untrusted; this type is the gate.
+/// A path below the root: relative, components separated by `/`, no `.` or `..`, no control
+/// characters. Paths from a store are untrusted; parsing them into this type makes them safe.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelPath(String);
@@ -26,19 +26,19 @@ impl RelPath {
         root.join(&self.0)
     }
 
-    /// The parts of the path, outermost first.
-    pub fn parts(&self) -> std::str::Split<'_, char> {
+    /// The components of the path, outermost first.
+    pub fn components(&self) -> std::str::Split<'_, char> {
         self.0.split('/')
     }
 
-    /// The directory it is in, if that is not the root itself.
+    /// The parent directory, unless that is the root.
     pub fn parent(&self) -> Option<RelPath> {
         self.0
             .rsplit_once('/')
             .map(|(directory, _)| RelPath(directory.to_owned()))
     }
 
-    /// The last part.
+    /// The last component.
     pub fn name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or_default()
     }
@@ -52,18 +52,20 @@ impl RelPath {
 impl FromStr for RelPath {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = |why: &str| Err(Error::corrupt(format!("read path {text:?}: {why}")));
+        let invalid = |why: &str| Err(Error::corrupt(format!("invalid path {text:?}: {why}")));
         // PATH_MAX and NAME_MAX of Linux, less room for the root.
         if text.len() > 3000 {
-            return refuse("longer than 3000 bytes");
+            return invalid("it is longer than 3000 bytes");
         }
-        for part in text.split('/') {
-            match part {
-                "" => return refuse("absolute, or a part of it is empty"),
-                "." | ".." => return refuse("it leaves its directory"),
-                _ if part.len() > 255 => return refuse("a part of it is longer than 255 bytes"),
-                _ if part.chars().any(char::is_control) => {
-                    return refuse("it holds a control character");
+        for component in text.split('/') {
+            match component {
+                "" => return invalid("it is absolute, or a component is empty"),
+                "." | ".." => return invalid("it leaves its directory"),
+                _ if component.len() > 255 => {
+                    return invalid("a component is longer than 255 bytes");
+                }
+                _ if component.chars().any(char::is_control) => {
+                    return invalid("it contains a control character");
                 }
                 _ => {}
             }
@@ -95,59 +97,59 @@ impl fmt::Display for RelPath {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
-    /// Lines are appended; a cut never falls inside one.
+    /// A transcript: the agent appends lines, and it is split only between them.
     Append,
-    /// Replaced as one.
+    /// A side file: the agent replaces it as a whole.
     Whole,
 }
 
-/// What the file system says of a file.
+/// The attributes of a file, from `stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileStat {
-    /// The device it is on.
+    /// The device.
     pub dev: u64,
-    /// Its inode there: with the device, its identity.
+    /// The inode; with the device it identifies the file.
     pub ino: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Time of the last change, in nanoseconds since 1970.
+    /// Modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
     /// Permission bits.
     pub mode: u32,
 }
 
 impl FileStat {
-    /// Whether it is the same file, whatever its name and content.
-    pub fn same_file(&self, other: &FileStat) -> bool {
+    /// Whether both are the same file, whatever its name and content.
+    pub fn is_same_file(&self, other: &FileStat) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
 }
 
-/// A file at a point of its log.
+/// The state of a file at a point of its log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
     /// How the agent writes it.
     pub kind: FileKind,
-    /// Length.
+    /// Length in bytes.
     pub len: u64,
-    /// SHA-256 of it.
+    /// SHA-256 of the content.
     pub sha256: Digest,
     /// Permission bits.
     pub mode: u32,
-    /// Time of the last change, in nanoseconds since 1970.
+    /// Modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
     /// The entry that changed it last.
     pub seq: Seq,
 }
 
-/// The same with its path.
+/// The state of a file, with its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathState {
     /// Path below the root.
     pub path: RelPath,
-    /// What it is there.
+    /// The state.
     #[serde(flatten)]
-    pub at: FileState,
+    pub state: FileState,
 }
 
 #[cfg(test)]
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_leave_the_root_are_refused() {
+    fn paths_that_leave_the_root_are_rejected() {
         for bad in [
             "",
             "/etc/passwd",

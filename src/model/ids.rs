@@ -1,4 +1,5 @@
-//! The names of things, each checked where it enters the program, so that a key or path made of them is safe.
+//! Identifiers. Each is validated when it is parsed, so that keys and paths built from them are
+//! safe.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,37 +8,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The number of an entry in its log; the first is 1, and 0 means "before the first".
+/// The number of an entry in its log. The first is 1; 0 means "before the first".
 pub type Seq = u64;
 
-/// Characters that are safe in an object key, a file name and a shell word.
+/// Whether a character is safe in an object key, a file name and a shell word.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'=')
 }
 
-fn check_plain(what: &str, text: &str, longest: usize) -> Result<()> {
-    if text.is_empty() || text.len() > longest {
+fn validate(what: &str, text: &str, max_len: usize) -> Result<()> {
+    if text.is_empty() || text.len() > max_len {
         return Err(Error::usage(format!(
-            "{what} {text:?} must have 1 to {longest} characters"
+            "invalid {what} {text:?}: it must have 1 to {max_len} characters"
         )));
     }
     if text.starts_with('.') || !text.bytes().all(is_plain) {
         return Err(Error::usage(format!(
-            "{what} {text:?} may hold only letters, digits, '.', '_', '-' and '=', and not begin with '.'"
+            "invalid {what} {text:?}: only letters, digits, '.', '_', '-' and '=' are allowed, \
+             and no '.' at the start"
         )));
     }
     Ok(())
 }
 
-macro_rules! name {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $longest:literal) => {
+macro_rules! identifier {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $max_len:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct $name(String);
 
         impl $name {
-            /// The name as text.
+            /// The ID as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -46,7 +48,7 @@ macro_rules! name {
         impl FromStr for $name {
             type Err = Error;
             fn from_str(text: &str) -> Result<Self> {
-                check_plain($what, text, $longest)?;
+                validate($what, text, $max_len)?;
                 Ok($name(text.to_owned()))
             }
         }
@@ -72,18 +74,20 @@ macro_rules! name {
     };
 }
 
-name!(/// The tenant: the first part of every key and a column of every table.
+identifier!(/// A tenant: the first component of every key and a column of every table.
     Namespace, "namespace", 64);
-name!(/// The program whose files are kept.
+identifier!(/// The program whose conversations are stored.
     AgentName, "agent", 64);
-name!(/// One conversation.
-    SessionId, "session id", 200);
-name!(/// One running sessiond.
-    WriterId, "writer id", 64);
+identifier!(/// One conversation.
+    SessionId, "session ID", 200);
+identifier!(/// The agent's name for the directory it works in, escaped.
+    ProjectId, "project ID", 200);
+identifier!(/// One sessiond process that writes to a log.
+    WriterId, "writer ID", 64);
 
 impl SessionId {
-    /// Whether an agent's id can be the name of a file as it is.
-    pub fn is_name(id: &str) -> bool {
+    /// Whether an agent's ID can be used as a file name without escaping.
+    pub fn is_file_name(id: &str) -> bool {
         !id.is_empty()
             && id.len() < 128
             && id
@@ -91,39 +95,51 @@ impl SessionId {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     }
 
-    /// Makes an id of any file or directory name: what is not plain is written as `=` and two hex digits, so that
-    /// different names stay different; a name too long for a key ends in its digest.
+    /// Makes an ID of any file or directory name.
     pub fn escape(name: &str) -> SessionId {
-        let mut out = String::with_capacity(name.len());
-        for (at, byte) in name.bytes().enumerate() {
-            if is_plain(byte) && byte != b'=' && !(at == 0 && byte == b'.') {
-                out.push(byte as char);
-            } else {
-                out.push_str(&format!("={byte:02X}"));
-            }
-        }
-        if out.len() > 160 {
-            let digest = crate::model::Digest::of(name.as_bytes()).to_string();
-            out.truncate(120);
-            out.push_str("==");
-            out.push_str(&digest[..32]);
-        }
-        SessionId(if out.is_empty() { "=".to_owned() } else { out })
+        SessionId(escape(name))
     }
 }
 
-/// The log of a session, or of what belongs to a project and to no session.
+impl ProjectId {
+    /// Makes an ID of any file or directory name.
+    pub fn escape(name: &str) -> ProjectId {
+        ProjectId(escape(name))
+    }
+}
+
+/// Writes unsafe bytes as `=` and two hex digits, so that different names stay different. A name
+/// that is too long for a key ends in its digest.
+fn escape(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for (at, byte) in name.bytes().enumerate() {
+        if is_plain(byte) && byte != b'=' && !(at == 0 && byte == b'.') {
+            out.push(byte as char);
+        } else {
+            out.push_str(&format!("={byte:02X}"));
+        }
+    }
+    if out.len() > 160 {
+        let digest = crate::model::Digest::of(name.as_bytes()).to_string();
+        out.truncate(120);
+        out.push_str("==");
+        out.push_str(&digest[..32]);
+    }
+    if out.is_empty() { "=".to_owned() } else { out }
+}
+
+/// The name of a log: that of a session, or of the files that belong to a project.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum LogName {
-    /// One writer at a time.
+    /// A session has one writer at a time.
     Session(SessionId),
-    /// Any writer may append; the last one wins per file.
-    Project(SessionId),
+    /// Any writer may append to a project; per file the last one wins.
+    Project(ProjectId),
 }
 
 impl LogName {
-    /// The id, if this is a session's log.
+    /// The session ID, if it is the log of a session.
     pub fn session(&self) -> Option<&SessionId> {
         match self {
             LogName::Session(id) => Some(id),
@@ -131,7 +147,15 @@ impl LogName {
         }
     }
 
-    /// Whether any writer may append.
+    /// The log in words: `session 3f2a`.
+    pub fn description(&self) -> String {
+        match self {
+            LogName::Session(id) => format!("session {id}"),
+            LogName::Project(id) => format!("project {id}"),
+        }
+    }
+
+    /// Whether it is the log of a project.
     pub fn is_project(&self) -> bool {
         matches!(self, LogName::Project(_))
     }
@@ -141,7 +165,7 @@ impl fmt::Display for LogName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LogName::Session(id) => write!(f, "{id}"),
-            LogName::Project(name) => write!(f, "@{name}"),
+            LogName::Project(id) => write!(f, "@{id}"),
         }
     }
 }
@@ -150,7 +174,7 @@ impl FromStr for LogName {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         match text.strip_prefix('@') {
-            Some(name) => Ok(LogName::Project(name.parse()?)),
+            Some(id) => Ok(LogName::Project(id.parse()?)),
             None => Ok(LogName::Session(text.parse()?)),
         }
     }
@@ -169,12 +193,12 @@ impl From<LogName> for String {
     }
 }
 
-/// Where a log lives: tenant, agent and name.
+/// The full identity of a log: namespace, agent and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LogId {
-    /// The tenant.
+    /// The namespace.
     pub namespace: Namespace,
-    /// The agent whose files they are.
+    /// The agent.
     pub agent: AgentName,
     /// The session or project.
     pub name: LogName,
@@ -182,10 +206,7 @@ pub struct LogId {
 
 impl fmt::Display for LogId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.name {
-            LogName::Session(id) => write!(f, "session {id}"),
-            LogName::Project(name) => write!(f, "project {name}"),
-        }
+        f.write_str(&self.name.description())
     }
 }
 
@@ -194,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_leave_their_directory_are_refused() {
+    fn ids_that_could_leave_their_directory_are_rejected() {
         for bad in ["", "..", ".hidden", "a/b", "a b", "ä", "@x", "a\0"] {
             assert!(bad.parse::<SessionId>().is_err(), "{bad:?}");
         }
@@ -206,7 +227,7 @@ mod tests {
         let names = ["a b", "a=20b", "a_b", ".a", "a", "ä", "", "="];
         let escaped: std::collections::BTreeSet<_> =
             names.iter().map(|name| SessionId::escape(name)).collect();
-        // The empty name and "=" are the one exception; no file is called "".
+        // Only the empty name and "=" collide; no file has an empty name.
         assert!(escaped.len() >= names.len() - 1);
         for id in escaped {
             assert!(id.as_str().parse::<SessionId>().is_ok(), "{id}");
@@ -221,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_name_survives_its_text() {
+    fn a_log_name_round_trips_through_its_text() {
         for text in ["abc", "@-work-app"] {
             assert_eq!(
                 text.parse::<LogName>()

@@ -1,20 +1,20 @@
-//! The only file that spells object keys. `docs/FORMAT.md` describes them for people.
+//! The only file that spells object keys. `docs/reference/format.md` describes them for people.
 
 use crate::error::{Error, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId};
 
-/// The version of the layout; another one would live beside it.
+/// The version of the layout, the first component of every key.
 const LAYOUT: &str = "v1";
 
-/// Digits of a number in a key: fixed, so that the order of keys is the order of numbers.
+/// Number of digits of a `seq` in a key: fixed, so that keys sort by number.
 const DIGITS: usize = 12;
 
-/// Where the store's own properties are remembered.
-pub fn store_facts() -> String {
+/// The result of the probe: whether the store honors conditional writes.
+pub fn probe_record() -> String {
     format!("{LAYOUT}/.store.json")
 }
 
-/// A scratch key for the probe.
+/// A scratch key of the probe.
 pub fn probe(token: &str) -> String {
     format!("{}{token}", probe_dir())
 }
@@ -49,7 +49,7 @@ pub fn snapshots_dir(id: &LogId) -> String {
     format!("{}snap/", log_root(id))
 }
 
-/// The snapshot that stands for all entries up to `seq`.
+/// The snapshot that replaces all entries up to `seq`.
 pub fn snapshot(id: &LogId, seq: Seq) -> String {
     format!("{}{seq:0DIGITS$}.tar.gz", snapshots_dir(id))
 }
@@ -59,42 +59,42 @@ pub fn merges_dir(id: &LogId) -> String {
     format!("{}merge/", log_root(id))
 }
 
-/// The merge that stands for the entries `from` to `to`.
-pub fn merge(id: &LogId, from: Seq, to: Seq) -> String {
-    format!("{}{from:0DIGITS$}-{to:0DIGITS$}.gz", merges_dir(id))
+/// The merge that replaces the entries `first` to `last`.
+pub fn merge(id: &LogId, first: Seq, last: Seq) -> String {
+    format!("{}{first:0DIGITS$}-{last:0DIGITS$}.gz", merges_dir(id))
 }
 
-/// The directory of what people said of a session.
-pub fn wishes_dir(id: &LogId) -> String {
-    format!("{}wishes/", log_root(id))
+/// The directory of a session's metadata.
+pub fn metadata_dir(id: &LogId) -> String {
+    format!("{}meta/", log_root(id))
 }
 
-/// What people said of a session; the highest number counts.
-pub fn wishes(id: &LogId, number: u64) -> String {
-    format!("{}{number:0DIGITS$}.json", wishes_dir(id))
+/// One version of a session's metadata; the highest is current.
+pub fn metadata(id: &LogId, version: u64) -> String {
+    format!("{}{version:0DIGITS$}.json", metadata_dir(id))
 }
 
-/// The directory of what must stay reachable: named checkpoints and where forks begin.
+/// The directory of a log's pins: named checkpoints and the origins of forks.
 pub fn pins_dir(id: &LogId) -> String {
     format!("{}pins/", log_root(id))
 }
 
-/// A checkpoint that has a name.
-pub fn named_point(id: &LogId, name: &str) -> String {
-    format!("{}point.{name}.json", pins_dir(id))
+/// The pin of a named checkpoint.
+pub fn checkpoint_pin(id: &LogId, name: &str) -> String {
+    format!("{}checkpoint.{name}.json", pins_dir(id))
 }
 
-/// Where a fork begins.
+/// The pin of a fork's origin.
 pub fn fork_pin(id: &LogId, fork: &LogName) -> String {
     format!("{}fork.{fork}.json", pins_dir(id))
 }
 
-/// A scratch key by which a collector learns the store's time.
-pub fn gc_mark(token: &str) -> String {
+/// A scratch key by which garbage collection reads the store's clock.
+pub fn gc_clock(token: &str) -> String {
     format!("{}{token}", gc_dir())
 }
 
-/// The directory of those.
+/// The directory of these scratch keys.
 pub fn gc_dir() -> String {
     format!("{LAYOUT}/.gc/")
 }
@@ -114,35 +114,35 @@ pub fn branch_dir(id: &LogId, writer: &WriterId) -> String {
     format!("{}{writer}/", branches_dir(id))
 }
 
-/// One entry of a writer that lost the session.
+/// One entry of a branch.
 pub fn branch_entry(id: &LogId, writer: &WriterId, seq: Seq) -> String {
     format!("{}{seq:0DIGITS$}.gz", branch_dir(id, writer))
 }
 
-/// The number in an entry's key, or nothing if the key is not one of ours.
-pub fn entry_number(key: &str) -> Option<Seq> {
+/// The `seq` in the key of an entry; none if it is not such a key.
+pub fn entry_seq(key: &str) -> Option<Seq> {
     number(key, ".gz")
 }
 
-/// The number in a snapshot's key, or nothing if the key is not one of ours.
-pub fn snapshot_number(key: &str) -> Option<Seq> {
+/// The `seq` in the key of a snapshot; none if it is not such a key.
+pub fn snapshot_seq(key: &str) -> Option<Seq> {
     number(key, ".tar.gz")
 }
 
-/// The number in the key of what people said, or nothing if the key is not one of ours.
-pub fn wishes_number(key: &str) -> Option<u64> {
+/// The version in the key of a metadata object; none if it is not such a key.
+pub fn metadata_version(key: &str) -> Option<u64> {
     number(key, ".json")
 }
 
-/// The numbers in a merge's key, first and last, or nothing if the key is not one of ours.
+/// The first and last `seq` in the key of a merge; none if it is not such a key.
 pub fn merge_range(key: &str) -> Option<(Seq, Seq)> {
-    let (from, to) = key.rsplit('/').next()?.split_once('-')?;
-    let (from, to) = (number(&format!("{from}.gz"), ".gz")?, number(to, ".gz")?);
-    (from < to).then_some((from, to))
+    let (first, last) = key.rsplit('/').next()?.split_once('-')?;
+    let (first, last) = (number(&format!("{first}.gz"), ".gz")?, number(last, ".gz")?);
+    (first < last).then_some((first, last))
 }
 
-fn number(key: &str, ending: &str) -> Option<Seq> {
-    let digits = key.rsplit('/').next()?.strip_suffix(ending)?;
+fn number(key: &str, suffix: &str) -> Option<Seq> {
+    let digits = key.rsplit('/').next()?.strip_suffix(suffix)?;
     let plain = digits.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     plain
         .then(|| digits.parse().ok())
@@ -150,8 +150,9 @@ fn number(key: &str, ending: &str) -> Option<Seq> {
         .filter(|seq| *seq > 0)
 }
 
-/// Whether what is stored there tells something of a conversation: the pieces of a log and of its branches, and checkpoints
-/// that have a name. What else there is, a collector or a stranger's probe must be able to read.
+/// Whether the object holds content of a conversation, and is therefore encrypted: the segments of
+/// a log and of its branches, and named checkpoints. Garbage collection and the probe must be able
+/// to read all other objects without a key.
 pub fn holds_content(key: &str) -> bool {
     let mut names = key.splitn(6, '/');
     if names.next() != Some(LAYOUT) {
@@ -159,23 +160,23 @@ pub fn holds_content(key: &str) -> bool {
     }
     match (names.nth(3), names.next()) {
         (Some("log" | "merge" | "snap" | "branch"), Some(_)) => true,
-        (Some("pins"), Some(name)) => name.starts_with("point."),
+        (Some("pins"), Some(name)) => name.starts_with("checkpoint."),
         _ => false,
     }
 }
 
-/// Whether an entry is stored there, of a log or of a branch.
+/// Whether it is the key of an entry, of a log or of a branch.
 pub fn is_entry(key: &str) -> bool {
     matches!(key.split('/').nth(4), Some("log" | "branch"))
 }
 
-/// Whether a merge or a snapshot is stored there, which stands for what others wrote.
-pub fn is_composite(key: &str) -> bool {
+/// Whether it is the key of a compacted segment: a merge or a snapshot.
+pub fn is_compacted(key: &str) -> bool {
     matches!(key.split('/').nth(4), Some("merge" | "snap"))
 }
 
-/// The directory of the log that a key is in; the key itself where that is none.
-pub fn log_of(key: &str) -> &str {
+/// The directory of the log that a key belongs to; the key itself if it belongs to none.
+pub fn log_root_of(key: &str) -> &str {
     key.match_indices('/')
         .nth(3)
         .map_or(key, |(at, _)| &key[..=at])
@@ -188,12 +189,44 @@ pub fn dir_name(directory: &str) -> Result<&str> {
         .rsplit('/')
         .next()
         .filter(|name| !name.is_empty())
-        .ok_or_else(|| Error::corrupt(format!("read directory name {directory:?}: it has none")))
+        .ok_or_else(|| {
+            Error::corrupt(format!(
+                "invalid directory key {directory:?}: it has no name"
+            ))
+        })
 }
 
-/// The log that a directory name stands for, or nothing if it is not ours.
+/// The log whose directory this is; none if it is no such key.
 pub fn log_name(directory: &str) -> Option<LogName> {
     dir_name(directory).ok()?.parse().ok()
+}
+
+/// What an object is, for messages: `entry 4 of session 3f2a`. The key itself if it is no segment
+/// of a log.
+pub fn describe(key: &str) -> String {
+    let parts: Vec<&str> = key.split('/').collect();
+    let described = match parts.as_slice() {
+        [LAYOUT, _, _, log, rest @ ..] => log
+            .parse::<LogName>()
+            .ok()
+            .and_then(|log| describe_segment(&log.description(), rest)),
+        _ => None,
+    };
+    described.unwrap_or_else(|| key.to_owned())
+}
+
+fn describe_segment(log: &str, rest: &[&str]) -> Option<String> {
+    match rest {
+        ["log", name] => entry_seq(name).map(|seq| format!("entry {seq} of {log}")),
+        ["snap", name] => snapshot_seq(name).map(|seq| format!("snapshot {seq} of {log}")),
+        ["merge", name] => {
+            merge_range(name).map(|(first, last)| format!("merge {first}-{last} of {log}"))
+        }
+        ["branch", writer, name] => {
+            entry_seq(name).map(|seq| format!("entry {seq} of branch {writer} of {log}"))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -226,24 +259,24 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_of_a_conversation_is_known_by_its_key() {
+    fn content_is_recognized_by_its_key() {
         let writer: WriterId = "w1".parse().expect("plain");
-        let tells = [
+        let content = [
             entry(&id(), 2),
             snapshot(&id(), 2),
             merge(&id(), 2, 3),
             branch_entry(&id(), &writer, 2),
-            named_point(&id(), "green"),
+            checkpoint_pin(&id(), "green"),
         ];
-        for key in &tells {
+        for key in &content {
             assert!(holds_content(key), "{key}");
-            assert_eq!(log_of(key), log_root(&id()));
+            assert_eq!(log_root_of(key), log_root(&id()));
         }
         let others = [
-            store_facts(),
+            probe_record(),
             probe("x"),
-            gc_mark("x"),
-            wishes(&id(), 1),
+            gc_clock("x"),
+            metadata(&id(), 1),
             fork_pin(&id(), &"f".parse().expect("plain")),
         ];
         for key in others.iter().map(String::as_str).chain([
@@ -257,10 +290,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_and_strangers_do_not() {
-        assert_eq!(entry_number(&entry(&id(), 77)), Some(77));
-        assert_eq!(snapshot_number(&snapshot(&id(), 77)), Some(77));
-        for stranger in [
+    fn numbers_are_parsed_and_foreign_keys_are_not() {
+        assert_eq!(entry_seq(&entry(&id(), 77)), Some(77));
+        assert_eq!(snapshot_seq(&snapshot(&id(), 77)), Some(77));
+        for foreign in [
             "",
             "log/",
             "log/1.gz",
@@ -269,18 +302,37 @@ mod tests {
             "log/000000000000.gz",
             "log/000000000007.tar",
         ] {
-            assert_eq!(entry_number(stranger), None, "{stranger:?}");
+            assert_eq!(entry_seq(foreign), None, "{foreign:?}");
         }
-        assert_eq!(entry_number(&snapshot(&id(), 77)), None);
-        assert_eq!(wishes_number(&wishes(&id(), 3)), Some(3));
-        assert_eq!(wishes_number("wishes/3.json"), None);
+        assert_eq!(entry_seq(&snapshot(&id(), 77)), None);
+        assert_eq!(metadata_version(&metadata(&id(), 3)), Some(3));
+        assert_eq!(metadata_version("meta/3.json"), None);
         assert_eq!(merge_range(&merge(&id(), 32, 62)), Some((32, 62)));
-        for stranger in [
+        for foreign in [
             "merge/32-62.gz",
             "merge/000000000062-000000000032.gz",
             "merge/000000000032.gz",
         ] {
-            assert_eq!(merge_range(stranger), None, "{stranger:?}");
+            assert_eq!(merge_range(foreign), None, "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn segments_are_described_for_messages() {
+        let writer: WriterId = "w1".parse().expect("plain");
+        for (key, text) in [
+            (entry(&id(), 4), "entry 4 of session 3f2a"),
+            (snapshot(&id(), 31), "snapshot 31 of session 3f2a"),
+            (merge(&id(), 32, 61), "merge 32-61 of session 3f2a"),
+            (
+                branch_entry(&id(), &writer, 188),
+                "entry 188 of branch w1 of session 3f2a",
+            ),
+        ] {
+            assert_eq!(describe(&key), text);
+        }
+        for other in [metadata(&id(), 1), "x".to_owned(), String::new()] {
+            assert_eq!(describe(&other), other);
         }
     }
 }

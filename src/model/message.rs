@@ -1,4 +1,5 @@
-//! What a transcript says, in words that fit every agent. Derived from bytes that are kept anyway.
+//! Messages of a transcript, in a form common to all agents. Derived from bytes that are stored
+//! anyway.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{RelPath, SessionFacts};
 
-/// A message with more tokens than this does not say the truth: a million of the largest contexts there are.
-const MOST_TOKENS: u64 = 1_000_000_000_000;
+/// Upper bound of a plausible token count of one message: a million of the largest contexts.
+const MAX_TOKENS: u64 = 1_000_000_000_000;
 
-/// Nor one that cost more, in millionths of a dollar.
-pub const MOST_COST: u64 = 1_000_000_000_000;
+/// Upper bound of a plausible cost, in millionths of a dollar.
+pub const MAX_COST: u64 = 1_000_000_000_000;
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// A person, or whoever prompts.
+    /// A person or program that prompts the agent.
     User,
     /// The model.
     Assistant,
@@ -31,8 +32,8 @@ impl Role {
     /// Every role.
     pub const ALL: [Role; 4] = [Role::User, Role::Assistant, Role::System, Role::Tool];
 
-    /// The word for it, on the command line and in the index.
-    pub fn word(self) -> &'static str {
+    /// The name on the command line and in the index.
+    pub fn as_str(self) -> &'static str {
         match self {
             Role::User => "user",
             Role::Assistant => "assistant",
@@ -42,29 +43,31 @@ impl Role {
     }
 }
 
-/// What an answer took.
+/// Token usage of a response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
-    /// Read anew.
+    /// Input tokens that no cache provided.
     pub input: u64,
-    /// Written.
+    /// Output tokens.
     pub output: u64,
-    /// Read from a cache.
+    /// Input tokens read from a cache.
     pub cache_read: u64,
-    /// Put into a cache.
+    /// Input tokens written to a cache.
     pub cache_write: u64,
 }
 
 impl Tokens {
-    /// Whether a model can have taken so many; what cannot be is unknown, and keeps no sum from being right.
+    /// Whether a model can have used that many. Implausible usage counts as unknown, so that it
+    /// does not distort the sums.
     pub fn is_plausible(&self) -> bool {
         [self.input, self.output, self.cache_read, self.cache_write]
             .iter()
-            .all(|count| *count < MOST_TOKENS)
+            .all(|count| *count < MAX_TOKENS)
     }
 
-    /// Both together.
-    pub fn and(self, other: Tokens) -> Tokens {
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(self, other: Tokens) -> Tokens {
         Tokens {
             input: self.input.saturating_add(other.input),
             output: self.output.saturating_add(other.output),
@@ -73,8 +76,9 @@ impl Tokens {
         }
     }
 
-    /// All but the other's.
-    pub fn without(self, other: Tokens) -> Tokens {
+    /// The difference of both, at least 0 each.
+    #[must_use]
+    pub fn minus(self, other: Tokens) -> Tokens {
         Tokens {
             input: self.input.saturating_sub(other.input),
             output: self.output.saturating_sub(other.output),
@@ -84,38 +88,38 @@ impl Tokens {
     }
 }
 
-/// A piece of a message.
+/// A content block of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Block {
-    /// What was said.
+    /// Text.
     Text(String),
-    /// What was thought.
+    /// Reasoning of the model.
     Thinking(String),
-    /// A tool is called.
+    /// A tool call.
     ToolCall(ToolCall),
-    /// A tool has answered.
-    Answer {
-        /// The call it answers.
-        id: String,
-        /// What it said.
+    /// A tool result.
+    ToolResult {
+        /// ID of the call.
+        call_id: String,
+        /// What the tool returned.
         text: String,
-        /// It failed.
-        failed: bool,
+        /// Whether the tool failed.
+        is_error: bool,
     },
-    /// Something else, by its kind.
+    /// Any other block, by its kind.
     Other(String),
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Its id, which its answer names.
+    /// ID of the call; its result refers to it.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// What it was given, as JSON.
+    /// The arguments, as JSON.
     pub input: String,
-    /// When.
+    /// Start time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<Timestamp>,
 }
@@ -123,52 +127,54 @@ pub struct ToolCall {
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Its id, unique within its session only.
-    pub uuid: Option<String>,
-    /// The message it answers.
-    pub parent: Option<String>,
-    /// Who speaks.
+    /// ID of the message, unique within its session only.
+    pub message_id: Option<String>,
+    /// ID of the message that this one replies to.
+    pub parent_id: Option<String>,
+    /// The author.
     pub role: Role,
-    /// What it is, in the agent's words where there is no other: `text`, `thinking`, `tool_use`, `tool_result`, …
+    /// The kind, in the agent's terms where there is no common one: `text`, `thinking`, `tool_use`,
+    /// `tool_result`, …
     pub kind: String,
-    /// When.
+    /// Time of the message.
     pub at: Option<Timestamp>,
-    /// The model that answered.
+    /// The model that responded.
     pub model: Option<String>,
-    /// The answer it is a piece of: what an answer took is told with each of its pieces and counts once.
-    pub answer: Option<String>,
-    /// What that answer took.
+    /// The response that the message belongs to. Agents repeat a response's usage in each of its
+    /// messages; it counts once.
+    pub response_id: Option<String>,
+    /// Token usage of that response.
     pub tokens: Option<Tokens>,
-    /// The answer was complete when that was counted.
-    pub complete: bool,
-    /// What it cost, in millionths of a dollar, where the transcript says so.
+    /// Whether the response was complete when its usage was recorded.
+    pub is_complete: bool,
+    /// Cost in millionths of a dollar, where the transcript has it.
     pub cost: Option<u64>,
-    /// The sub-agent that speaks or is spoken to.
+    /// The sub-agent that the message is from or for.
     pub sub_agent: Option<String>,
-    /// What it is made of.
+    /// The content.
     pub blocks: Vec<Block>,
 }
 
 impl Message {
-    /// A message of which no more is known.
+    /// A message without any optional field.
     pub fn new(role: Role, kind: &str, blocks: Vec<Block>) -> Message {
         Message {
-            uuid: None,
-            parent: None,
+            message_id: None,
+            parent_id: None,
             role,
             kind: kind.to_owned(),
             at: None,
             model: None,
-            answer: None,
+            response_id: None,
             tokens: None,
-            complete: false,
+            is_complete: false,
             cost: None,
             sub_agent: None,
             blocks,
         }
     }
 
-    /// What was said, without what was thought and done.
+    /// The text blocks, joined; without reasoning, tool calls and results.
     pub fn text(&self) -> String {
         let texts = self.blocks.iter().filter_map(|block| {
             if let Block::Text(text) = block {
@@ -180,99 +186,99 @@ impl Message {
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// What it is about, in a few words.
+    /// All blocks in one text.
     pub fn summary(&self) -> String {
-        let words = self.blocks.iter().map(|block| match block {
+        let blocks = self.blocks.iter().map(|block| match block {
             Block::Text(text) | Block::Thinking(text) => text.clone(),
             Block::ToolCall(call) => format!("{} {}", call.name, call.input),
-            Block::Answer { text, failed, .. } => {
-                format!("{}{text}", if *failed { "failed: " } else { "" })
+            Block::ToolResult { text, is_error, .. } => {
+                format!("{}{text}", if *is_error { "failed: " } else { "" })
             }
             Block::Other(kind) => format!("[{kind}]"),
         });
-        let words = words.collect::<Vec<_>>().join(" ");
-        if words.is_empty() {
+        let summary = blocks.collect::<Vec<_>>().join(" ");
+        if summary.is_empty() {
             format!("[{}]", self.kind)
         } else {
-            words
+            summary
         }
     }
 }
 
-/// What a line means for the turns of a conversation.
+/// The start or end of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TurnBoundary {
-    /// Somebody prompts: a turn begins.
+    /// A user prompt.
     Start,
-    /// The agent has answered: a turn is complete. Why it stopped.
+    /// The end of the agent's response, with the reason why it stopped.
     End(String),
 }
 
-/// What one line of a transcript says.
+/// One parsed line of a transcript.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TranscriptLine {
-    /// The message it is.
+    /// The message, if the line is one.
     pub message: Option<Message>,
-    /// What it means for the turns.
-    pub mark: Option<TurnBoundary>,
-    /// What it tells about the session.
+    /// The start or end of a turn, if the line is one.
+    pub boundary: Option<TurnBoundary>,
+    /// Facts about the session.
     pub facts: SessionFacts,
 }
 
-/// A message and where it stands.
+/// A message and its position in a transcript.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedMessage {
     /// The file.
     pub path: RelPath,
-    /// Its first byte.
+    /// Offset of its first byte.
     pub start: u64,
-    /// Its bytes.
+    /// Length of its line.
     pub len: u64,
-    /// What it says.
+    /// The message.
     pub message: Message,
 }
 
-/// What the parts of an entry say.
+/// The parsed transcripts of one entry.
 #[derive(Debug, Clone, Default)]
 pub struct ParsedTranscripts {
-    /// About the session.
+    /// Facts about the session.
     pub facts: SessionFacts,
     /// The messages, in the order of their files and bytes.
-    pub said: Vec<LocatedMessage>,
-    /// What the session's own transcript means for its turns.
-    pub marks: Vec<TurnEvent>,
-    /// Each transcript that was read: where reading began, and how many bytes of an unfinished line it ends with.
-    pub read: BTreeMap<RelPath, Span>,
-    /// Lines that could not be read, by file.
-    pub unread: BTreeMap<RelPath, u64>,
+    pub messages: Vec<LocatedMessage>,
+    /// The turn events of the session's own transcript.
+    pub turn_events: Vec<TurnEvent>,
+    /// The range that was parsed of each transcript.
+    pub spans: BTreeMap<RelPath, ParsedSpan>,
+    /// Number of lines that could not be parsed, by file.
+    pub unparsed_lines: BTreeMap<RelPath, u64>,
 }
 
-/// How much of a transcript was read.
+/// The parsed range of a transcript.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Span {
-    /// The first byte of the first line.
-    pub from: u64,
-    /// Bytes behind the last whole line.
-    pub open: u64,
+pub struct ParsedSpan {
+    /// Offset of the first line.
+    pub start: u64,
+    /// Bytes after the last newline.
+    pub partial_line_bytes: u64,
 }
 
-/// Something that matters to the turns of a session.
+/// A line of a transcript that matters to the turns of a session.
 #[derive(Debug, Clone)]
 pub struct TurnEvent {
     /// The transcript.
     pub path: RelPath,
-    /// Behind its last byte.
+    /// Offset after the line.
     pub end: u64,
-    /// When.
+    /// Time of the message.
     pub at: Option<Timestamp>,
-    /// The message.
-    pub uuid: Option<String>,
-    /// The answer it is a piece of.
-    pub answer: Option<String>,
-    /// What it means.
-    pub mark: Option<TurnBoundary>,
-    /// Tools that it calls.
+    /// ID of the message.
+    pub message_id: Option<String>,
+    /// The response that the message belongs to.
+    pub response_id: Option<String>,
+    /// The start or end of a turn, if it is one.
+    pub boundary: Option<TurnBoundary>,
+    /// Tool calls in the message.
     pub calls: Vec<ToolCall>,
-    /// Tools that it answers for, and what they said.
-    pub answers: Vec<(String, String)>,
+    /// Tool results in the message: call ID and text.
+    pub tool_results: Vec<(String, String)>,
 }

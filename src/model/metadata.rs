@@ -1,4 +1,4 @@
-//! What people say of a session: how long to keep it, its labels, the request it belongs to, and that it is done with.
+//! Session metadata: labels, request ID, TTL and closed status, as users set them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,27 +9,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The most labels of one session: they are listed with it.
-pub const MOST_LABELS: usize = 64;
-/// The longest name of a label, in bytes.
-const LONGEST_NAME: usize = 128;
-/// The longest value of a label, in bytes: PostgreSQL takes 2704 bytes into an index row, other columns included.
-const LONGEST_VALUE: usize = 1024;
-/// The longest request id, in bytes.
-const LONGEST_REQUEST: usize = 512;
+/// Maximum number of labels per session: every listing returns them.
+pub const MAX_LABELS: usize = 64;
+/// Maximum length of a label's name, in bytes.
+const MAX_NAME_LEN: usize = 128;
+/// Maximum length of a label's value, in bytes: an index row of PostgreSQL holds 2704 bytes, other
+/// columns included.
+const MAX_VALUE_LEN: usize = 1024;
+/// Maximum length of a request ID, in bytes.
+const MAX_REQUEST_ID_LEN: usize = 512;
 
-/// How long a session is kept after its last change.
+/// How long to keep a session after its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ttl {
-    /// For ever.
+    /// The session never expires.
     Never,
-    /// So many seconds.
+    /// Number of seconds.
     Seconds(u64),
 }
 
 impl Ttl {
-    /// The time; none is for ever.
+    /// The duration; none if the session never expires.
     pub fn duration(self) -> Option<Duration> {
         match self {
             Ttl::Never => None,
@@ -38,22 +39,22 @@ impl Ttl {
     }
 }
 
-/// Where a session is in its life.
+/// The status of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// It has no bytes yet.
     Created,
-    /// It is written to.
+    /// It is in use.
     Active,
-    /// Somebody said that it is done.
+    /// A user has closed it.
     Completed,
-    /// Somebody put it away.
+    /// A user has archived it.
     Archived,
 }
 
 impl Status {
-    /// The word for it, in the index and for people.
-    pub fn word(self) -> &'static str {
+    /// The name in the index and in output.
+    pub fn as_str(self) -> &'static str {
         match self {
             Status::Created => "created",
             Status::Active => "active",
@@ -65,117 +66,121 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
-/// That somebody is done with a session.
+/// The status of a session that a user has closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClosedStatus {
-    /// It is done.
+    /// The work is done.
     Completed,
-    /// It is put away.
+    /// The session is archived.
     Archived,
 }
 
 impl From<ClosedStatus> for Status {
-    fn from(rest: ClosedStatus) -> Status {
-        match rest {
+    fn from(status: ClosedStatus) -> Status {
+        match status {
             ClosedStatus::Completed => Status::Completed,
             ClosedStatus::Archived => Status::Archived,
         }
     }
 }
 
-/// The same, and the bytes that the session had then: once it has more, somebody went on, and this does not hold any more.
+/// A closed status and the size of the session at that time. Once the session has grown, the status
+/// no longer applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Closed {
-    /// What was said.
-    pub is: ClosedStatus,
-    /// Bytes shipped by then, before compression.
-    pub raw: u64,
+    /// The status.
+    pub status: ClosedStatus,
+    /// Raw bytes of the session when it was closed.
+    pub raw_bytes: u64,
 }
 
-/// What people said of a session.
+/// The metadata of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionMetadata {
-    /// How long to keep it; none: as the collector is told.
+    /// How long to keep the session; without it the default of `gc` applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Ttl>,
-    /// Words by which it is found.
+    /// Labels to find the session by.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// The request that it belongs to, by the caller's own id.
+    /// The caller's own ID for the job that the session belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// That it is done with.
+    /// The closed status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Closed>,
+    pub closed: Option<Closed>,
 }
 
 impl SessionMetadata {
-    /// Refuses what cannot be kept.
-    pub fn check(&self) -> Result<()> {
-        if self.labels.len() > MOST_LABELS {
+    /// Checks the limits on labels and the request ID.
+    pub fn validate(&self) -> Result<()> {
+        if self.labels.len() > MAX_LABELS {
             return Err(Error::usage(format!(
-                "a session has at most {MOST_LABELS} labels, these are {}",
+                "too many labels: {}, and a session has at most {MAX_LABELS}",
                 self.labels.len()
             )));
         }
         for (name, value) in &self.labels {
-            check_name(name)?;
-            check_text("the value of a label", value, 0, LONGEST_VALUE)?;
+            validate_label_name(name)?;
+            validate_text("label value", value, 0, MAX_VALUE_LEN)?;
         }
-        self.request_id.as_deref().map_or(Ok(()), check_request)
+        self.request_id
+            .as_deref()
+            .map_or(Ok(()), validate_request_id)
     }
 
-    /// Where a session of so many bytes is in its life.
-    pub fn status(&self, raw: u64) -> Status {
-        match self.status {
-            _ if raw == 0 => Status::Created,
-            Some(rest) if rest.raw == raw => rest.is.into(),
+    /// The status of a session that has `raw_bytes` bytes now.
+    pub fn status(&self, raw_bytes: u64) -> Status {
+        match self.closed {
+            _ if raw_bytes == 0 => Status::Created,
+            Some(closed) if closed.raw_bytes == raw_bytes => closed.status.into(),
             _ => Status::Active,
         }
     }
 
-    /// What is said after `more` was said too: it replaces what it names and leaves the rest. Of the status it says nothing.
+    /// These metadata with the fields that `changes` sets; labels are added. The closed status
+    /// stays.
     #[must_use]
-    pub fn then(&self, more: &SessionMetadata) -> SessionMetadata {
-        let mut all = self.clone();
-        all.ttl = more.ttl.or(all.ttl);
-        all.request_id = more.request_id.clone().or(all.request_id);
-        all.labels.extend(more.labels.clone());
-        all
+    pub fn updated_with(&self, changes: &SessionMetadata) -> SessionMetadata {
+        let mut updated = self.clone();
+        updated.ttl = changes.ttl.or(updated.ttl);
+        updated.request_id = changes.request_id.clone().or(updated.request_id);
+        updated.labels.extend(changes.labels.clone());
+        updated
     }
 }
 
-/// Refuses a request id that cannot be kept.
-pub fn check_request(id: &str) -> Result<()> {
-    check_text("a request id", id, 1, LONGEST_REQUEST)
+/// Checks the limits on a request ID.
+pub fn validate_request_id(id: &str) -> Result<()> {
+    validate_text("request ID", id, 1, MAX_REQUEST_ID_LEN)
 }
 
-/// Refuses a name that no label can have.
-pub fn check_name(name: &str) -> Result<()> {
-    check_text("the name of a label", name, 1, LONGEST_NAME)?;
+/// Checks the limits on a label's name.
+pub fn validate_label_name(name: &str) -> Result<()> {
+    validate_text("label name", name, 1, MAX_NAME_LEN)?;
     if name.contains(['=', ',']) || name.starts_with('-') {
         return Err(Error::usage(format!(
-            "the name of a label {name:?} holds '=' or ',', or begins with '-'"
+            "invalid label name {name:?}: it must not contain '=' or ',', nor begin with '-'"
         )));
     }
     Ok(())
 }
 
-fn check_text(what: &str, text: &str, least: usize, most: usize) -> Result<()> {
-    if !(least..=most).contains(&text.len()) {
+fn validate_text(what: &str, text: &str, min: usize, max: usize) -> Result<()> {
+    if !(min..=max).contains(&text.len()) {
         return Err(Error::usage(format!(
-            "{what} has {least} to {most} bytes, this has {}",
+            "invalid {what}: it must have {min} to {max} bytes, and has {}",
             text.len()
         )));
     }
     if text.chars().any(char::is_control) {
         return Err(Error::usage(format!(
-            "{what} {text:?} holds a control character"
+            "invalid {what} {text:?}: it contains a control character"
         )));
     }
     Ok(())
@@ -184,9 +189,9 @@ fn check_text(what: &str, text: &str, least: usize, most: usize) -> Result<()> {
 /// One label, as `NAME=VALUE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its value.
+    /// The value.
     pub value: String,
 }
 
@@ -194,16 +199,16 @@ impl FromStr for Label {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let Some((name, value)) = text.split_once('=') else {
-            return Err(
-                Error::usage(format!("read label {text:?}")).hint("NAME=VALUE, such as team=infra")
-            );
+            return Err(Error::usage(format!(
+                "invalid label {text:?}: expected NAME=VALUE, such as team=infra"
+            )));
         };
         let label = Label {
             name: name.trim().to_owned(),
             value: value.to_owned(),
         };
-        check_name(&label.name)?;
-        check_text("the value of a label", &label.value, 0, LONGEST_VALUE)?;
+        validate_label_name(&label.name)?;
+        validate_text("label value", &label.value, 0, MAX_VALUE_LEN)?;
         Ok(label)
     }
 }
@@ -213,15 +218,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_read_and_strange_ones_refused() {
+    fn labels_are_parsed_and_invalid_ones_rejected() {
         let label: Label = "team=a=b c".parse().unwrap();
         assert_eq!(
             (label.name.as_str(), label.value.as_str()),
             ("team", "a=b c")
         );
         assert_eq!("empty=".parse::<Label>().unwrap().value, "");
-        let long = "x".repeat(LONGEST_NAME + 1);
-        let longer = format!("a={}", "x".repeat(LONGEST_VALUE + 1));
+        let long = "x".repeat(MAX_NAME_LEN + 1);
+        let longer = format!("a={}", "x".repeat(MAX_VALUE_LEN + 1));
         for bad in [
             "",
             "team",
@@ -235,7 +240,7 @@ mod tests {
         ] {
             assert!(bad.parse::<Label>().is_err(), "{bad:?}");
         }
-        let many = (0..=MOST_LABELS)
+        let many = (0..=MAX_LABELS)
             .map(|at| (at.to_string(), String::new()))
             .collect();
         assert!(
@@ -243,22 +248,22 @@ mod tests {
                 labels: many,
                 ..SessionMetadata::default()
             }
-            .check()
+            .validate()
             .is_err()
         );
         assert!(
-            check_request("").is_err()
-                && check_request("a\nb").is_err()
-                && check_request("r 1").is_ok()
+            validate_request_id("").is_err()
+                && validate_request_id("a\nb").is_err()
+                && validate_request_id("r 1").is_ok()
         );
     }
 
     #[test]
-    fn a_status_holds_until_the_session_is_written_to_again() {
+    fn a_closed_status_ends_when_the_session_grows() {
         let done = SessionMetadata {
-            status: Some(Closed {
-                is: ClosedStatus::Completed,
-                raw: 7,
+            closed: Some(Closed {
+                status: ClosedStatus::Completed,
+                raw_bytes: 7,
             }),
             ..SessionMetadata::default()
         };
@@ -273,19 +278,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_later_replaces_only_what_it_names() {
-        let say = |ttl, label: &str, request: Option<&str>| {
+    fn an_update_replaces_only_the_fields_that_it_sets() {
+        let metadata = |ttl, label: &str, request: Option<&str>| {
             let label: Label = label.parse().unwrap();
             SessionMetadata {
                 ttl,
                 labels: [(label.name, label.value)].into(),
                 request_id: request.map(str::to_owned),
-                status: None,
+                closed: None,
             }
         };
-        let both = say(Some(Ttl::Never), "a=1", Some("r"))
-            .then(&say(None, "b=2", None))
-            .then(&say(None, "a=3", None));
+        let both = metadata(Some(Ttl::Never), "a=1", Some("r"))
+            .updated_with(&metadata(None, "b=2", None))
+            .updated_with(&metadata(None, "a=3", None));
         assert_eq!(
             (both.ttl, both.request_id.as_deref()),
             (Some(Ttl::Never), Some("r"))

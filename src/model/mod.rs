@@ -1,4 +1,4 @@
-//! Plain values that every layer speaks: names, keys, entries, files, points of a log. Nothing here does I/O.
+//! Plain values that every layer uses: IDs, keys, entry headers, files, points, messages. No I/O.
 
 pub mod checkpoint;
 pub mod digest;
@@ -17,11 +17,11 @@ pub use digest::{Digest, RunningHash};
 pub use entry::{CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part};
 pub use facts::SessionFacts;
 pub use file::{FileKind, FileStat, FileState, PathState, RelPath};
-pub use ids::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId};
+pub use ids::{AgentName, LogId, LogName, Namespace, ProjectId, Seq, SessionId, WriterId};
 pub use message::{
     Block, LocatedMessage, Message, ParsedTranscripts, Role, Tokens, ToolCall, TranscriptLine,
     TurnBoundary,
 };
 pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, Status, Ttl};
-pub use point::{LogPoint, PointSpec};
+pub use point::{LogPoint, PointSpec, ResolvedPoint};
 pub use version::Version;

@@ -1,4 +1,4 @@
-//! A point of a log to go back to.
+//! Points: positions in the history of a session.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,22 +8,22 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
-use crate::model::{EntryHeader, Seq};
+use crate::model::{Checkpoint, EntryHeader, Seq};
 
-/// A point of a log.
+/// A position in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogPoint {
-    /// The end.
+    /// The head of the log.
     #[default]
     Latest,
-    /// Just behind an entry.
+    /// After an entry.
     Seq(Seq),
-    /// Just behind the last entry that was written by then.
+    /// After the last entry that was written by this time.
     Time(Timestamp),
 }
 
 impl LogPoint {
-    /// Whether an entry comes no later than this point.
+    /// Whether an entry is at or before this point.
     pub fn includes(&self, header: &EntryHeader) -> bool {
         match self {
             LogPoint::Latest => true,
@@ -33,6 +33,15 @@ impl LogPoint {
     }
 }
 
+/// A resolved point: how far to read the log, and where to cut the transcripts.
+#[derive(Debug, Clone, Default)]
+pub struct ResolvedPoint {
+    /// The last entry to read.
+    pub at: LogPoint,
+    /// The checkpoint within that entry; none if all of the entry counts.
+    pub checkpoint: Option<Checkpoint>,
+}
+
 impl FromStr for LogPoint {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
@@ -40,9 +49,10 @@ impl FromStr for LogPoint {
         if text == "latest" {
             return Ok(LogPoint::Latest);
         }
-        let refuse = || {
-            Error::usage(format!("read point {text:?}"))
-                .hint("use latest, seq:N or a time such as 2026-05-01T12:00:00Z")
+        let invalid = || {
+            Error::usage(format!(
+                "invalid point {text:?}: expected latest, seq:N or a time such as 2026-05-01T12:00:00Z"
+            ))
         };
         if let Some(number) = text.strip_prefix("seq:") {
             return number
@@ -50,26 +60,26 @@ impl FromStr for LogPoint {
                 .ok()
                 .filter(|seq| *seq > 0)
                 .map(LogPoint::Seq)
-                .ok_or_else(refuse);
+                .ok_or_else(invalid);
         }
         text.strip_prefix("time:")
             .unwrap_or(text)
             .parse()
             .map(LogPoint::Time)
-            .map_err(|_| refuse())
+            .map_err(|_| invalid())
     }
 }
 
-/// A point as people name it.
+/// A point as a user specifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PointSpec {
-    /// A point of the log.
+    /// A position in the log.
     Log(LogPoint),
-    /// The end of a turn; none: of the last that is complete.
+    /// The end of a turn; none means the last complete one.
     Turn(Option<u64>),
-    /// A checkpoint, by its number.
+    /// A checkpoint, by number.
     Checkpoint(u64),
-    /// A checkpoint, by the name that somebody gave it.
+    /// A named checkpoint.
     Name(String),
 }
 
@@ -83,21 +93,22 @@ impl FromStr for PointSpec {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
-        let refuse = || {
-            Error::usage(format!("read point {text:?}"))
-                .hint("use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or a checkpoint's number or name")
+        let invalid = || {
+            Error::usage(format!("invalid point {text:?}")).hint(
+                "use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or the number or name of a checkpoint",
+            )
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
         if let Some(turn) = text.strip_prefix("turn:") {
             return number(turn)
                 .map(|turn| PointSpec::Turn(Some(turn)))
-                .ok_or_else(refuse);
+                .ok_or_else(invalid);
         }
         if text == "turn" {
             return Ok(PointSpec::Turn(None));
         }
         if text.starts_with("seq:") || text.starts_with("time:") {
-            return text.parse().map(PointSpec::Log).map_err(|_| refuse());
+            return text.parse().map(PointSpec::Log).map_err(|_| invalid());
         }
         if let Ok(at) = text.parse() {
             return Ok(PointSpec::Log(at));
@@ -113,7 +124,9 @@ impl FromStr for PointSpec {
         let name = text.strip_prefix("ckpt:").unwrap_or(text);
         match number(name) {
             Some(number) => Ok(PointSpec::Checkpoint(number)),
-            None => point_name(name).map(PointSpec::Name).map_err(|_| refuse()),
+            None => parse_checkpoint_name(name)
+                .map(PointSpec::Name)
+                .map_err(|_| invalid()),
         }
     }
 }
@@ -130,19 +143,22 @@ impl fmt::Display for PointSpec {
     }
 }
 
-/// A name for a checkpoint: it is part of a key, and no number.
-pub fn point_name(text: &str) -> Result<String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let good = !text.is_empty()
+/// Checks the name of a checkpoint: it is part of a key, and must differ from a number.
+pub fn parse_checkpoint_name(text: &str) -> Result<String> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_valid = !text.is_empty()
         && text.len() <= 64
-        && text.bytes().all(plain)
+        && text.bytes().all(is_allowed)
         && !text.bytes().all(|byte| byte.is_ascii_digit());
-    let taken = matches!(text, "latest" | "turn" | "." | "..");
-    if good && !taken {
+    let is_reserved = matches!(text, "latest" | "turn" | "." | "..");
+    if is_valid && !is_reserved {
         return Ok(text.to_owned());
     }
-    Err(Error::usage(format!("read name {text:?}"))
-        .hint("letters, digits, - _ and ., at most 64, not digits alone, not latest or turn"))
+    Err(
+        Error::usage(format!("invalid checkpoint name {text:?}")).hint(
+            "use at most 64 letters, digits, '-', '_' and '.'; not digits only, not latest or turn",
+        ),
+    )
 }
 
 impl fmt::Display for LogPoint {
@@ -160,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_are_read() {
+    fn log_points_are_parsed() {
         assert_eq!("latest".parse::<LogPoint>().ok(), Some(LogPoint::Latest));
         assert_eq!("seq:7".parse::<LogPoint>().ok(), Some(LogPoint::Seq(7)));
         assert!(matches!(
@@ -177,40 +193,40 @@ mod tests {
     }
 
     #[test]
-    fn points_are_read_as_people_name_them() {
-        let read = |text: &str| text.parse::<PointSpec>().ok();
-        assert_eq!(read("turn"), Some(PointSpec::Turn(None)));
-        assert_eq!(read("turn:3"), Some(PointSpec::Turn(Some(3))));
-        assert_eq!(read("7"), Some(PointSpec::Checkpoint(7)));
-        assert_eq!(read("20260501"), Some(PointSpec::Checkpoint(20_260_501)));
+    fn point_specs_are_parsed_and_printed() {
+        let parse = |text: &str| text.parse::<PointSpec>().ok();
+        assert_eq!(parse("turn"), Some(PointSpec::Turn(None)));
+        assert_eq!(parse("turn:3"), Some(PointSpec::Turn(Some(3))));
+        assert_eq!(parse("7"), Some(PointSpec::Checkpoint(7)));
+        assert_eq!(parse("20260501"), Some(PointSpec::Checkpoint(20_260_501)));
         assert_eq!(
-            read("2026-05-01"),
+            parse("2026-05-01"),
             Some(PointSpec::Log(LogPoint::Time(
                 "2026-05-01T00:00:00Z".parse().unwrap()
             )))
         );
         assert_eq!(
-            read("ckpt:before-deploy"),
+            parse("ckpt:before-deploy"),
             Some(PointSpec::Name("before-deploy".into()))
         );
         assert_eq!(
-            read("before-deploy"),
+            parse("before-deploy"),
             Some(PointSpec::Name("before-deploy".into()))
         );
         for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {
             assert_eq!(
-                read(text).map(|point| point.to_string()).as_deref(),
+                parse(text).map(|point| point.to_string()).as_deref(),
                 Some(text)
             );
         }
         assert!(matches!(
-            read("2026-05-01T12:00:00Z"),
+            parse("2026-05-01T12:00:00Z"),
             Some(PointSpec::Log(LogPoint::Time(_)))
         ));
         for bad in [
             "", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b",
         ] {
-            assert_eq!(read(bad), None, "{bad:?}");
+            assert_eq!(parse(bad), None, "{bad:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Versions of agents: numbers with dots between them.
+//! Versions of agents: numbers separated by dots.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,20 +6,20 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// A version. What follows the numbers, such as `-beta`, does not count.
+/// A version. A suffix such as `-beta` is ignored.
 #[derive(Debug, Clone)]
 pub struct Version(Vec<u64>);
 
 impl Version {
-    /// The first version that a text names, as programs do when asked for theirs.
+    /// The first version in the output of a program's `--version`.
     pub fn find(text: &str) -> Option<Version> {
         text.split_whitespace().find_map(|word| word.parse().ok())
     }
 }
 
 impl Version {
-    /// What is compared: 2.1 and 2.1.0 are the same.
-    fn counted(&self) -> &[u64] {
+    /// The numbers without trailing zeros: 2.1 and 2.1.0 are equal.
+    fn significant(&self) -> &[u64] {
         let end = self
             .0
             .iter()
@@ -31,7 +31,7 @@ impl Version {
 
 impl PartialEq for Version {
     fn eq(&self, other: &Self) -> bool {
-        self.counted() == other.counted()
+        self.significant() == other.significant()
     }
 }
 
@@ -39,7 +39,7 @@ impl Eq for Version {}
 
 impl Ord for Version {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.counted().cmp(other.counted())
+        self.significant().cmp(other.significant())
     }
 }
 
@@ -52,9 +52,10 @@ impl PartialOrd for Version {
 impl FromStr for Version {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = || {
-            Error::usage(format!("read version {text:?}"))
-                .hint("numbers with dots between them, such as 2.1.325")
+        let invalid = || {
+            Error::usage(format!(
+                "invalid version {text:?}: expected numbers separated by dots, such as 2.1.325"
+            ))
         };
         let mut numbers = Vec::new();
         for part in text.strip_prefix('v').unwrap_or(text).split('.') {
@@ -63,7 +64,7 @@ impl FromStr for Version {
                     .trim_start_matches(|letter: char| letter.is_ascii_digit())
                     .len();
             match (digits, numbers.is_empty()) {
-                (0, true) => return Err(refuse()),
+                (0, true) => return Err(invalid()),
                 (0, false) => break,
                 _ => {}
             }
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_names_its_version() {
+    fn the_version_is_found_in_the_output_of_a_program() {
         assert_eq!(
             Version::find("2.1.325 (Claude Code)\n"),
             Some(version("2.1.325"))

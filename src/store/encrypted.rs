@@ -1,240 +1,237 @@
-//! A store whose objects only those can read who hold a key: bodies are encrypted with age on the way out and opened on the
-//! way in, and keys, sizes and times stay as they are.
+//! A store that encrypts the content of logs with age. Keys, sizes and times stay visible.
 //!
-//! Owns which objects are sealed, how, and what it means that one cannot be opened. Does not own who can open them
-//! (`keyring`). Nobody above knows of it: digests are those of what was sealed, and a sealed and a plain entry compete for
-//! the same number, so a session may begin plain and go on sealed.
+//! Owns the stored format and what it means that an object cannot be decrypted. Does not own the
+//! decisions (`policy`) or the keys (`keyring`). Digests are those of the plaintext, and an encrypted
+//! and a plaintext entry compete for the same `seq`, so a session may begin as plaintext and
+//! continue encrypted.
 
 pub mod keyring;
+mod mode;
+pub mod policy;
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use age::x25519::Identity;
 use age::{DecryptError, Decryptor, Encryptor};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use self::keyring::Keyring;
-use super::{Created, Page, Store};
+use self::policy::{
+    EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption,
+};
+use super::{CreateOutcome, Page, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
 
-/// What a sealed object begins with; what is stored plain begins with gzip's two bytes or a brace.
+/// The first bytes of an encrypted object. Plaintext objects begin with gzip's magic or a brace.
 const MAGIC: &[u8] = b"age-encryption.org/v1";
 
-/// What each recipient adds to the header begins with.
-const STANZA: &[u8] = b"-> X25519 ";
+/// The first bytes of a recipient's line in the header.
+const RECIPIENT_LINE: &[u8] = b"-> X25519 ";
 
-/// What the header, one recipient and the last tag take; only to ask for memory once.
+/// Approximate size of a header with one recipient and of the final tag, to allocate memory once.
 const OVERHEAD: usize = 512;
 
-/// Seals and opens what tells of conversations.
+/// Encrypts and decrypts the objects that hold content of conversations, by an explicit policy.
+/// Objects under other keys are stored as they are.
 pub struct EncryptedStore {
     inner: Arc<dyn Store>,
-    keyring: Keyring,
-    /// What was read of which log, where nobody says to whom to seal what is written to it.
-    met: Mutex<BTreeMap<String, Met>>,
-}
-
-/// What a log was found to be.
-#[derive(Debug, Clone, Copy, Default)]
-struct Met {
-    /// Something in it is plain.
-    plain: bool,
-    /// Something is sealed.
-    sealed: bool,
-    /// Something that was read since the last merge is sealed to others than us too.
-    to_others: bool,
-    /// That was said.
-    said: bool,
+    policy: EncryptionPolicy,
 }
 
 impl EncryptedStore {
-    /// Seals what goes to `inner`, if the keyring has anybody to seal it to, and opens what comes from there.
-    pub fn new(inner: Arc<dyn Store>, keyring: Keyring) -> Self {
-        EncryptedStore {
-            inner,
-            keyring,
-            met: Mutex::default(),
-        }
+    /// A store that applies `policy` to the objects of `inner`.
+    pub fn new(inner: Arc<dyn Store>, policy: EncryptionPolicy) -> Self {
+        EncryptedStore { inner, policy }
     }
 
-    fn seal(&self, key: &str, body: Bytes) -> Result<Bytes> {
-        if !keys::holds_content(key) {
-            return Ok(body);
-        }
-        if !self.keyring.is_named() && self.stays_plain(key)? {
-            return Ok(body);
-        }
-        let failed = |cause: &dyn std::fmt::Display| {
-            Error::new(ErrorKind::Internal, format!("encrypt {key}: {cause}"))
+    /// A store without keys: it writes plaintext and rejects encrypted objects.
+    pub fn without_keys(inner: Arc<dyn Store>) -> Self {
+        EncryptedStore::new(inner, EncryptionPolicy::default())
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &EncryptionPolicy {
+        &self.policy
+    }
+
+    /// Writes `key` if it does not exist, encrypted as the caller decided.
+    pub async fn create_with(
+        &self,
+        key: &str,
+        body: Bytes,
+        encryption: WriteEncryption,
+    ) -> Result<CreateOutcome> {
+        let stored = self.encrypt(key, body, encryption)?;
+        self.inner.create(key, stored).await
+    }
+
+    /// Writes `key`, encrypted as the caller decided.
+    pub async fn put_with(
+        &self,
+        key: &str,
+        body: Bytes,
+        encryption: WriteEncryption,
+    ) -> Result<()> {
+        let stored = self.encrypt(key, body, encryption)?;
+        self.inner.put(key, stored).await
+    }
+
+    /// Reads `key` and how it is protected; none if it does not exist.
+    pub async fn get_with_protection(&self, key: &str) -> Result<Option<(Bytes, Protection)>> {
+        let Some(stored) = self.inner.get(key).await? else {
+            return Ok(None);
         };
-        let recipients = self.keyring.to();
-        let recipients = recipients
-            .iter()
-            .map(|recipient| recipient as &dyn age::Recipient);
-        let encryptor = Encryptor::with_recipients(recipients).map_err(|cause| failed(&cause))?;
-        let mut sealed = Vec::with_capacity(body.len() + body.len() / 4096 + OVERHEAD);
-        let mut writer = encryptor
-            .wrap_output(&mut sealed)
-            .map_err(|cause| failed(&cause))?;
-        writer
-            .write_all(&body)
-            .and_then(|()| writer.finish().map(drop))
-            .map_err(|cause| failed(&cause))?;
-        Ok(Bytes::from(sealed))
+        let protection = self.protection(&stored);
+        Ok(Some((self.decrypt(key, stored)?, protection)))
     }
 
-    fn open(&self, key: &str, stored: Bytes) -> Result<Bytes> {
-        if !keys::holds_content(key) {
-            return Ok(stored);
-        }
-        let sealed = stored.starts_with(MAGIC);
-        if !self.keyring.is_named() {
-            let to_others = sealed && self.keyring.is_on() && self.is_for_others(&stored);
-            self.with_met(key, |met| {
-                met.plain |= !sealed;
-                met.sealed |= sealed;
-                met.to_others |= to_others;
-            });
-        }
-        if !sealed {
-            return Ok(stored);
-        }
-        let damaged = |cause: &dyn std::fmt::Display| {
-            Error::corrupt(format!("read {key}: its encryption is damaged ({cause})"))
-        };
-        let decryptor = Decryptor::new(&stored[..]).map_err(|cause| match cause {
-            DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {
-                damaged(&"it ends too soon")
-            }
-            cause => damaged(&cause),
-        })?;
-        let identities = self.keyring.with();
-        let count = identities.len();
-        let opened = decryptor.decrypt(
-            identities
-                .into_iter()
-                .map(|identity| identity as &dyn age::Identity),
-        );
-        let mut reader = match opened {
-            Ok(reader) => reader,
-            Err(DecryptError::NoMatchingKeys) => return Err(refused(key, count)),
-            Err(cause) => return Err(damaged(&cause)),
-        };
-        let mut body = Vec::with_capacity(stored.len());
-        reader
-            .read_to_end(&mut body)
-            .map_err(|cause| damaged(&cause))?;
-        Ok(Bytes::from(body))
+    /// How the object at `key` is protected, readable or not; none if it does not exist.
+    pub async fn protection_of(&self, key: &str) -> Result<Option<Protection>> {
+        let stored = self.inner.get(key).await?;
+        Ok(stored.map(|stored| self.protection(&stored)))
     }
 
-    /// Nobody says to whom to seal: whether this stays plain. What is there is never made unreadable for those who can read it
-    /// now.
-    fn stays_plain(&self, key: &str) -> Result<bool> {
-        let refuse = |why, hint: &str| {
-            Err(Error::new(ErrorKind::Encrypted, format!("write {key}: {why}")).hint(hint))
-        };
-        let composite = keys::is_composite(key);
-        let met = self.with_met(key, |met| {
-            let before = *met;
-            met.said |= met.to_others;
-            // What the next one is made of is read before it.
-            met.to_others &= !composite;
-            before
-        });
-        if !self.keyring.is_on() {
-            return match met.sealed {
-                true => refuse(
-                    "the session is encrypted, and nobody is named to encrypt this to",
-                    "--encrypt-to RECIPIENT or --identity FILE, as when the session was written",
-                ),
-                false => Ok(true),
-            };
+    fn protection(&self, stored: &[u8]) -> Protection {
+        if !stored.starts_with(MAGIC) {
+            return Protection::Plaintext;
         }
-        if met.to_others && composite {
-            return refuse(
-                "what it is made of is encrypted to others too, and they are not named",
-                "--encrypt-to RECIPIENT for everybody who shall read it, as when the session was written",
-            );
+        // Nothing depends on the recipients in the other modes.
+        let is_relevant = self.policy.mode() == EncryptionMode::OwnIdentities;
+        Protection::Encrypted {
+            has_other_recipients: is_relevant && self.has_other_recipients(stored),
         }
-        if met.to_others && !met.said {
-            let log = keys::log_of(key);
-            tracing::warn!(
-                log,
-                "it was encrypted to others too; what is written now opens with the identity that is given alone. --encrypt-to names them"
-            );
-        }
-        // What is new is sealed also where a session began plain; what stands for what is there, or points at it, stays as that is.
-        let plain = met.plain && !met.sealed && !keys::is_entry(key);
-        if !plain {
-            self.with_met(key, |met| met.sealed = true);
-        }
-        Ok(plain)
     }
 
-    fn with_met<T>(&self, key: &str, look: impl FnOnce(&mut Met) -> T) -> T {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        look(met.entry(keys::log_of(key).to_owned()).or_default())
-    }
-
-    /// Whether what is sealed opens with keys that are not at hand. Who they are is not in it, only how many.
-    fn is_for_others(&self, stored: &[u8]) -> bool {
-        let header = stored
+    /// Whether keys other than the configured identities can decrypt an object. The header does not
+    /// name its recipients, but it shows how many there are.
+    fn has_other_recipients(&self, stored: &[u8]) -> bool {
+        let recipients = stored
             .split(|byte| *byte == b'\n')
-            .take_while(|line| !line.starts_with(b"---"));
-        let keys = header.filter(|line| line.starts_with(STANZA)).count();
-        let opens = |identity: &Identity| {
-            Decryptor::new(stored).is_ok_and(|sealed| {
-                sealed
-                    .decrypt(std::iter::once(identity as &dyn age::Identity))
-                    .is_ok()
-            })
+            .take_while(|line| !line.starts_with(b"---"))
+            .filter(|line| line.starts_with(RECIPIENT_LINE))
+            .count();
+        let can_decrypt = |identity: &&Identity| {
+            let identity: &dyn age::Identity = *identity;
+            Decryptor::new(stored)
+                .is_ok_and(|object| object.decrypt(std::iter::once(identity)).is_ok())
         };
-        self.keyring
-            .with()
-            .into_iter()
-            .filter(|identity| opens(identity))
-            .count()
-            < keys
+        let identities = self.policy.keyring.identities();
+        identities.into_iter().filter(can_decrypt).count() < recipients
+    }
+
+    fn encrypt(&self, key: &str, body: Bytes, encryption: WriteEncryption) -> Result<Bytes> {
+        if encryption == WriteEncryption::Plaintext || !keys::holds_content(key) {
+            return Ok(body);
+        }
+        encrypt(&body, &self.policy.keyring.recipients())
+            .map_err(|error| error.context(format_args!("encrypt {key}")))
+    }
+
+    fn decrypt(&self, key: &str, stored: Bytes) -> Result<Bytes> {
+        if !keys::holds_content(key) {
+            return Ok(stored);
+        }
+        if stored.starts_with(MAGIC) {
+            return decrypt(&stored, &self.policy.keyring.identities())
+                .map(Bytes::from)
+                .map_err(|error| error.context(format_args!("decrypt {key}")));
+        }
+        match self.policy.plaintext_reads {
+            PlaintextReads::Accept => Ok(stored),
+            PlaintextReads::Reject => Err(Error::new(
+                ErrorKind::Encrypted,
+                "it is not encrypted, and plaintext is not accepted",
+            )
+            .context(format_args!("read {key}"))),
+        }
     }
 }
 
-fn refused(key: &str, identities: usize) -> Error {
+fn encrypt(body: &[u8], recipients: &[age::x25519::Recipient]) -> Result<Bytes> {
+    let failed =
+        |cause: &dyn std::fmt::Display| Error::new(ErrorKind::Internal, cause.to_string());
+    let recipients = recipients
+        .iter()
+        .map(|recipient| recipient as &dyn age::Recipient);
+    let encryptor = Encryptor::with_recipients(recipients).map_err(|cause| failed(&cause))?;
+    let mut stored = Vec::with_capacity(body.len() + body.len() / 4096 + OVERHEAD);
+    let mut writer = encryptor
+        .wrap_output(&mut stored)
+        .map_err(|cause| failed(&cause))?;
+    writer
+        .write_all(body)
+        .and_then(|()| writer.finish().map(drop))
+        .map_err(|cause| failed(&cause))?;
+    Ok(Bytes::from(stored))
+}
+
+fn decrypt(stored: &[u8], identities: &[&Identity]) -> Result<Vec<u8>> {
+    let damaged = |cause: &dyn std::fmt::Display| {
+        Error::corrupt(format!("its encryption is damaged: {cause}"))
+    };
+    let decryptor = Decryptor::new(stored).map_err(|cause| match cause {
+        DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {
+            damaged(&"it is truncated")
+        }
+        cause => damaged(&cause),
+    })?;
+    let decrypted = decryptor.decrypt(
+        identities
+            .iter()
+            .map(|identity| *identity as &dyn age::Identity),
+    );
+    let mut reader = match decrypted {
+        Ok(reader) => reader,
+        Err(DecryptError::NoMatchingKeys) => return Err(no_matching_identity(identities.len())),
+        Err(cause) => return Err(damaged(&cause)),
+    };
+    let mut body = Vec::with_capacity(stored.len());
+    reader
+        .read_to_end(&mut body)
+        .map_err(|cause| damaged(&cause))?;
+    Ok(body)
+}
+
+fn no_matching_identity(identities: usize) -> Error {
     let (why, hint) = match identities {
         0 => (
-            "it is encrypted, and no identity is given".to_owned(),
-            "--identity FILE (or SESSIOND_IDENTITY) names the file with the key",
+            "it is encrypted, and no identity is configured".to_owned(),
+            "set --identity FILE (or SESSIOND_IDENTITY) to the file with the private key",
         ),
         1 => (
-            "it is encrypted, and not to the identity that is given".to_owned(),
-            "add the file with the right key: --identity may be given several times",
+            "it is encrypted, and the configured identity is not one of its recipients".to_owned(),
+            "add the file with the right private key: --identity FILE can be repeated",
         ),
         many => (
-            format!("it is encrypted, and not to any of the {many} identities that are given"),
-            "add the file with the right key: --identity may be given several times",
+            format!(
+                "it is encrypted, and none of the {many} configured identities is one of its recipients"
+            ),
+            "add the file with the right private key: --identity FILE can be repeated",
         ),
     };
-    Error::new(ErrorKind::Encrypted, format!("read {key}: {why}")).hint(hint)
+    Error::new(ErrorKind::Encrypted, why).hint(hint)
 }
 
+/// Writes by the default of the policy. Writers of logs decide per object: see `create_with`.
 #[async_trait]
 impl Store for EncryptedStore {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
-        self.inner.create(key, self.seal(key, body)?).await
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
+        self.create_with(key, body, self.policy.default_encryption())
+            .await
     }
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
-        self.inner.put(key, self.seal(key, body)?).await
+        self.put_with(key, body, self.policy.default_encryption())
+            .await
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
         self.inner
             .get(key)
             .await?
-            .map(|stored| self.open(key, stored))
+            .map(|stored| self.decrypt(key, stored))
             .transpose()
     }
 
@@ -246,8 +243,8 @@ impl Store for EncryptedStore {
         self.inner.delete(key).await
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
-        self.inner.fences_by_itself()
+    fn has_atomic_create(&self) -> Option<bool> {
+        self.inner.has_atomic_create()
     }
 
     fn address(&self) -> String {

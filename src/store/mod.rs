@@ -1,7 +1,8 @@
-//! Object stores: where the log lives.
+//! Object stores: where the logs are kept.
 //!
-//! Owns the contract that the session log is built on. Does not own keys (`model/keys.rs`), retries of a flush
-//! (`capture`), or the question whether a store honours conditions (`log/probe.rs` asks it).
+//! Owns the contract that the log depends on, and the decorators that every back end shares. Does
+//! not own keys (`model/keys.rs`), retries of a flush (`capture`), or the check whether a store
+//! honors conditional writes (`log/probe.rs`).
 
 pub mod encrypted;
 pub mod file;
@@ -15,107 +16,114 @@ use jiff::Timestamp;
 
 use crate::error::Result;
 
-/// What a conditional create did.
+/// The result of a conditional create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Created {
-    /// The object is new and ours.
-    New,
-    /// The key was taken; nothing changed.
-    Exists,
+pub enum CreateOutcome {
+    /// This call created the object.
+    Created,
+    /// The key exists; nothing changed.
+    AlreadyExists,
 }
 
 /// One object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Its whole key, without the store's prefix.
+    /// Its key, without the store's prefix.
     pub key: String,
     /// Its size as stored.
     pub size: u64,
-    /// When it was written, by the store's own clock: ages are compared with one another, never with ours.
+    /// When it was written, by the store's clock. Compare it only with other times of the store.
     pub modified: Timestamp,
 }
 
 /// One page of a listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Objects directly below the prefix, in the order of their keys.
+    /// The objects directly below the prefix, ordered by key.
     pub objects: Vec<Object>,
-    /// Directories directly below the prefix, each ending in `/`, in order.
+    /// The directories directly below the prefix, each with a trailing `/`, in order.
     pub directories: Vec<String>,
-    /// Pass this as `after` for the next page; none if this was the last.
+    /// The `after` of the next page; none if this is the last page.
     pub next: Option<String>,
 }
 
-/// A place that keeps objects.
+/// An object store.
 ///
 /// # Contract
-/// For those who call:
-/// - An error of kind `Unavailable` from a write means *unknown*: it may have taken effect, or may still do so. Write
-///   the same bytes to the same key again, or read the key.
-/// - `list` sees every write that was answered before it began. Between pages anything may change.
-/// - Bodies are small (an entry is a few MB at most) and kept in memory.
+/// For callers:
+/// - After a write that failed with `Unavailable` the outcome is *unknown*: it may have taken
+///   effect, or may still do so. Write the same bytes to the same key again, or read the key.
+/// - `list` includes every write that was acknowledged before it began. Anything may change between
+///   pages.
+/// - Bodies are small (an entry has a few MB at most) and are kept in memory.
 ///
-/// For those who implement:
-/// - `create` must be atomic: of any number of racing creates of one key exactly one answers `New`, and an object is
-///   never visible in part. A store that cannot promise that says so through `fences_by_itself`.
-/// - What was answered is durable.
-/// - Every call ends: it has a time-out, and dropping its future cancels it.
-/// - Foreign errors are classified here: not there is `None`, denied and misconfigured are `Usage` with a hint, all
-///   that may pass is `Unavailable`.
-/// - No error and no `address` holds a secret.
+/// For implementers:
+/// - `create` is atomic: of any number of concurrent creates of one key exactly one returns
+///   `Created`, and no reader sees part of an object. A store that does not guarantee this says so
+///   through `has_atomic_create`.
+/// - An acknowledged write is durable.
+/// - Every call has a timeout, and dropping its future cancels it.
+/// - Foreign errors are classified here: a missing object is `None`, denied access and wrong
+///   settings are `Usage` with a hint, temporary failures are `Unavailable`.
+/// - Neither errors nor `address` contain a secret.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Writes `key` if it does not exist.
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created>;
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome>;
 
-    /// Writes `key`, whatever is there.
+    /// Writes `key`, whether it exists or not.
     async fn put(&self, key: &str, body: Bytes) -> Result<()>;
 
     /// Reads `key`; none if it does not exist.
     async fn get(&self, key: &str) -> Result<Option<Bytes>>;
 
-    /// Lists what is directly below `prefix` (a directory ends in `/`; anything else matches names that begin so), from
-    /// behind `after` on, at most 1000 at a time.
+    /// Lists up to 1000 objects and directories directly below `prefix`, in order, starting after
+    /// the key `after`. A prefix that does not end in `/` matches all names that start with it.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
 
-    /// Removes `key`; removing what is not there is fine.
+    /// Deletes `key`; succeeds if it does not exist.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// `Some(true)` where `create` is known to be atomic by construction, `None` where only a probe can tell.
-    fn fences_by_itself(&self) -> Option<bool>;
+    /// `Some(true)` if `create` is atomic by construction, `None` if only a probe can tell.
+    fn has_atomic_create(&self) -> Option<bool>;
 
-    /// The store's address for people, and its identity for the ledger.
+    /// The store's address: shown to users, and its identity in the ledger.
     fn address(&self) -> String;
 }
 
-/// Lists all objects directly below `directory`, from behind `after` on.
+/// Lists all objects directly below `directory`, starting after the key `after`.
 pub async fn list_objects(
     store: &dyn Store,
     directory: &str,
     after: Option<String>,
 ) -> Result<Vec<Object>> {
-    let mut all = Vec::new();
-    let mut after = after;
-    loop {
-        let page = store.list(directory, after.as_deref()).await?;
-        all.extend(page.objects);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok(all),
-        }
-    }
+    let mut objects = Vec::new();
+    list_pages(store, directory, after, |page| objects.extend(page.objects)).await?;
+    Ok(objects)
 }
 
 /// Lists all directories directly below `prefix`.
 pub async fn list_dirs(store: &dyn Store, prefix: &str) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    let mut after = None;
+    let mut directories = Vec::new();
+    list_pages(store, prefix, None, |page| {
+        directories.extend(page.directories);
+    })
+    .await?;
+    Ok(directories)
+}
+
+async fn list_pages(
+    store: &dyn Store,
+    prefix: &str,
+    mut after: Option<String>,
+    mut add: impl FnMut(Page) + Send,
+) -> Result<()> {
     loop {
-        let page = store.list(prefix, after.as_deref()).await?;
-        all.extend(page.directories);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok(all),
+        let mut page = store.list(prefix, after.as_deref()).await?;
+        after = page.next.take();
+        add(page);
+        if after.is_none() {
+            return Ok(());
         }
     }
 }

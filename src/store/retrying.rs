@@ -1,43 +1,40 @@
-//! A store that reads again what failed in passing. Writes are left alone: what a failed write means, only its caller knows.
+//! A store decorator that retries reads. Writes are not retried: only their caller knows what an
+//! unknown outcome means.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Created, Page, Store};
+use super::{CreateOutcome, Page, Store};
 use crate::error::Result;
 use crate::sys::{Backoff, Rng};
 
-/// So often a read is tried in all: with the back-off's steps about a second and a half, enough for a hiccup, and short
-/// enough to be told of an outage.
-const TRIES: u32 = 4;
+/// Maximum number of attempts. With the delays of the backoff they take about a second and a half:
+/// enough for a short interruption, and short enough to report an outage soon.
+const MAX_ATTEMPTS: u32 = 4;
 
-/// Reads again what failed in passing.
+/// Retries reads that failed with a retryable error.
 pub struct RetryingReads {
     inner: Arc<dyn Store>,
     rng: Arc<dyn Rng>,
 }
 
 impl RetryingReads {
-    /// Reads from `inner`.
+    /// A store that reads from `inner`.
     pub fn new(inner: Arc<dyn Store>, rng: Arc<dyn Rng>) -> Self {
         RetryingReads { inner, rng }
     }
 
-    async fn again<T, F: Future<Output = Result<T>>>(
+    async fn retry<T, F: Future<Output = Result<T>>>(
         &self,
         mut read: impl FnMut() -> F,
     ) -> Result<T> {
         let mut backoff = Backoff::new(self.rng.clone());
         loop {
             match read().await {
-                Err(error) if error.is_retryable() && backoff.failed() + 1 < TRIES => {
-                    let wait = backoff.wait_after_failure();
-                    tracing::debug!(%error, attempt = backoff.failed(), retry_in = ?wait, "reading again");
-                    tokio::time::sleep(wait).await;
-                }
-                done => return done,
+                Ok(value) => return Ok(value),
+                Err(error) => backoff.wait(error, MAX_ATTEMPTS).await?,
             }
         }
     }
@@ -45,7 +42,7 @@ impl RetryingReads {
 
 #[async_trait]
 impl Store for RetryingReads {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         self.inner.create(key, body).await
     }
 
@@ -54,19 +51,19 @@ impl Store for RetryingReads {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        self.again(|| self.inner.get(key)).await
+        self.retry(|| self.inner.get(key)).await
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        self.again(|| self.inner.list(prefix, after)).await
+        self.retry(|| self.inner.list(prefix, after)).await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
         self.inner.delete(key).await
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
-        self.inner.fences_by_itself()
+    fn has_atomic_create(&self) -> Option<bool> {
+        self.inner.has_atomic_create()
     }
 
     fn address(&self) -> String {

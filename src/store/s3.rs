@@ -1,7 +1,7 @@
-//! A store in a bucket of S3 or of a server that speaks its protocol.
+//! A store in an S3 bucket, on AWS or on a compatible server.
 //!
-//! Owns the requests, their time-outs and what their answers mean. Does not own retries, which are the caller's, nor the
-//! question whether the server honours `If-None-Match`, which only a probe can answer.
+//! Owns the requests, their timeouts and the meaning of responses. Does not own retries (the caller) or
+//! the check whether the server honors `If-None-Match` (a probe).
 
 mod failure;
 mod settings;
@@ -27,37 +27,38 @@ use aws_smithy_http_client::tls::{self, TrustStore, rustls_provider::CryptoMode}
 use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
 
-use self::failure::{answer, classify};
+use self::failure::{classify, status_and_code};
 pub use self::settings::{Checksums, Credentials, S3Settings, Sse};
-use super::{Created, Object, Page, Store};
+use super::{CreateOutcome, Object, Page, Store};
 use crate::error::{Error, Result};
 use crate::sys::outbound::tls_context;
 
-/// The contract's bound on a page, and S3's own.
-const PAGE: i32 = 1000;
+/// Maximum number of objects in a page, by contract and by S3.
+const MAX_PAGE: i32 = 1000;
 
-/// A server that is there answers a connect within a round trip; the rest is for lost packets.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Timeout of a connection attempt: one round trip, and time for lost packets.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The slowest line, in bytes a second, on which a body may still arrive in time.
-const SLOWEST: u64 = 32 * 1024;
+/// Minimum throughput, in bytes per second, at which a body arrives within the timeout.
+const MIN_BYTES_PER_SECOND: u64 = 32 * 1024;
 
-/// Enough for the requests that are in flight at once; more would only keep memory.
-const IDLE_CONNECTIONS: usize = 32;
+/// Maximum number of idle connections: as many as concurrent requests; more would only cost memory.
+const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// Room that is made for a body because its server says that it is so long.
-const MOST_FORESEEN: u64 = 16 << 20;
+/// Maximum memory that is reserved for a body because of its `Content-Length`.
+const MAX_RESERVED_BYTES: u64 = 16 << 20;
 
-/// Begins an `after` that carries the server's own mark of a page. No key holds this character.
-const MARK: char = '\0';
+/// The first character of an `after` that carries the server's continuation token. No key contains it.
+const TOKEN_PREFIX: char = '\0';
 
-fn said(variable: &str) -> Option<String> {
+/// A variable of the environment; none if it is empty.
+fn env_value(variable: &str) -> Option<String> {
     std::env::var(variable)
         .ok()
         .filter(|value| !value.is_empty())
 }
 
-/// Keeps objects in a bucket.
+/// An object store in a bucket.
 pub struct S3Store {
     client: Client,
     bucket: String,
@@ -75,32 +76,33 @@ impl fmt::Debug for S3Store {
 }
 
 impl S3Store {
-    /// Prepares a client; credentials and region come from the SDK's own chain where `settings` has none. Asks the server
-    /// nothing yet.
+    /// Creates a client. Credentials and region come from the SDK's default chain if `settings` has
+    /// none. Sends no request yet.
     pub async fn connect(settings: S3Settings) -> Result<S3Store> {
-        // The SDK would follow this variable too, but tells nobody; the address must name the server that is meant.
-        let named = settings
+        // The SDK reads this variable too, but does not expose it; the address must name the server.
+        let endpoint_url = settings
             .endpoint
             .clone()
-            .or_else(|| said("AWS_ENDPOINT_URL_S3"));
-        // Without TLS, and with keys at hand, the system's hundred-odd certificates need not be read, nor kept in memory.
-        let keys = settings.credentials.is_some()
-            || said("AWS_ACCESS_KEY_ID")
-                .and(said("AWS_SECRET_ACCESS_KEY"))
+            .or_else(|| env_value("AWS_ENDPOINT_URL_S3"));
+        // Without TLS, and with known keys, the system's certificates need not be loaded into memory.
+        let has_keys = settings.credentials.is_some()
+            || env_value("AWS_ACCESS_KEY_ID")
+                .and(env_value("AWS_SECRET_ACCESS_KEY"))
                 .is_some();
-        let plain = named
+        let is_plain_http = endpoint_url
             .as_deref()
             .is_some_and(|url| url.starts_with("http://"));
-        let trust = if plain && keys {
+        let trust = if is_plain_http && has_keys {
             TrustStore::empty()
         } else {
             TrustStore::default()
         };
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
             .http_client(http_client(trust, settings.ca_file.as_deref()).await?);
-        if let Some(endpoint) = named {
+        if let Some(endpoint) = endpoint_url {
             loader = loader.endpoint_url(endpoint);
-            // A server of one's own has no use for the region of the machine, so the metadata service is not asked for it.
+            // The region of the machine means nothing to a server of one's own, so the metadata service is
+            // not queried.
             let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
             loader = loader.region(
                 chain
@@ -128,15 +130,13 @@ impl S3Store {
         }
         let shared = loader.load().await;
         if shared.region().is_none() {
-            return Err(Error::usage(format!(
-                "open store s3://{}: no region was found",
-                settings.bucket
-            ))
-            .hint("name it with region=… in the store's URL, or set AWS_REGION"));
+            return Err(Error::usage("no region is configured")
+                .context(format_args!("open store s3://{}", settings.bucket))
+                .hint("set region=… in the store URL, or AWS_REGION"));
         }
         let endpoint = shared.endpoint_url().map(settings::endpoint).transpose()?;
         let timeouts = TimeoutConfig::builder()
-            .connect_timeout(CONNECT.min(settings.timeout))
+            .connect_timeout(CONNECT_TIMEOUT.min(settings.timeout))
             .build();
         let mut config = aws_sdk_s3::config::Builder::from(&shared)
             .retry_config(RetryConfig::disabled())
@@ -174,27 +174,28 @@ impl S3Store {
     }
 
     fn context(&self, verb: &str, key: &str) -> String {
-        format!("{verb} {key} in {}", self.place())
+        format!("{verb} {key} in {}", self.url())
     }
 
-    fn place(&self) -> String {
+    fn url(&self) -> String {
         format!("s3://{}/{}", self.bucket, self.prefix)
             .trim_end_matches('/')
             .to_owned()
     }
 
-    /// Bounds one call. The SDK's own attempt time-out does not serve: it no longer watches once a body begins to arrive,
-    /// and it gives an upload of any size the same time.
-    async fn bounded<T>(
+    /// Limits the time of one call. The SDK's attempt timeout does not help: it ends when a body begins
+    /// to arrive, and it does not depend on the size of an upload.
+    async fn with_timeout<T>(
         &self,
         context: &str,
         bytes: u64,
         call: impl Future<Output = T>,
     ) -> Result<T> {
-        let limit = self.timeout + Duration::from_secs(bytes / SLOWEST);
+        let limit = self.timeout + Duration::from_secs(bytes / MIN_BYTES_PER_SECOND);
         tokio::time::timeout(limit, call).await.map_err(|_| {
-            Error::unavailable(format!("{context}: no answer within {limit:?}"))
-                .hint("see whether the server runs and can be reached from here; what streams goes on by itself then")
+            Error::unavailable(format!("no response within {limit:?}"))
+                .context(context)
+                .hint(failure::SERVER)
         })
     }
 
@@ -214,38 +215,38 @@ impl S3Store {
         }
     }
 
-    /// Whether the server lists what begins like `key`, and `key` is not among it.
+    /// Whether a listing succeeds and does not contain `key`.
     async fn is_not_listed(&self, key: &str) -> bool {
         self.list(key, None).await.is_ok_and(|page| {
             page.next.is_none() && page.objects.iter().all(|object| object.key != key)
         })
     }
 
-    /// Reads an answer to a listing that asked for what is behind `after`, or for the server's page `mark`.
+    /// Converts the response to a listing that starts after `after`, or at a continuation token.
     fn page(
         &self,
         context: &str,
-        answer: &ListObjectsV2Output,
+        response: &ListObjectsV2Output,
         after: Option<&str>,
-        mark: Option<&str>,
+        token: Option<&str>,
     ) -> Result<Page> {
-        let behind = |key: &&str| after.is_none_or(|after| *key > after);
-        let own = |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
+        let is_after = |key: &&str| after.is_none_or(|after| *key > after);
+        let without_prefix = |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
         let mut page = Page::default();
-        for found in answer.contents() {
+        for found in response.contents() {
             let size = found
                 .size()
                 .and_then(|size| u64::try_from(size).ok())
                 .unwrap_or(0);
-            // Consoles make "directories" as empty objects whose key ends in a slash; they are none of ours.
+            // Consoles create "directories" as empty objects with a trailing slash; they are ignored.
             let key = found
                 .key()
-                .and_then(own)
-                .filter(|key| !key.ends_with('/') && behind(&key.as_str()));
+                .and_then(without_prefix)
+                .filter(|key| !key.ends_with('/') && is_after(&key.as_str()));
             let modified = found
                 .last_modified()
                 .and_then(|time| Timestamp::from_nanosecond(time.as_nanos()).ok());
-            // Every server says when; one that does not gets no object of its collected.
+            // An object without a time counts as new, so that it is never collected.
             let modified = modified.unwrap_or(Timestamp::MAX);
             page.objects.extend(key.map(|key| Object {
                 key,
@@ -253,28 +254,27 @@ impl S3Store {
                 modified,
             }));
         }
-        let directories = answer
+        let directories = response
             .common_prefixes()
             .iter()
             .filter_map(|found| found.prefix());
         page.directories.extend(
             directories
-                .filter_map(own)
-                .filter(|directory| behind(&directory.as_str())),
+                .filter_map(without_prefix)
+                .filter(|directory| is_after(&directory.as_str())),
         );
-        // Servers that keep directories as such list them in an order of their own.
+        // Servers with real directories list them in their own order.
         page.objects.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         page.directories.sort_unstable();
-        if answer.is_truncated() == Some(true) {
-            let next = answer
+        if response.is_truncated() == Some(true) {
+            let next = response
                 .next_continuation_token()
-                .filter(|next| Some(*next) != mark && !next.is_empty());
+                .filter(|next| Some(*next) != token && !next.is_empty());
             let next = next.ok_or_else(|| {
-                Error::unavailable(format!(
-                    "{context}: the server says that there is more, but not where"
-                ))
+                Error::unavailable("the server returned a truncated page without a continuation token")
+                    .context(context)
             })?;
-            page.next = Some(format!("{MARK}{next}"));
+            page.next = Some(format!("{TOKEN_PREFIX}{next}"));
         }
         Ok(page)
     }
@@ -282,19 +282,19 @@ impl S3Store {
 
 #[async_trait]
 impl Store for S3Store {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         let context = self.context("create", key);
         let size = body.len() as u64;
         match self
-            .bounded(
+            .with_timeout(
                 &context,
                 size,
                 self.upload(key, body).if_none_match("*").send(),
             )
             .await?
         {
-            Ok(_) => Ok(Created::New),
-            Err(error) if answer(&error).0 == 412 => Ok(Created::Exists),
+            Ok(_) => Ok(CreateOutcome::Created),
+            Err(error) if status_and_code(&error).0 == 412 => Ok(CreateOutcome::AlreadyExists),
             Err(error) => Err(classify(
                 context,
                 &self.bucket,
@@ -308,7 +308,7 @@ impl Store for S3Store {
         let context = self.context("put", key);
         let size = body.len() as u64;
         match self
-            .bounded(&context, size, self.upload(key, body).send())
+            .with_timeout(&context, size, self.upload(key, body).send())
             .await?
         {
             Ok(_) => Ok(()),
@@ -329,11 +329,11 @@ impl Store for S3Store {
             .bucket(&self.bucket)
             .key(self.key(key))
             .send();
-        let found = match self.bounded(&context, 0, request).await? {
+        let found = match self.with_timeout(&context, 0, request).await? {
             Ok(found) => found,
-            Err(error) if is_missing(answer(&error)) => return Ok(None),
-            // Who may list only some prefixes is told by AWS that a missing key is denied.
-            Err(error) if answer(&error).0 == 403 && self.is_not_listed(key).await => {
+            Err(error) if is_missing(status_and_code(&error)) => return Ok(None),
+            // If the policy allows listing only some prefixes, AWS denies a missing key.
+            Err(error) if status_and_code(&error).0 == 403 && self.is_not_listed(key).await => {
                 return Ok(None);
             }
             Err(error) => {
@@ -350,13 +350,13 @@ impl Store for S3Store {
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or(0);
         match self
-            .bounded(&context, size, gather(found.body, size))
+            .with_timeout(&context, size, read_body(found.body, size))
             .await?
         {
             Ok(body) => Ok(Some(body)),
             Err(cause) => {
                 let error = Error::unavailable(context).caused_by(cause);
-                // TCP and TLS check the way here, so a wrong checksum is the stored object's.
+                // TCP and TLS protect the transfer, so a wrong checksum means a damaged object.
                 if error.to_string().contains("checksum") {
                     Err(Error::corrupt(error.to_string()))
                 } else {
@@ -368,20 +368,20 @@ impl Store for S3Store {
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
         let context = self.context("list", prefix);
-        let mark = after.and_then(|after| after.strip_prefix(MARK));
-        let after = after.filter(|_| mark.is_none());
+        let token = after.and_then(|after| after.strip_prefix(TOKEN_PREFIX));
+        let after = after.filter(|_| token.is_none());
         let request = self
             .client
             .list_objects_v2()
             .bucket(&self.bucket)
             .prefix(self.key(prefix))
             .delimiter("/")
-            .max_keys(PAGE);
+            .max_keys(MAX_PAGE);
         let request = request
-            .set_continuation_token(mark.map(str::to_owned))
+            .set_continuation_token(token.map(str::to_owned))
             .set_start_after(after.map(|after| self.key(after)));
-        match self.bounded(&context, 0, request.send()).await? {
-            Ok(answer) => self.page(&context, &answer, after, mark),
+        match self.with_timeout(&context, 0, request.send()).await? {
+            Ok(response) => self.page(&context, &response, after, token),
             Err(error) => Err(classify(
                 context,
                 &self.bucket,
@@ -399,9 +399,9 @@ impl Store for S3Store {
             .bucket(&self.bucket)
             .key(self.key(key))
             .send();
-        match self.bounded(&context, 0, request).await? {
+        match self.with_timeout(&context, 0, request).await? {
             Ok(_) => Ok(()),
-            Err(error) if is_missing(answer(&error)) => Ok(()),
+            Err(error) if is_missing(status_and_code(&error)) => Ok(()),
             Err(error) => Err(classify(
                 context,
                 &self.bucket,
@@ -411,28 +411,28 @@ impl Store for S3Store {
         }
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
+    fn has_atomic_create(&self) -> Option<bool> {
         None
     }
 
     fn address(&self) -> String {
         match &self.endpoint {
-            Some(endpoint) => format!("{} at {endpoint}", self.place()),
-            None => self.place(),
+            Some(endpoint) => format!("{} at {endpoint}", self.url()),
+            None => self.url(),
         }
     }
 }
 
-/// Takes a body in, piece by piece: it is in memory once.
-async fn gather(mut body: ByteStream, size: u64) -> std::result::Result<Bytes, ByteStreamError> {
-    let mut held = BytesMut::with_capacity(size.min(MOST_FORESEEN) as usize);
-    while let Some(piece) = body.try_next().await? {
-        held.extend_from_slice(&piece);
+/// Reads a body chunk by chunk, so that it is in memory only once.
+async fn read_body(mut body: ByteStream, size: u64) -> std::result::Result<Bytes, ByteStreamError> {
+    let mut bytes = BytesMut::with_capacity(size.min(MAX_RESERVED_BYTES) as usize);
+    while let Some(chunk) = body.try_next().await? {
+        bytes.extend_from_slice(&chunk);
     }
-    Ok(held.freeze())
+    Ok(bytes.freeze())
 }
 
-/// Whether an answer says that there is no such object, in a bucket that is there.
+/// Whether a response means that the object does not exist, in a bucket that does.
 fn is_missing((status, code): (u16, &str)) -> bool {
     status == 404 && code != "NoSuchBucket"
 }
@@ -442,7 +442,7 @@ async fn http_client(
     ca_file: Option<&Path>,
 ) -> Result<aws_sdk_s3::config::SharedHttpClient> {
     Ok(aws_smithy_http_client::Builder::new()
-        .pool_max_idle_per_host(IDLE_CONNECTIONS)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .tls_provider(tls::Provider::rustls(CryptoMode::Ring))
         .tls_context(tls_context(trust, ca_file).await?)
         .build_https())

@@ -1,45 +1,67 @@
-//! How long to wait before the next try: exponential, with jitter, so that a fleet does not knock in step.
+//! Exponential backoff with jitter, so that many processes do not retry in step.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::sys::Rng;
 
-/// First wait; the mean of the jitter is three quarters of it.
-const FIRST: Duration = Duration::from_millis(200);
-/// Longest wait: lag after an outage stays within it.
-const LONGEST: Duration = Duration::from_secs(15);
+/// The first step; the mean delay is three quarters of it.
+const FIRST_STEP: Duration = Duration::from_millis(200);
+/// The longest step, which bounds the lag after an outage.
+const MAX_STEP: Duration = Duration::from_secs(15);
 
-/// Counts attempts and spaces them.
+/// Counts failed attempts and computes the delay before the next one.
 #[derive(Clone)]
 pub struct Backoff {
     rng: Arc<dyn Rng>,
-    failed: u32,
+    failures: u32,
 }
 
 impl Backoff {
-    /// Nothing has failed yet.
+    /// A backoff without failures.
     pub fn new(rng: Arc<dyn Rng>) -> Self {
-        Backoff { rng, failed: 0 }
+        Backoff { rng, failures: 0 }
     }
 
-    /// Takes note of a failed attempt and answers how long to wait: between half and the whole of a step that doubles.
-    pub fn wait_after_failure(&mut self) -> Duration {
-        let step = FIRST.saturating_mul(1 << self.failed.min(10)).min(LONGEST);
-        self.failed = self.failed.saturating_add(1);
+    /// Counts a failed attempt and returns the delay before the next one.
+    pub fn delay_after_failure(&mut self) -> Duration {
+        let delay = Backoff::delay(self.failures, self.rng.next());
+        self.failures = self.failures.saturating_add(1);
+        delay
+    }
+
+    /// The delay after a failure that follows `failures` others: between a half and the whole of a
+    /// step that doubles with each failure.
+    pub fn delay(failures: u32, random: u64) -> Duration {
+        let step = FIRST_STEP
+            .saturating_mul(1 << failures.min(10))
+            .min(MAX_STEP);
         let half = step / 2;
-        let share = (self.rng.next() % 1000) as u32;
-        half + half * share / 1000
+        half + half * (random % 1000) as u32 / 1000
     }
 
-    /// How many attempts have failed in a row.
-    pub fn failed(&self) -> u32 {
-        self.failed
+    /// Waits before the next attempt after `error`. Returns the error if it is not retryable, or if
+    /// it ended the last of `max_attempts`. The one retry rule of reads, claims and other writes
+    /// that recognize their own earlier success.
+    pub async fn wait(&mut self, error: Error, max_attempts: u32) -> Result<()> {
+        if !error.is_retryable() || self.failures + 1 >= max_attempts {
+            return Err(error);
+        }
+        let delay = self.delay_after_failure();
+        tracing::debug!(%error, attempt = self.failures, retry_in = ?delay, "retrying");
+        tokio::time::sleep(delay).await;
+        Ok(())
     }
 
-    /// An attempt went well.
+    /// Number of consecutive failures.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Records a success.
     pub fn reset(&mut self) {
-        self.failed = 0;
+        self.failures = 0;
     }
 }
 
@@ -55,17 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_and_are_bounded() {
+    fn delays_grow_and_are_bounded() {
         let mut low = Backoff::new(Arc::new(Fixed(0)));
         let mut high = Backoff::new(Arc::new(Fixed(999)));
         let mut last = Duration::ZERO;
         for _ in 0..40 {
-            let wait = low.wait_after_failure();
-            assert!(wait >= last && wait <= LONGEST);
-            assert!(high.wait_after_failure() >= wait);
-            last = wait;
+            let delay = low.delay_after_failure();
+            assert!(delay >= last && delay <= MAX_STEP);
+            assert!(high.delay_after_failure() >= delay);
+            last = delay;
         }
-        assert_eq!(last, LONGEST / 2);
-        assert_eq!(low.failed(), 40);
+        assert_eq!(last, MAX_STEP / 2);
+        assert_eq!(low.failures(), 40);
     }
 }

@@ -1,4 +1,4 @@
-//! Wall-clock time and chance. Timers are tokio's, which a simulation pauses and moves by itself.
+//! Wall-clock time and randomness. Timers are those of tokio, which the simulation controls.
 
 use std::sync::Arc;
 
@@ -6,24 +6,24 @@ use jiff::Timestamp;
 
 use crate::model::WriterId;
 
-/// Tells the time.
+/// A wall clock.
 pub trait Clock: Send + Sync + 'static {
-    /// The time now, to the microsecond, which is what every format of ours keeps.
+    /// The current time in microseconds, the resolution of all stored formats.
     fn now(&self) -> Timestamp;
 }
 
-/// Throws dice.
+/// A source of random numbers.
 pub trait Rng: Send + Sync + 'static {
-    /// A number that nobody can foretell.
+    /// A random number.
     fn next(&self) -> u64;
 }
 
-/// A new writer's name.
-pub fn new_writer(rng: &Arc<dyn Rng>) -> WriterId {
-    #[allow(clippy::expect_used, reason = "hex digits are always plain")]
+/// A random writer ID.
+pub fn new_writer_id(rng: &Arc<dyn Rng>) -> WriterId {
+    #[allow(clippy::expect_used, reason = "hex digits are a valid ID")]
     format!("{:016x}{:016x}", rng.next(), rng.next())
         .parse()
-        .expect("hex digits are plain")
+        .expect("hex digits are a valid ID")
 }
 
 /// The machine's clock.
@@ -31,7 +31,7 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        #[allow(clippy::disallowed_methods, reason = "this is the seam")]
+        #[allow(clippy::disallowed_methods, reason = "the only place that may call it")]
         let now = Timestamp::now();
         Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
     }
@@ -42,9 +42,9 @@ pub struct SystemRng;
 
 impl Rng for SystemRng {
     fn next(&self) -> u64 {
-        #[allow(clippy::disallowed_methods, reason = "this is the seam")]
+        #[allow(clippy::disallowed_methods, reason = "the only place that may call it")]
         let uuid = uuid::Uuid::new_v4();
-        // Six bits of a version 4 UUID are fixed; folding the halves hides them behind random ones.
+        // Six bits of a version 4 UUID are constant; combining the halves makes all bits random.
         let (high, low) = uuid.as_u64_pair();
         high ^ low.rotate_left(32)
     }

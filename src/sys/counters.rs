@@ -1,155 +1,214 @@
-//! What has happened since this process started, counted. Nobody waits for it and no timer feeds it: it is read when somebody asks.
+//! Counters of what this process has done since it started.
+//!
+//! Owns the values. Does not own their metric names, which `daemon/metrics.rs` lists. Updating a
+//! counter never blocks, and no timer runs: a scrape reads the values.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 
 use crate::error::ErrorKind;
 
-/// What something failed in.
+/// Upper bounds of the flush duration histogram, in seconds. A local directory needs the first; a
+/// distant bucket with a large backlog needs the last.
+const FLUSH_DURATION_BUCKETS: [f64; 11] =
+    [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Making a session durable.
+    /// Uploading a session's changes.
     Flush,
-    /// Bringing one back.
+    /// Restoring a session.
     Restore,
-    /// Telling the index.
+    /// Writing to the index.
     Index,
-    /// Merging entries.
-    Merge,
-    /// Saying labels and the like of a session.
-    Label,
+    /// Merging entries and writing snapshots.
+    Compaction,
+    /// Writing a session's metadata.
+    Metadata,
 }
 
 impl Operation {
-    /// All of them, in the order of their numbers.
+    /// All operations.
     pub const ALL: [Operation; 5] = [
         Operation::Flush,
         Operation::Restore,
         Operation::Index,
-        Operation::Merge,
-        Operation::Label,
+        Operation::Compaction,
+        Operation::Metadata,
     ];
 
-    /// As people read it.
-    pub fn word(self) -> &'static str {
+    /// The name in metrics.
+    pub fn as_str(self) -> &'static str {
         match self {
             Operation::Flush => "flush",
             Operation::Restore => "restore",
             Operation::Index => "index",
-            Operation::Merge => "merge",
-            Operation::Label => "label",
+            Operation::Compaction => "compaction",
+            Operation::Metadata => "metadata",
         }
     }
 }
 
-/// The upper bounds of `Times`, in seconds: a directory on this machine takes the first, a bucket far away with a large backlog
-/// the last.
-pub const BOUNDS: [f64; 11] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-
-/// How long something took, each time.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Times {
-    /// So many fell below each bound and above the one before.
-    pub below: [u64; BOUNDS.len()],
-    /// All of them.
-    pub count: u64,
-    /// What they took together, in seconds.
-    pub sum: f64,
+/// The result of one heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeartbeatResult {
+    /// The server acknowledged it.
+    Sent,
+    /// The server could not be reached, or rejected it.
+    Failed,
+    /// It was not sent, because not everything is durable.
+    Withheld,
 }
 
-impl Times {
-    /// One more.
-    pub fn add(&mut self, took: Duration) {
-        let seconds = took.as_secs_f64();
-        if let Some(bound) = BOUNDS.iter().position(|bound| seconds <= *bound) {
-            self.below[bound] += 1;
+impl HeartbeatResult {
+    const ALL: [HeartbeatResult; 3] = [
+        HeartbeatResult::Sent,
+        HeartbeatResult::Failed,
+        HeartbeatResult::Withheld,
+    ];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            HeartbeatResult::Sent => "sent",
+            HeartbeatResult::Failed => "failed",
+            HeartbeatResult::Withheld => "withheld",
         }
-        self.count += 1;
-        self.sum += seconds;
     }
 }
 
-/// The counts.
-#[derive(Debug, Clone, Default)]
-pub struct CounterValues {
-    /// Flushes that made something durable.
-    pub flushes: u64,
-    /// How long each of them took.
-    pub flush_times: Times,
-    /// When the last of them was done.
-    pub flushed_at: Option<Timestamp>,
-    /// Entries written.
-    pub entries: u64,
-    /// Their bytes before compression.
-    pub raw: u64,
-    /// Their bytes as stored.
-    pub stored: u64,
-    /// Branches that were written to.
-    pub branches: u64,
-    /// Merges and snapshots written.
-    pub merges: u64,
-    /// Their bytes as stored.
-    pub merged: u64,
-    /// When the index last took something.
-    pub indexed_at: Option<Timestamp>,
-    /// Sessions restored.
-    pub restores: u64,
-    /// Bytes put in place.
-    pub restored: u64,
-    /// How long the last restore took.
-    pub restore_took: Duration,
-    /// When it was done.
-    pub restored_at: Option<Timestamp>,
-    /// Heartbeats that were heard.
-    pub beats: u64,
-    /// Heartbeats that were not.
-    pub missed_beats: u64,
-    /// Heartbeats that were not sent, because not everything was durable.
-    pub withheld_beats: u64,
-    /// When one was last heard.
-    pub beat_at: Option<Timestamp>,
-    errors: [[u64; ErrorKind::ALL.len()]; Operation::ALL.len()],
+/// The labels of a counter.
+pub(crate) type Labels<const N: usize> = [(&'static str, &'static str); N];
+
+/// A time in seconds since 1970, or a duration in seconds; 0 if there is none.
+pub(crate) type Seconds = Gauge<f64, AtomicU64>;
+
+/// The counters of one process. All its parts share them.
+#[derive(Debug)]
+pub struct Counters {
+    pub(crate) flushes: Counter,
+    pub(crate) flush_duration: Histogram,
+    pub(crate) flush_last_success: Seconds,
+    pub(crate) entries: Counter,
+    pub(crate) raw_bytes: Counter,
+    pub(crate) stored_bytes: Counter,
+    pub(crate) branches: Counter,
+    pub(crate) compacted_segments: Counter,
+    pub(crate) compacted_stored_bytes: Counter,
+    pub(crate) errors: Family<Labels<2>, Counter>,
+    pub(crate) index_last_success: Seconds,
+    pub(crate) restores: Counter,
+    pub(crate) restored_bytes: Counter,
+    pub(crate) restore_last_duration: Seconds,
+    pub(crate) restore_last_success: Seconds,
+    pub(crate) heartbeats: Family<Labels<1>, Counter>,
+    pub(crate) heartbeat_last_success: Seconds,
 }
 
-impl CounterValues {
-    /// How often something of this kind failed.
-    pub fn errors(&self, during: Operation, kind: ErrorKind) -> u64 {
-        self.errors[during as usize][kind as usize]
-    }
-
-    /// A session was brought back.
-    pub fn restored(&mut self, bytes: u64, took: Duration, now: Timestamp) {
-        self.restores += 1;
-        self.restored += bytes;
-        self.restore_took = took;
-        self.restored_at = Some(now);
+impl Default for Counters {
+    fn default() -> Self {
+        let errors = Family::default();
+        let heartbeats = Family::default();
+        // Every series exists from the start: a rate needs a first value of 0.
+        for operation in Operation::ALL {
+            for kind in ErrorKind::ALL {
+                drop(errors.get_or_create(&error_labels(operation, kind)));
+            }
+        }
+        for result in HeartbeatResult::ALL {
+            drop(heartbeats.get_or_create(&[("result", result.as_str())]));
+        }
+        Counters {
+            flushes: Counter::default(),
+            flush_duration: Histogram::new(FLUSH_DURATION_BUCKETS),
+            flush_last_success: Seconds::default(),
+            entries: Counter::default(),
+            raw_bytes: Counter::default(),
+            stored_bytes: Counter::default(),
+            branches: Counter::default(),
+            compacted_segments: Counter::default(),
+            compacted_stored_bytes: Counter::default(),
+            errors,
+            index_last_success: Seconds::default(),
+            restores: Counter::default(),
+            restored_bytes: Counter::default(),
+            restore_last_duration: Seconds::default(),
+            restore_last_success: Seconds::default(),
+            heartbeats,
+            heartbeat_last_success: Seconds::default(),
+        }
     }
 }
-
-/// The counts of a process, shared by all that happens in it.
-#[derive(Debug, Default)]
-pub struct Counters(Mutex<CounterValues>);
 
 impl Counters {
-    /// Something happened.
-    pub fn note(&self, change: impl FnOnce(&mut CounterValues)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Counts a flush that made something durable.
+    pub fn record_flush(&self, duration: Duration, now: Timestamp) {
+        self.flushes.inc();
+        self.flush_duration.observe(duration.as_secs_f64());
+        self.flush_last_success.set(unix_seconds(now));
     }
 
-    /// Something failed.
-    pub fn failed(&self, during: Operation, kind: ErrorKind) {
-        self.note(|tally| tally.errors[during as usize][kind as usize] += 1);
+    /// Counts an entry that was written.
+    pub fn record_entry(&self, raw_bytes: u64, stored_bytes: u64) {
+        self.entries.inc();
+        self.raw_bytes.inc_by(raw_bytes);
+        self.stored_bytes.inc_by(stored_bytes);
     }
 
-    /// How it stands.
-    pub fn so_far(&self) -> CounterValues {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// Counts a branch that was started.
+    pub fn record_branch(&self) {
+        self.branches.inc();
     }
+
+    /// Counts merges and snapshots that were written.
+    pub fn record_compaction(&self, segments: u64, stored_bytes: u64) {
+        self.compacted_segments.inc_by(segments);
+        self.compacted_stored_bytes.inc_by(stored_bytes);
+    }
+
+    /// Notes that the index accepted an update.
+    pub fn record_index_update(&self, now: Timestamp) {
+        self.index_last_success.set(unix_seconds(now));
+    }
+
+    /// Counts a restore.
+    pub fn record_restore(&self, bytes: u64, duration: Duration, now: Timestamp) {
+        self.restores.inc();
+        self.restored_bytes.inc_by(bytes);
+        self.restore_last_duration.set(duration.as_secs_f64());
+        self.restore_last_success.set(unix_seconds(now));
+    }
+
+    /// Counts a heartbeat.
+    pub fn record_heartbeat(&self, result: HeartbeatResult, now: Timestamp) {
+        let labels = [("result", result.as_str())];
+        self.heartbeats.get_or_create(&labels).inc();
+        if result == HeartbeatResult::Sent {
+            self.heartbeat_last_success.set(unix_seconds(now));
+        }
+    }
+
+    /// Counts a failed attempt.
+    pub fn record_error(&self, operation: Operation, kind: ErrorKind) {
+        self.errors
+            .get_or_create(&error_labels(operation, kind))
+            .inc();
+    }
+}
+
+fn error_labels(operation: Operation, kind: ErrorKind) -> Labels<2> {
+    [("operation", operation.as_str()), ("kind", kind.as_str())]
+}
+
+/// A time as Prometheus reads it: seconds since 1970.
+pub(crate) fn unix_seconds(at: Timestamp) -> f64 {
+    at.as_microsecond() as f64 / 1e6
 }
 
 #[cfg(test)]
@@ -157,31 +216,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_has_its_own_count() {
-        let counts = Counters::default();
-        for (number, during) in Operation::ALL.into_iter().enumerate() {
-            assert_eq!(during as usize, number);
-            for (number, kind) in ErrorKind::ALL.into_iter().enumerate() {
-                assert_eq!(kind as usize, number);
-                counts.failed(during, kind);
+    fn errors_are_counted_per_operation_and_kind() {
+        let counters = Counters::default();
+        counters.record_error(Operation::Flush, ErrorKind::Fenced);
+        counters.record_error(Operation::Flush, ErrorKind::Fenced);
+        for operation in Operation::ALL {
+            for kind in ErrorKind::ALL {
+                let count = counters.errors.get(&error_labels(operation, kind));
+                let expected = if (operation, kind) == (Operation::Flush, ErrorKind::Fenced) {
+                    2
+                } else {
+                    0
+                };
+                assert_eq!(count.map(|count| count.get()), Some(expected));
             }
         }
-        let tally = counts.so_far();
-        assert!(Operation::ALL.into_iter().all(|during| {
-            ErrorKind::ALL
-                .into_iter()
-                .all(|kind| tally.errors(during, kind) == 1)
-        }));
     }
 
     #[test]
-    fn a_time_falls_below_the_first_bound_that_holds_it() {
-        let mut times = Times::default();
-        [0.01, 0.011, 0.9, 31.0]
-            .into_iter()
-            .for_each(|seconds| times.add(Duration::from_secs_f64(seconds)));
-        assert_eq!((times.below[0], times.below[1], times.below[6]), (1, 1, 1));
-        assert_eq!((times.below.iter().sum::<u64>(), times.count), (3, 4));
-        assert!((times.sum - 31.921).abs() < 1e-6);
+    fn only_an_acknowledged_heartbeat_moves_the_last_success() {
+        let counters = Counters::default();
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        counters.record_heartbeat(HeartbeatResult::Withheld, now);
+        counters.record_heartbeat(HeartbeatResult::Failed, now);
+        assert_eq!(counters.heartbeat_last_success.get(), 0.0);
+        counters.record_heartbeat(HeartbeatResult::Sent, now);
+        assert_eq!(counters.heartbeat_last_success.get(), 1_700_000_000.0);
     }
 }

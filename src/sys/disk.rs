@@ -1,7 +1,7 @@
-//! A directory on a real disk.
+//! The implementation of [`Directory`] for a directory on disk.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,33 +9,37 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
+use crate::sys::atomic_file::{AtomicFile, sync_parent};
 use crate::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner};
 
-/// A directory on a real disk.
+/// A directory on disk.
 pub struct Disk {
     root: PathBuf,
 }
 
 impl Disk {
-    /// The directory at `root`, which need not exist yet. Symbolic links in `root` itself are the user's choice and are
-    /// followed; those below it are not.
+    /// The directory at `root`, which need not exist. Symbolic links in `root` itself are the
+    /// user's choice and are followed; links below it are not.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Disk { root: root.into() }
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Whose the directory is; if it does not exist, whose the nearest directory above it is.
+    /// The owner of the directory; if it does not exist, that of its nearest existing ancestor.
     pub fn owner(&self) -> io::Result<Owner> {
         let found = self
             .root
             .ancestors()
             .find_map(|directory| fs::metadata(directory).ok());
         let found = found.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::NotFound, "no directory above it exists")
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                "none of its parent directories exists",
+            )
         })?;
         Ok(Owner {
             uid: found.uid(),
@@ -43,25 +47,25 @@ impl Disk {
         })
     }
 
-    /// Makes the directory if it is missing, and what is missing above it, for `owner`.
-    pub fn make(&self, owner: Option<Owner>) -> io::Result<()> {
+    /// Creates the directory and its missing ancestors, owned by `owner`.
+    pub fn create(&self, owner: Option<Owner>) -> io::Result<()> {
         if self.root.is_dir() {
             Ok(())
         } else {
-            make_directory_all(&self.root, owner)
+            create_directory_all(&self.root, owner)
         }
     }
 
-    /// Gives sessiond's own directory to `owner`: the daemon that starts next may run as that user.
-    pub fn give_state(&self, owner: Owner) -> io::Result<()> {
-        let mut open = vec![self.root.join(crate::sys::STATE_DIR)];
-        while let Some(path) = open.pop() {
+    /// Changes the owner of sessiond's state directory: the next daemon may run as that user.
+    pub fn chown_state(&self, owner: Owner) -> io::Result<()> {
+        let mut pending = vec![self.root.join(crate::sys::STATE_DIR)];
+        while let Some(path) = pending.pop() {
             let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
                 continue;
             };
             std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid))?;
             if found.is_dir() {
-                open.extend(
+                pending.extend(
                     fs::read_dir(&path)?.filter_map(|item| item.ok().map(|item| item.path())),
                 );
             }
@@ -73,14 +77,14 @@ impl Disk {
         path.below(&self.root)
     }
 
-    /// Makes the directories above `path`, refusing links on the way.
-    fn make_parents(&self, path: &RelPath, owner: Option<Owner>) -> io::Result<()> {
-        self.make(owner)?;
+    /// Creates the parent directories of `path`. Fails on a symbolic link.
+    fn create_parents(&self, path: &RelPath, owner: Option<Owner>) -> io::Result<()> {
+        self.create(owner)?;
         let mut directory = self.root.clone();
-        let mut parts: Vec<_> = path.parts().collect();
-        parts.pop();
-        for part in parts {
-            directory.push(part);
+        let mut components: Vec<_> = path.components().collect();
+        components.pop();
+        for component in components {
+            directory.push(component);
             match fs::symlink_metadata(&directory) {
                 Ok(found) if found.is_dir() => {}
                 Ok(_) => {
@@ -90,7 +94,7 @@ impl Disk {
                     ));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    make_dir(&directory, owner)?
+                    create_directory(&directory, owner)?
                 }
                 Err(error) => return Err(error),
             }
@@ -99,7 +103,7 @@ impl Disk {
     }
 }
 
-fn make_dir(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
+fn create_directory(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -110,35 +114,26 @@ fn make_dir(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
     }
 }
 
-fn make_directory_all(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
+fn create_directory_all(directory: &Path, owner: Option<Owner>) -> io::Result<()> {
     if let Some(parent) = directory
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty() && !parent.exists())
     {
-        make_directory_all(parent, owner)?;
+        create_directory_all(parent, owner)?;
     }
-    make_dir(directory, owner)
+    create_directory(directory, owner)
 }
 
-fn sync_directory_of(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
-/// Renames onto another file system (a directory of the agent's may be a mount of its own): copy beside the target, then
-/// rename there.
-fn carry_over(from: &Path, target: &Path) -> io::Result<()> {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let beside = target.with_file_name(format!(".{name}.new"));
+/// Renames onto another filesystem, because a directory of the agent may be a mount of its own:
+/// copies the file next to the target, then renames the copy.
+fn rename_across_filesystems(from: &Path, target: &Path) -> io::Result<()> {
     let found = fs::metadata(from)?;
-    fs::copy(from, &beside)?;
-    std::os::unix::fs::lchown(&beside, Some(found.uid()), Some(found.gid()))?;
-    let file = OpenOptions::new().write(true).open(&beside)?;
-    file.set_modified(found.modified()?)?;
-    file.sync_all()?;
-    fs::rename(&beside, target)?;
+    let mut copy = AtomicFile::with_suffix(target, "new")?;
+    io::copy(&mut File::open(from)?, &mut copy)?;
+    copy.file().set_permissions(found.permissions())?;
+    std::os::unix::fs::fchown(copy.file(), Some(found.uid()), Some(found.gid()))?;
+    copy.file().set_modified(found.modified()?)?;
+    copy.commit()?;
     fs::remove_file(from)
 }
 
@@ -200,7 +195,7 @@ impl Directory for Disk {
             };
             let text = name.file_name();
             let kind = match (text.to_str(), kind) {
-                (None, _) => ItemKind::Unnamed,
+                (None, _) => ItemKind::InvalidName,
                 (_, kind) if kind.is_file() => ItemKind::File,
                 (_, kind) if kind.is_dir() => ItemKind::Directory,
                 (_, kind) if kind.is_symlink() => ItemKind::Link,
@@ -241,37 +236,19 @@ impl Directory for Disk {
     }
 
     fn replace(&self, path: &RelPath, bytes: &[u8], durable: bool) -> io::Result<()> {
-        self.make_parents(path, None)?;
+        self.create_parents(path, None)?;
         let target = self.path(path);
-        let temporary = target.with_file_name(format!(".{}.new", path.name()));
-        let write = || -> io::Result<()> {
-            let mut options = OpenOptions::new();
-            let file = options
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .custom_flags(no_follow())
-                .open(&temporary)?;
-            file.write_all_at(bytes, 0)?;
-            if durable {
-                file.sync_all()?;
-            }
-            fs::rename(&temporary, &target)
-        };
-        if let Err(error) = write() {
-            let _ = fs::remove_file(&temporary);
-            return Err(error);
-        }
+        let mut file = AtomicFile::with_suffix(&target, "new")?;
+        file.write_all(bytes)?;
         if durable {
-            sync_directory_of(&target)
+            file.commit()
         } else {
-            Ok(())
+            file.rename()
         }
     }
 
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.make_parents(path, None)?;
+        self.create_parents(path, None)?;
         let mut options = OpenOptions::new();
         let file = options
             .write(true)
@@ -291,7 +268,7 @@ impl Directory for Disk {
             .write(true)
             .custom_flags(no_follow())
             .open(self.path(path))?;
-        // Never set-uid and the like: modes come from the bucket.
+        // Without set-uid and the like: modes come from the store.
         file.set_permissions(fs::Permissions::from_mode(meta.mode & 0o777))?;
         if let Some(owner) = meta.owner {
             std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;
@@ -309,7 +286,7 @@ impl Directory for Disk {
     }
 
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()> {
-        self.make_parents(to, owner)?;
+        self.create_parents(to, owner)?;
         let target = self.path(to);
         if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
             return Err(io::Error::new(
@@ -319,11 +296,11 @@ impl Directory for Disk {
         }
         match fs::rename(self.path(from), &target) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                carry_over(&self.path(from), &target)?
+                rename_across_filesystems(&self.path(from), &target)?
             }
             done => done?,
         }
-        sync_directory_of(&target)
+        sync_parent(&target)
     }
 
     fn remove(&self, path: &RelPath) -> io::Result<()> {
@@ -349,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_never_go_through_a_link() {
+    fn writes_never_follow_a_link() {
         let outside = tempfile::tempdir().unwrap();
         let root = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(outside.path(), root.path().join("projects")).unwrap();
@@ -367,7 +344,7 @@ mod tests {
     #[test]
     fn a_file_gets_its_mode_and_time() {
         let root = tempfile::tempdir().unwrap();
-        let disk = Disk::new(root.path().join("not/yet/there"));
+        let disk = Disk::new(root.path().join("does/not/exist"));
         let path = rel("a/b");
         disk.write_at(&path, 0, b"hello").unwrap();
         disk.write_at(&path, 2, b"LLO!").unwrap();

@@ -1,15 +1,22 @@
-//! The seams to the machine: time, chance, files, back-off. A simulation puts its own world behind each. Beside them: what is
-//! counted, and requests to servers that only listen.
+//! The interfaces to the machine: time, randomness, files, locks, backoff, and requests to
+//! monitoring servers. The simulation replaces time, randomness and files. Also the counters and
+//! the progress.
 
+pub mod atomic_file;
 pub mod backoff;
 pub mod clock;
 pub mod counters;
 pub mod directory;
 pub mod disk;
-pub mod notify_ready;
+pub mod lines;
+pub mod lock;
+pub mod mutation;
 pub mod outbound;
+pub mod output;
 pub mod progress;
+pub mod scratch;
 
+pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;
 pub use clock::{Clock, Rng, SystemClock, SystemRng};
 pub use counters::{Counters, Operation};
@@ -17,8 +24,9 @@ pub use directory::{Directory, Item, ItemKind, Meta, OpenFile, Owner};
 pub use disk::Disk;
 pub use progress::Progress;
 
-/// Our directory below the agent's root: the volume that holds the files also holds the right to write them.
+/// The state directory of sessiond below the agent's root. It is on the same volume as the files,
+/// so that ownership of a session moves with them.
 pub const STATE_DIR: &str = ".sessiond";
 
-/// The target of spans that are traced. Not below `sessiond`, so that log lines do not carry them.
-pub const TRACED: &str = "traced";
+/// The target of exported spans. It is not below `sessiond`, so that log lines do not include them.
+pub const TRACE_TARGET: &str = "traced";

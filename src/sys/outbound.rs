@@ -1,5 +1,6 @@
-//! Requests to servers that are only told something: a heartbeat's, a collector's. Owns TLS, time-outs and what of an address may
-//! be shown. Knows nothing of what is sent.
+//! HTTP requests to monitoring endpoints: a heartbeat URL or a trace collector.
+//!
+//! Owns TLS, time-outs and which part of a URL may be logged. Does not own what is sent.
 
 use std::fmt;
 use std::path::Path;
@@ -18,61 +19,66 @@ use url::Url;
 
 use crate::error::{Error, Result};
 
-/// A server has this long to answer. Nothing waits for it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a request. Nothing waits for it.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server that is told something. What its address holds behind the host may be a secret: it is never shown.
-pub struct Outbound {
+/// A server that receives requests. Its path and query may contain a secret, so they are never
+/// printed or logged.
+pub struct OutboundEndpoint {
     connector: Connector,
     url: Url,
 }
 
-impl fmt::Debug for Outbound {
+impl fmt::Debug for OutboundEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Outbound").field(&self.place()).finish()
+        f.debug_tuple("OutboundEndpoint")
+            .field(&self.origin())
+            .finish()
     }
 }
 
-impl Outbound {
-    /// Reads an address that was given as `what`, and prepares to speak to it; asks it nothing.
-    pub async fn to(what: &str, url: &str, ca_file: Option<&Path>) -> Result<Outbound> {
-        let wrong = |why: &str| {
-            Error::usage(format!("read {what}: {why}"))
-                .hint(format!("{what} http://HOST:PORT/PATH or https://…"))
+impl OutboundEndpoint {
+    /// Parses `url`, which the user passed as `setting`, and prepares TLS. Sends nothing.
+    pub async fn new(setting: &str, url: &str, ca_file: Option<&Path>) -> Result<OutboundEndpoint> {
+        // The value is not part of the message: it may contain a secret.
+        let invalid = |reason: &str| {
+            Error::usage(format!("invalid {setting} value: {reason}")).hint(format!(
+                "set {setting} to http://HOST:PORT/PATH or https://…"
+            ))
         };
-        let url: Url = url.trim().parse().map_err(|_| wrong("it is not a URL"))?;
+        let url: Url = url.trim().parse().map_err(|_| invalid("not a URL"))?;
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
-            return Err(wrong("neither http:// nor https://"));
+            return Err(invalid("expected http:// or https:// and a host"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong("a user and a password are not sent"));
+            return Err(invalid("a user name and password are not supported"));
         }
-        // Without TLS there is no need for the system's hundred-odd certificates in memory.
+        // Without TLS, the hundred-odd system certificates need not be in memory.
         let context = if url.scheme() == "https" {
             tls_context(TrustStore::default(), ca_file).await?
         } else {
             tls_context(TrustStore::empty(), None).await?
         };
-        // No connection is kept: minutes pass between two calls.
+        // Connections are not pooled: minutes pass between two requests.
         let connector = Connector::builder()
             .pool_max_idle_per_host(0)
             .proxy_config(ProxyConfig::from_env())
             .tls_provider(tls::Provider::rustls(CryptoMode::Ring))
             .tls_context(context)
             .build();
-        Ok(Outbound { connector, url })
+        Ok(OutboundEndpoint { connector, url })
     }
 
-    /// The same server, at another path below this one.
+    /// The endpoint at `path` below this one.
     #[must_use]
-    pub fn below(mut self, path: &str) -> Outbound {
+    pub fn join(mut self, path: &str) -> OutboundEndpoint {
         let joined = format!("{}/{path}", self.url.path().trim_end_matches('/'));
         self.url.set_path(&joined);
         self
     }
 
-    /// Where it is, as a person may see it.
-    pub fn place(&self) -> String {
+    /// Scheme, host and port: the part of the URL that may be logged.
+    pub fn origin(&self) -> String {
         let port = self
             .url
             .port()
@@ -84,83 +90,62 @@ impl Outbound {
         )
     }
 
-    /// Asks, and hears only whether it went well.
+    /// Sends a GET request. The response body is ignored.
     pub async fn get(&self) -> Result<()> {
         let request = HttpRequest::empty();
         self.send("GET", request).await
     }
 
-    /// Tells it something.
+    /// Sends a POST request. The response body is ignored.
     pub async fn post(&self, headers: &[(String, String)], body: impl Into<Bytes>) -> Result<()> {
         let mut request = HttpRequest::new(body.into().into());
         for (name, value) in headers {
-            let failed = |_| {
-                Error::usage(format!(
-                    "call {}: the header {name} cannot be sent",
-                    self.place()
-                ))
+            let invalid = |_| {
+                Error::usage(format!("invalid value of header {name}"))
+                    .context(format!("send a request to {}", self.origin()))
             };
             request
                 .headers_mut()
                 .try_append(name.clone(), value.clone())
-                .map_err(failed)?;
+                .map_err(invalid)?;
         }
         self.send("POST", request).await
     }
 
-    async fn send(&self, method: &str, mut request: HttpRequest) -> Result<()> {
-        let context = || format!("call {}", self.place());
-        let prepared =
+    async fn send(&self, method: &str, request: HttpRequest) -> Result<()> {
+        self.try_send(method, request)
+            .await
+            .map_err(|error| error.context(format!("send a request to {}", self.origin())))
+    }
+
+    async fn try_send(&self, method: &str, mut request: HttpRequest) -> Result<()> {
+        let is_prepared =
             request.set_method(method).is_ok() && request.set_uri(self.url.as_str()).is_ok();
-        if !prepared {
-            return Err(Error::usage(format!(
-                "{}: its address cannot be sent",
-                context()
-            )));
+        if !is_prepared {
+            return Err(Error::usage("the URL is not a valid request target"));
         }
         request.headers_mut().insert(
             "user-agent",
             concat!("sessiond/", env!("CARGO_PKG_VERSION")),
         );
-        let answered = tokio::time::timeout(PATIENCE, self.connector.call(request)).await;
-        let answer = answered.map_err(|_| {
-            Error::unavailable(format!("{}: no answer within {PATIENCE:?}", context()))
-        })?;
-        let answer = answer.map_err(|cause| Error::unavailable(context()).caused_by(cause))?;
-        if answer.status().is_success() {
+        let response = tokio::time::timeout(REQUEST_TIMEOUT, self.connector.call(request))
+            .await
+            .map_err(|_| Error::unavailable(format!("no response within {REQUEST_TIMEOUT:?}")))?
+            .map_err(|cause| Error::unavailable("connect").caused_by(cause))?;
+        if response.status().is_success() {
             return Ok(());
         }
         Err(Error::unavailable(format!(
-            "{}: it answered {}",
-            context(),
-            answer.status().as_u16()
+            "the server responded with status {}",
+            response.status().as_u16()
         )))
     }
 }
 
-/// What is trusted: `trust`, and the certificates of a file.
+/// A TLS context that trusts `trust` and the certificates in `ca_file`.
 pub async fn tls_context(mut trust: TrustStore, ca_file: Option<&Path>) -> Result<TlsContext> {
-    let wrong = |path: &Path, what: &str| {
-        Error::usage(format!("read CA file {}: {what}", path.display()))
-            .hint("ca=… names a PEM file with BEGIN CERTIFICATE blocks")
-    };
     if let Some(path) = ca_file {
-        let pem = tokio::fs::read(path)
-            .await
-            .map_err(|cause| wrong(path, "it cannot be read").caused_by(cause))?;
-        // The connector panics on a bad certificate, so each one is tried here in the same way first.
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(&pem) {
-            let certificate =
-                certificate.map_err(|cause| wrong(path, "it is not PEM").caused_by(cause))?;
-            roots
-                .add(certificate)
-                .map_err(|cause| wrong(path, "a certificate in it is broken").caused_by(cause))?;
-        }
-        if roots.is_empty() {
-            return Err(wrong(path, "it holds no certificate"));
-        }
-        trust = trust.with_pem_certificate(pem);
+        trust = trust.with_pem_certificate(read_ca_file(path).await?);
     }
     TlsContext::builder()
         .with_trust_store(trust)
@@ -168,23 +153,52 @@ pub async fn tls_context(mut trust: TrustStore, ca_file: Option<&Path>) -> Resul
         .map_err(|cause| Error::usage("prepare TLS").caused_by(cause))
 }
 
+/// Reads a PEM file and checks every certificate in it: the connector panics on an invalid one.
+async fn read_ca_file(path: &Path) -> Result<Vec<u8>> {
+    const HINT: &str = "pass a PEM file with BEGIN CERTIFICATE blocks to --ca-file or ca=";
+    let phrase = || format!("read CA file {}", path.display());
+    let pem = tokio::fs::read(path)
+        .await
+        .map_err(|cause| Error::usage(phrase()).caused_by(cause).hint(HINT))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate
+            .map_err(|cause| Error::usage("parse PEM").caused_by(cause).hint(HINT))
+            .map_err(|error| error.context(phrase()))?;
+        roots
+            .add(certificate)
+            .map_err(|cause| {
+                Error::usage("parse a certificate")
+                    .caused_by(cause)
+                    .hint(HINT)
+            })
+            .map_err(|error| error.context(phrase()))?;
+    }
+    if roots.is_empty() {
+        return Err(Error::usage("the file contains no certificate")
+            .context(phrase())
+            .hint(HINT));
+    }
+    Ok(pem)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_address_is_shown_without_what_may_be_secret() {
-        let outbound = Outbound::to(
+    async fn a_url_is_printed_without_the_parts_that_may_be_secret() {
+        let endpoint = OutboundEndpoint::new(
             "--heartbeat-url",
             "http://127.0.0.1:1/ping/t0ken?key=t0ken",
             None,
         )
         .await
         .unwrap();
-        assert_eq!(outbound.place(), "http://127.0.0.1:1");
-        let error = outbound.get().await.unwrap_err();
+        assert_eq!(endpoint.origin(), "http://127.0.0.1:1");
+        let error = endpoint.get().await.unwrap_err();
         assert!(
-            !format!("{error} {error:?} {outbound:?}").contains("t0ken"),
+            !format!("{error} {error:?} {endpoint:?}").contains("t0ken"),
             "{error:?}"
         );
         for bad in [
@@ -193,7 +207,7 @@ mod tests {
             "http://u:t0ken@host/",
             "unix:///t0ken",
         ] {
-            let error = Outbound::to("--heartbeat-url", bad, None)
+            let error = OutboundEndpoint::new("--heartbeat-url", bad, None)
                 .await
                 .unwrap_err();
             assert!(
@@ -205,18 +219,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_goes_below_the_one_that_is_there() {
-        let below = |url| async move {
-            Outbound::to("x", url, None)
+    async fn a_path_is_appended_to_the_path_of_the_url() {
+        let joined = |url| async move {
+            OutboundEndpoint::new("x", url, None)
                 .await
                 .unwrap()
-                .below("v1/traces")
+                .join("v1/traces")
                 .url
                 .to_string()
         };
-        assert_eq!(below("http://c:4318").await, "http://c:4318/v1/traces");
+        assert_eq!(joined("http://c:4318").await, "http://c:4318/v1/traces");
         assert_eq!(
-            below("http://c:4318/otlp/").await,
+            joined("http://c:4318/otlp/").await,
             "http://c:4318/otlp/v1/traces"
         );
     }

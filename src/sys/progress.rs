@@ -1,58 +1,58 @@
-//! How far long work has come, for whoever shows it: counters, and no opinion on how they look.
+//! Progress counters of long operations. Does not own how they are displayed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How far a reader or writer of logs has come. Counting costs nothing to speak of; nobody needs to look.
+/// The progress of reading or writing logs.
 #[derive(Debug, Default)]
 pub struct Progress {
-    expected: AtomicU64,
-    done: AtomicU64,
-    logs: AtomicU64,
-    of_logs: AtomicU64,
+    expected_bytes: AtomicU64,
+    done_bytes: AtomicU64,
+    started_logs: AtomicU64,
+    total_logs: AtomicU64,
 }
 
-/// What has been counted.
+/// The values of the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted {
-    /// Stored bytes that are known to be read in all.
-    pub expected: u64,
-    /// Those that were read or written.
-    pub done: u64,
-    /// Logs that were begun.
-    pub logs: u64,
-    /// Logs there are; 0 if that is not known.
-    pub of_logs: u64,
+pub struct ProgressSnapshot {
+    /// Stored bytes to be read in total, as far as known.
+    pub expected_bytes: u64,
+    /// Bytes read or written so far.
+    pub done_bytes: u64,
+    /// Number of logs started.
+    pub started_logs: u64,
+    /// Total number of logs; 0 if unknown.
+    pub total_logs: u64,
 }
 
 impl Progress {
-    /// So many more bytes will be read.
-    pub fn expect(&self, bytes: u64) {
-        self.expected.fetch_add(bytes, Ordering::Relaxed);
+    /// Adds bytes that will be read.
+    pub fn add_expected(&self, bytes: u64) {
+        self.expected_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many more were read or written.
-    pub fn did(&self, bytes: u64) {
-        self.done.fetch_add(bytes, Ordering::Relaxed);
+    /// Adds bytes that were read or written.
+    pub fn add_done(&self, bytes: u64) {
+        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// There are so many logs to go through.
-    pub fn logs(&self, count: usize) {
-        self.of_logs.store(count as u64, Ordering::Relaxed);
+    /// Sets the total number of logs.
+    pub fn set_total_logs(&self, count: usize) {
+        self.total_logs.store(count as u64, Ordering::Relaxed);
     }
 
-    /// The next of them has begun.
-    pub fn next_log(&self) {
-        self.logs.fetch_add(1, Ordering::Relaxed);
+    /// Counts a log as started.
+    pub fn start_log(&self) {
+        self.started_logs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What has been counted so far.
-    pub fn counted(&self) -> Counted {
+    /// The current values.
+    pub fn snapshot(&self) -> ProgressSnapshot {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counted {
-            expected: value(&self.expected),
-            done: value(&self.done),
-            logs: value(&self.logs),
-            of_logs: value(&self.of_logs),
+        ProgressSnapshot {
+            expected_bytes: value(&self.expected_bytes),
+            done_bytes: value(&self.done_bytes),
+            started_logs: value(&self.started_logs),
+            total_logs: value(&self.total_logs),
         }
     }
 }

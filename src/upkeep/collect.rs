@@ -1,88 +1,105 @@
-//! What may go: pure. Ages are told by the store's clock alone, so no machine's clock can make anything go too soon.
+//! Decides what garbage collection does with a log. Pure.
+//!
+//! Ages are measured by the store's clock alone, so that no machine's clock can cause an early deletion.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::log::segments::{Prefer, Segment, SegmentKind, cover, head};
+use crate::log::segments::{Granularity, Segment, SegmentKind, select_segments, head};
 use crate::model::{EntryKind, Seq, WriterId};
+use crate::sys::mutation::{Mutation, is_active};
 
-/// How long things are kept.
+/// How long garbage collection keeps data.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules {
-    /// So far back one can go to any entry.
+pub struct RetentionPolicy {
+    /// How long every entry can be restored.
     pub history: Duration,
-    /// A session that has not changed for this long is removed; none: never.
+    /// How long a session is kept after its last change; none: forever.
     pub ttl: Option<Duration>,
-    /// What stands twice, and what was removed, stays at least this long.
+    /// How long compacted entries and removed sessions are kept.
     pub grace: Duration,
 }
 
-/// What is left of a session that was deleted for good goes after so many times the grace: its number keeps a writer that
-/// sleeps from beginning again at 1 beside another.
-const REMAINS: u32 = 7;
+/// The purge entry is deleted after this many grace periods. Until then its number prevents a suspended
+/// writer from starting over at entry 1 next to another writer.
+const PURGE_ENTRY_GRACE_PERIODS: u32 = 7;
 
-/// A log as listed.
+/// The objects of a log.
 #[derive(Debug, Clone, Default)]
-pub struct Listed {
-    /// What it is made of.
-    pub pieces: Vec<Segment>,
-    /// The writers that lost it, and their entries.
+pub struct LogListing {
+    /// Its segments.
+    pub segments: Vec<Segment>,
+    /// The branches: fenced writers and their entries.
     pub branches: Vec<(WriterId, Vec<Segment>)>,
-    /// Entries that must stay reachable: somebody named them, or another session begins there.
+    /// The entries that must stay reachable: named checkpoints and the origins of forks.
     pub pinned: Vec<Seq>,
-    /// Another session begins with this one: it stays although it was removed.
-    pub held: bool,
+    /// Whether a fork needs the log. It then stays even if the session was removed.
+    pub has_forks: bool,
 }
 
-/// What to do with a log.
+/// A step of garbage collection for one log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing changed for long: make one piece of the small ones.
-    Squeeze,
-    /// Delete these: others stand for them.
-    Collect(Vec<Segment>),
-    /// Its time has passed: remove it, as a person would.
+pub enum GcStep {
+    /// Merge the small segments of a session that has not changed for long.
+    MergeSmall,
+    /// Delete these segments, which others select_segments.
+    DeleteCovered(Vec<Segment>),
+    /// Remove the session, because its TTL has passed.
     Expire,
-    /// It was removed long enough ago: delete it for good.
+    /// Delete the session permanently, because its grace period has passed.
     Purge,
-    /// It was deleted for good: delete what is left but the mark.
-    Sweep,
-    /// Delete the mark too.
-    Forget,
+    /// Delete the remaining objects of a purged session but the purge entry.
+    DeletePurged,
+    /// Delete the purge entry.
+    DeletePurgeEntry,
 }
 
-impl Listed {
-    /// When it last changed: an entry was written, to it or to a branch.
-    pub fn changed(&self) -> Option<Timestamp> {
+impl GcStep {
+    /// The name in the report.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            GcStep::MergeSmall => "merge_small",
+            GcStep::DeleteCovered(_) => "delete_covered",
+            GcStep::Expire => "expire",
+            GcStep::Purge => "purge",
+            GcStep::DeletePurged => "delete_purged",
+            GcStep::DeletePurgeEntry => "delete_purge_entry",
+        }
+    }
+}
+
+impl LogListing {
+    /// The time of the last entry, in the log or a branch.
+    pub fn changed_at(&self) -> Option<Timestamp> {
         let entries = self
-            .pieces
+            .segments
             .iter()
-            .filter(|piece| piece.kind == SegmentKind::Entry);
-        let branches = self.branches.iter().flat_map(|(_, pieces)| pieces);
-        // What is left when all entries are collected was made no sooner.
+            .filter(|segment| segment.kind == SegmentKind::Entry);
+        let branches = self.branches.iter().flat_map(|(_, segments)| segments);
+        // If no entries are left, the compacted segments are at least as new as their last entry was.
         entries
             .chain(branches)
-            .map(|piece| piece.modified)
+            .map(|segment| segment.modified)
             .max()
-            .or_else(|| self.pieces.iter().map(|piece| piece.modified).max())
+            .or_else(|| self.segments.iter().map(|segment| segment.modified).max())
     }
 
-    /// Whether anything could be due, whatever the log ends with.
-    pub fn may_be_due(&self, rules: &Rules, now: Timestamp) -> bool {
+    /// Whether any step could be due, before the last entry is known.
+    pub fn may_be_due(&self, policy: &RetentionPolicy, now: Timestamp) -> bool {
         let oldest = self
-            .pieces
+            .segments
             .iter()
-            .chain(self.branches.iter().flat_map(|(_, pieces)| pieces))
-            .map(|piece| piece.modified)
+            .chain(self.branches.iter().flat_map(|(_, segments)| segments))
+            .map(|segment| segment.modified)
             .min();
         oldest.is_some_and(|oldest| {
             age(now, oldest)
-                >= rules
+                >= policy
                     .grace
-                    .min(rules.history)
-                    .min(rules.ttl.unwrap_or(Duration::MAX))
+                    .min(policy.history)
+                    .min(policy.ttl.unwrap_or(Duration::MAX))
         })
     }
 }
@@ -91,94 +108,97 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or(Duration::ZERO)
 }
 
-/// What to do with a log that ends with an entry of the kind `last`.
-pub fn decide(
-    listed: &Listed,
+/// The steps for a log whose last entry has the kind `last`.
+pub fn plan_steps(
+    listing: &LogListing,
     last: EntryKind,
     ttl: Option<Duration>,
-    rules: &Rules,
+    policy: &RetentionPolicy,
     now: Timestamp,
-) -> Vec<Step> {
-    let Some(changed) = listed.changed() else {
+) -> Vec<GcStep> {
+    let Some(changed) = listing.changed_at() else {
         return Vec::new();
     };
     let idle = age(now, changed);
     match last {
-        EntryKind::Purge if listed.pieces.len() > 1 || !listed.branches.is_empty() => {
-            return vec![Step::Sweep];
+        EntryKind::Purge if listing.segments.len() > 1 || !listing.branches.is_empty() => {
+            return vec![GcStep::DeletePurged];
         }
-        EntryKind::Purge if idle >= rules.grace * REMAINS => return vec![Step::Forget],
-        EntryKind::Tombstone if idle >= rules.grace && !listed.held => return vec![Step::Purge],
+        EntryKind::Purge if idle >= policy.grace * PURGE_ENTRY_GRACE_PERIODS => return vec![GcStep::DeletePurgeEntry],
+        EntryKind::Tombstone if idle >= policy.grace && !listing.has_forks => return vec![GcStep::Purge],
         EntryKind::Purge | EntryKind::Tombstone => return Vec::new(),
         _ => {}
     }
     if ttl.is_some_and(|ttl| idle >= ttl) {
-        return vec![Step::Expire];
+        return vec![GcStep::Expire];
     }
     let mut steps = Vec::new();
-    let surplus = surplus(listed, rules, now);
-    if !surplus.is_empty() {
-        steps.push(Step::Collect(surplus));
+    let covered = covered_segments(listing, policy, now);
+    if !covered.is_empty() {
+        steps.push(GcStep::DeleteCovered(covered));
     }
-    if idle >= rules.history {
-        steps.push(Step::Squeeze);
+    if idle >= policy.history {
+        steps.push(GcStep::MergeSmall);
     }
     steps
 }
 
-/// An entry that was written long after what stands for its number: not the one it stands for. Nobody reads it, and nothing
-/// else has its bytes, so it stays as long as the session.
-fn is_stray(listed: &Listed, rules: &Rules, entry: &Segment) -> bool {
-    let late = |piece: &Segment| {
-        piece.contains(entry) && entry.modified > later(piece.modified, rules.grace / 2)
+/// Whether an entry was written long after the segment that covers its number. It is not the entry that
+/// was compacted: a suspended writer wrote it late. No reader reads it, but no other object has its bytes,
+/// so it is kept as long as the session.
+fn is_stray(listing: &LogListing, policy: &RetentionPolicy, entry: &Segment) -> bool {
+    let is_late = |segment: &Segment| {
+        segment.contains(entry) && entry.modified > later(segment.modified, policy.grace / 2)
     };
-    entry.kind == SegmentKind::Entry && listed.pieces.iter().any(late)
+    entry.kind == SegmentKind::Entry && listing.segments.iter().any(is_late)
 }
 
 fn later(time: Timestamp, by: Duration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// What others stand for, and is older than the history that one can go back in.
-fn surplus(listed: &Listed, rules: &Rules, now: Timestamp) -> Vec<Segment> {
-    let pieces = &listed.pieces;
-    let young = pieces.iter().filter(|piece| {
-        piece.kind == SegmentKind::Entry && age(now, piece.modified) < rules.history
+/// The segments that others cover and that are older than the history to keep.
+fn covered_segments(listing: &LogListing, policy: &RetentionPolicy, now: Timestamp) -> Vec<Segment> {
+    let segments = &listing.segments;
+    let recent = segments.iter().filter(|segment| {
+        segment.kind == SegmentKind::Entry && age(now, segment.modified) < policy.history
     });
-    let past: Seq = young
-        .map(|piece| piece.from)
+    let history_start: Seq = recent
+        .map(|segment| segment.first_seq)
         .min()
-        .map_or(head(pieces), |first| first - 1);
-    // Who lost the session goes on from the entry before its first: that point must stay.
-    let left = listed
+        .map_or(head(segments), |first| first - 1);
+    // A branch continues the entry before its first one, which must stay restorable.
+    let branch_points = listing
         .branches
         .iter()
         .filter_map(|(_, branch)| branch.first())
-        .map(|first| first.from - 1);
+        .map(|first| first.first_seq - 1);
     let mut kept: BTreeSet<Segment> = BTreeSet::new();
-    for base in left
-        .chain(listed.pinned.iter().copied())
-        .filter(|base| *base > 0)
+    for seq in branch_points
+        .chain(listing.pinned.iter().copied())
+        .filter(|seq| *seq > 0)
     {
-        kept.extend(cover(pieces, 0, base, Prefer::Long, &BTreeSet::new()));
+        kept.extend(select_segments(segments, 0, seq, Granularity::Coarse, &BTreeSet::new()));
     }
-    // What a restore reads stays in any case; only that stands for others, so that no two of them lean on one another.
-    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+    // The segments that a restore reads stay. Only these count as covering others, so that no two
+    // segments can be deleted because of each other.
+    let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
     kept.extend(&read);
-    let stands = |piece: &Segment, other: &Segment| {
-        piece.contains(other)
-            && piece.to <= past
-            && age(now, piece.modified) >= rules.grace
-            && !is_stray(listed, rules, other)
+    let covers = |segment: &Segment, other: &Segment| {
+        segment.contains(other)
+            && segment.last_seq <= history_start
+            && (age(now, segment.modified) >= policy.grace
+                || is_active(Mutation::CollectWithoutGrace))
+            && !is_stray(listing, policy, other)
     };
-    let mut surplus: Vec<Segment> = pieces
+    let mut covered: Vec<Segment> = segments
         .iter()
-        .filter(|other| !kept.contains(other) && read.iter().any(|piece| stands(piece, other)))
+        .filter(|other| !kept.contains(other) && read.iter().any(|segment| covers(segment, other)))
         .copied()
         .collect();
-    // The oldest first: whoever finds an entry finds all that follow it.
-    surplus.sort_by_key(|piece| (piece.to, piece.from));
-    surplus
+    // Oldest first: a reader that finds an entry also finds all entries after it.
+    covered.sort_by_key(|segment| (segment.last_seq, segment.first_seq));
+    covered
 }
 
 #[cfg(test)]
@@ -187,7 +207,7 @@ mod tests {
     use proptest::prelude::*;
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-    const RULES: Rules = Rules {
+    const POLICY: RetentionPolicy = RetentionPolicy {
         history: Duration::from_secs(7 * 24 * 60 * 60),
         ttl: Some(Duration::from_secs(30 * 24 * 60 * 60)),
         grace: DAY,
@@ -197,10 +217,10 @@ mod tests {
         Timestamp::from_second(day * 24 * 60 * 60).unwrap()
     }
 
-    fn piece(kind: SegmentKind, from: Seq, to: Seq, written: i64) -> Segment {
+    fn segment(kind: SegmentKind, from: Seq, to: Seq, written: i64) -> Segment {
         Segment {
-            from,
-            to,
+            first_seq: from,
+            last_seq: to,
             kind,
             size: 1,
             modified: day(written),
@@ -208,178 +228,178 @@ mod tests {
     }
 
     fn entry(seq: Seq, written: i64) -> Segment {
-        piece(SegmentKind::Entry, seq, seq, written)
+        segment(SegmentKind::Entry, seq, seq, written)
     }
 
-    fn steps(listed: &Listed, now: i64) -> Vec<Step> {
-        decide(listed, EntryKind::Delta, RULES.ttl, &RULES, day(now))
+    fn steps(listing: &LogListing, now: i64) -> Vec<GcStep> {
+        plan_steps(listing, EntryKind::Delta, POLICY.ttl, &POLICY, day(now))
     }
 
     #[test]
-    fn what_others_stand_for_goes_when_it_is_history() {
-        let snapshot = piece(SegmentKind::Snapshot, 1, 2, 2);
-        let listed = Listed {
-            pieces: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot],
-            ..Listed::default()
+    fn covered_segments_are_deleted_after_the_history() {
+        let snapshot = segment(SegmentKind::Snapshot, 1, 2, 2);
+        let listing = LogListing {
+            segments: vec![entry(1, 1), entry(2, 2), entry(3, 9), snapshot],
+            ..LogListing::default()
         };
-        assert_eq!(steps(&listed, 8), []);
+        assert_eq!(steps(&listing, 8), []);
         assert_eq!(
-            steps(&listed, 9),
-            [Step::Collect(vec![entry(1, 1), entry(2, 2)])]
+            steps(&listing, 9),
+            [GcStep::DeleteCovered(vec![entry(1, 1), entry(2, 2)])]
         );
-        // One can still go back to entry 2, which was the newest for longer than that.
-        let young = Listed {
-            pieces: vec![
+        // Entry 2 was the newest until a moment within the history, so it can still be restored.
+        let young = LogListing {
+            segments: vec![
                 entry(1, 1),
                 entry(2, 8),
                 entry(3, 9),
-                piece(SegmentKind::Snapshot, 1, 2, 8),
+                segment(SegmentKind::Snapshot, 1, 2, 8),
             ],
-            ..listed.clone()
+            ..listing.clone()
         };
         assert_eq!(steps(&young, 14), []);
-        // What was made just now may be unknown to somebody who is reading.
-        let fresh = Listed {
-            pieces: vec![
+        // A reader may not know a segment that was just written.
+        let fresh = LogListing {
+            segments: vec![
                 entry(1, 1),
                 entry(2, 2),
-                piece(SegmentKind::Snapshot, 1, 2, 9),
+                segment(SegmentKind::Snapshot, 1, 2, 9),
                 entry(3, 9),
             ],
-            ..listed
+            ..listing
         };
         assert_eq!(steps(&fresh, 9), []);
         assert_eq!(
             steps(&fresh, 10),
-            [Step::Collect(vec![entry(1, 1), entry(2, 2)])]
+            [GcStep::DeleteCovered(vec![entry(1, 1), entry(2, 2)])]
         );
     }
 
     #[test]
-    fn a_smaller_merge_goes_with_what_a_larger_one_stands_for() {
+    fn a_smaller_merge_is_deleted_with_the_entries_of_a_larger_one() {
         let merges = [
-            piece(SegmentKind::Snapshot, 1, 2, 2),
-            piece(SegmentKind::Merge, 3, 4, 2),
-            piece(SegmentKind::Snapshot, 1, 4, 3),
+            segment(SegmentKind::Snapshot, 1, 2, 2),
+            segment(SegmentKind::Merge, 3, 4, 2),
+            segment(SegmentKind::Snapshot, 1, 4, 3),
         ];
-        let listed = Listed {
-            pieces: merges.iter().copied().chain([entry(5, 3)]).collect(),
-            ..Listed::default()
+        let listing = LogListing {
+            segments: merges.iter().copied().chain([entry(5, 3)]).collect(),
+            ..LogListing::default()
         };
         assert_eq!(
-            steps(&listed, 20),
-            [Step::Collect(vec![merges[0], merges[1]]), Step::Squeeze]
+            steps(&listing, 20),
+            [GcStep::DeleteCovered(vec![merges[0], merges[1]]), GcStep::MergeSmall]
         );
     }
 
     #[test]
-    fn what_somebody_named_or_forked_stays() {
-        let snapshot = piece(SegmentKind::Snapshot, 1, 5, 6);
-        let pieces: Vec<Segment> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
-        let listed = Listed {
-            pieces: pieces.clone(),
+    fn pinned_entries_and_forked_sessions_are_kept() {
+        let snapshot = segment(SegmentKind::Snapshot, 1, 5, 6);
+        let segments: Vec<Segment> = (1..=5).map(|seq| entry(seq, 1)).chain([snapshot]).collect();
+        let listing = LogListing {
+            segments: segments.clone(),
             pinned: vec![3],
-            ..Listed::default()
+            ..LogListing::default()
         };
         assert_eq!(
-            steps(&listed, 9)[0],
-            Step::Collect(vec![entry(4, 1), entry(5, 1)])
+            steps(&listing, 9)[0],
+            GcStep::DeleteCovered(vec![entry(4, 1), entry(5, 1)])
         );
-        let held = Listed {
-            pieces: vec![entry(1, 1), entry(2, 1)],
-            held: true,
-            ..Listed::default()
+        let held = LogListing {
+            segments: vec![entry(1, 1), entry(2, 1)],
+            has_forks: true,
+            ..LogListing::default()
         };
         assert_eq!(
-            decide(&held, EntryKind::Tombstone, None, &RULES, day(20)),
+            plan_steps(&held, EntryKind::Tombstone, None, &POLICY, day(20)),
             []
         );
     }
 
     #[test]
-    fn the_point_that_a_branch_left_from_stays() {
+    fn the_entry_before_a_branch_is_kept() {
         let writer: WriterId = "w".parse().unwrap();
-        let pieces = vec![
+        let segments = vec![
             entry(1, 1),
             entry(2, 1),
             entry(3, 1),
-            piece(SegmentKind::Snapshot, 1, 3, 1),
+            segment(SegmentKind::Snapshot, 1, 3, 1),
         ];
-        let listed = Listed {
-            pieces,
+        let listing = LogListing {
+            segments,
             branches: vec![(writer, vec![entry(3, 1)])],
-            ..Listed::default()
+            ..LogListing::default()
         };
         assert_eq!(
-            steps(&listed, 10),
-            [Step::Collect(vec![entry(3, 1)]), Step::Squeeze]
+            steps(&listing, 10),
+            [GcStep::DeleteCovered(vec![entry(3, 1)]), GcStep::MergeSmall]
         );
     }
 
     #[test]
-    fn a_late_write_at_a_collected_number_is_never_collected() {
-        let listed = Listed {
-            pieces: vec![
-                piece(SegmentKind::Snapshot, 1, 5, 1),
+    fn a_late_write_at_a_compacted_number_is_never_deleted() {
+        let listing = LogListing {
+            segments: vec![
+                segment(SegmentKind::Snapshot, 1, 5, 1),
                 entry(6, 1),
                 entry(3, 19),
             ],
-            ..Listed::default()
+            ..LogListing::default()
         };
-        assert_eq!(steps(&listed, 40), [Step::Squeeze]);
+        assert_eq!(steps(&listing, 40), [GcStep::MergeSmall]);
     }
 
     #[test]
-    fn removal_has_three_steps_and_a_change_stops_it() {
-        let listed = Listed {
-            pieces: vec![entry(1, 1), entry(2, 1)],
-            ..Listed::default()
+    fn a_removal_has_three_steps_and_a_change_cancels_it() {
+        let listing = LogListing {
+            segments: vec![entry(1, 1), entry(2, 1)],
+            ..LogListing::default()
         };
-        let at = |last: EntryKind, now: i64| decide(&listed, last, RULES.ttl, &RULES, day(now));
-        assert_eq!(at(EntryKind::Delta, 30), [Step::Squeeze]);
-        assert_eq!(at(EntryKind::Delta, 31), [Step::Expire]);
+        let at = |last: EntryKind, now: i64| plan_steps(&listing, last, POLICY.ttl, &POLICY, day(now));
+        assert_eq!(at(EntryKind::Delta, 30), [GcStep::MergeSmall]);
+        assert_eq!(at(EntryKind::Delta, 31), [GcStep::Expire]);
         assert_eq!(
-            decide(&listed, EntryKind::Delta, None, &RULES, day(1000)),
-            [Step::Squeeze]
+            plan_steps(&listing, EntryKind::Delta, None, &POLICY, day(1000)),
+            [GcStep::MergeSmall]
         );
         assert_eq!(at(EntryKind::Tombstone, 1), []);
-        assert_eq!(at(EntryKind::Tombstone, 2), [Step::Purge]);
-        assert_eq!(at(EntryKind::Purge, 2), [Step::Sweep]);
-        let mark = Listed {
-            pieces: vec![entry(3, 2)],
-            ..Listed::default()
+        assert_eq!(at(EntryKind::Tombstone, 2), [GcStep::Purge]);
+        assert_eq!(at(EntryKind::Purge, 2), [GcStep::DeletePurged]);
+        let mark = LogListing {
+            segments: vec![entry(3, 2)],
+            ..LogListing::default()
         };
         assert_eq!(
-            decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(8)),
+            plan_steps(&mark, EntryKind::Purge, POLICY.ttl, &POLICY, day(8)),
             []
         );
         assert_eq!(
-            decide(&mark, EntryKind::Purge, RULES.ttl, &RULES, day(9)),
-            [Step::Forget]
+            plan_steps(&mark, EntryKind::Purge, POLICY.ttl, &POLICY, day(9)),
+            [GcStep::DeletePurgeEntry]
         );
         assert_eq!(
-            decide(&mark, EntryKind::Claim, RULES.ttl, &RULES, day(9)),
-            [Step::Squeeze]
+            plan_steps(&mark, EntryKind::Claim, POLICY.ttl, &POLICY, day(9)),
+            [GcStep::MergeSmall]
         );
     }
 
     const HOUR: i64 = 60 * 60;
 
-    /// Hours, to say when something was written.
+    /// A time in hours.
     fn hour(hour: i64) -> Timestamp {
         Timestamp::from_second(hour * HOUR).unwrap()
     }
 
     #[derive(Debug, Clone)]
     struct Generated {
-        listed: Listed,
+        listing: LogListing,
         strays: Vec<Segment>,
-        rules: Rules,
+        policy: RetentionPolicy,
         now: Timestamp,
     }
 
-    /// A log as it can be found: entries that come one after the other, merges and snapshots made of them some time later,
-    /// of what those stand for some collected already, branches, and writes of somebody who had slept.
+    /// A possible log: entries, merges and snapshots written some time later, covered segments that were
+    /// deleted, branches, and late writes of suspended writers.
     fn generated() -> impl Strategy<Value = Generated> {
         let gaps = proptest::collection::vec(0i64..72, 1..24);
         let composites =
@@ -387,13 +407,13 @@ mod tests {
         let gone = proptest::collection::vec(any::<bool>(), 32);
         let branches = proptest::collection::vec(1u64..24, 0..3);
         let late = proptest::collection::vec((1u64..24, 1i64..200), 0..2);
-        let rules = (1u64..15 * 24, 1u64..72).prop_map(|(history, grace)| Rules {
+        let policy = (1u64..15 * 24, 1u64..72).prop_map(|(history, grace)| RetentionPolicy {
             history: Duration::from_secs(history * HOUR as u64),
             ttl: None,
             grace: Duration::from_secs(grace * HOUR as u64),
         });
-        (gaps, composites, gone, branches, late, rules, 0i64..800).prop_map(
-            |(gaps, composites, gone, branches, late, rules, wait)| {
+        (gaps, composites, gone, branches, late, policy, 0i64..800).prop_map(
+            |(gaps, composites, gone, branches, late, policy, wait)| {
                 let mut at = 0;
                 let written: Vec<i64> = gaps
                     .iter()
@@ -415,8 +435,8 @@ mod tests {
                         SegmentKind::Merge
                     };
                     let new = Segment {
-                        from: from as Seq,
-                        to: to as Seq,
+                        first_seq: from as Seq,
+                        last_seq: to as Seq,
                         kind,
                         size: 1,
                         modified: hour(written[to - 1] + after),
@@ -424,13 +444,13 @@ mod tests {
                     let crosses = |old: &Segment| {
                         !(old.contains(&new)
                             || new.contains(old)
-                            || old.to < new.from
-                            || new.to < old.from)
+                            || old.last_seq < new.first_seq
+                            || new.last_seq < old.first_seq)
                     };
                     if from < to
                         && !made
                             .iter()
-                            .any(|old| crosses(old) || old.name() == new.name())
+                            .any(|old| crosses(old) || old.id() == new.id())
                     {
                         made.push(new);
                     }
@@ -440,43 +460,43 @@ mod tests {
                     modified: hour(*at),
                     ..Segment::entry(seq)
                 });
-                // What another piece stands for may be gone.
+                // Covered segments may have been deleted.
                 let all: Vec<Segment> = entries.chain(made.iter().copied()).collect();
-                let stood_for = |piece: &Segment| made.iter().any(|other| other.contains(piece));
-                let mut pieces: Vec<Segment> = all
+                let stood_for = |segment: &Segment| made.iter().any(|other| other.contains(segment));
+                let mut segments: Vec<Segment> = all
                     .iter()
                     .zip(&gone)
-                    .filter(|(piece, gone)| !(**gone && stood_for(piece)))
-                    .map(|(piece, _)| *piece)
+                    .filter(|(segment, gone)| !(**gone && stood_for(segment)))
+                    .map(|(segment, _)| *segment)
                     .collect();
-                pieces.extend(all.iter().skip(gone.len()));
-                // Somebody who had slept wrote at a number that was collected, long after.
+                segments.extend(all.iter().skip(gone.len()));
+                // A suspended writer wrote at a compacted number, long after.
                 let mut strays = Vec::new();
                 for (seq, after) in late {
-                    let covering = made.iter().filter(|piece| {
-                        pieces.contains(piece) && piece.from <= seq && seq <= piece.to
+                    let covering = made.iter().filter(|segment| {
+                        segments.contains(segment) && segment.first_seq <= seq && seq <= segment.last_seq
                     });
-                    let Some(newest) = covering.map(|piece| piece.modified).max() else {
+                    let Some(newest) = covering.map(|segment| segment.modified).max() else {
                         continue;
                     };
-                    if pieces
+                    if segments
                         .iter()
-                        .any(|piece| piece.name() == (SegmentKind::Entry, seq, seq))
+                        .any(|segment| segment.id() == Segment::entry(seq).id())
                     {
                         continue;
                     }
                     let stray = Segment {
                         size: 1,
                         modified: later(
-                            later(newest, rules.grace / 2),
+                            later(newest, policy.grace / 2),
                             Duration::from_secs((after * HOUR) as u64),
                         ),
                         ..Segment::entry(seq)
                     };
-                    pieces.push(stray);
+                    segments.push(stray);
                     strays.push(stray);
                 }
-                let newest = pieces.iter().map(|piece| piece.modified).max().unwrap();
+                let newest = segments.iter().map(|segment| segment.modified).max().unwrap();
                 let branch = |first: u64| {
                     (
                         "w".parse::<WriterId>().unwrap(),
@@ -494,52 +514,52 @@ mod tests {
                     .collect();
                 let now = later(newest, Duration::from_secs((wait * HOUR) as u64));
                 Generated {
-                    listed: Listed {
-                        pieces,
+                    listing: LogListing {
+                        segments,
                         branches,
-                        ..Listed::default()
+                        ..LogListing::default()
                     },
                     strays,
-                    rules,
+                    policy,
                     now,
                 }
             },
         )
     }
 
-    /// The numbers that a restore of the point behind `most` gets.
-    fn numbers(pieces: &[Segment], most: Seq) -> Vec<Seq> {
-        cover(pieces, 0, most, Prefer::Long, &BTreeSet::new())
+    /// The numbers that a restore of entry `last` reads.
+    fn numbers(segments: &[Segment], most: Seq) -> Vec<Seq> {
+        select_segments(segments, 0, most, Granularity::Coarse, &BTreeSet::new())
             .iter()
-            .flat_map(|piece| piece.from..=piece.to)
+            .flat_map(|segment| segment.first_seq..=segment.last_seq)
             .collect()
     }
 
     proptest! {
         #[test]
-        fn what_is_collected_is_missed_by_nobody(generated in generated()) {
-            let Generated { listed, strays, rules, now } = generated;
-            for step in decide(&listed, EntryKind::Delta, None, &rules, now) {
-                let Step::Collect(collected) = step else {
+        fn deleted_segments_are_never_needed(generated in generated()) {
+            let Generated { listing, strays, policy, now } = generated;
+            for step in plan_steps(&listing, EntryKind::Delta, None, &policy, now) {
+                let GcStep::DeleteCovered(collected) = step else {
                     continue;
                 };
-                let left: Vec<Segment> = listed.pieces.iter().filter(|piece| !collected.contains(piece)).copied().collect();
-                prop_assert_eq!(left.len() + collected.len(), listed.pieces.len());
-                for piece in &collected {
-                    prop_assert!(!strays.contains(piece), "a late write is deleted: {:?}", piece);
+                let left: Vec<Segment> = listing.segments.iter().filter(|segment| !collected.contains(segment)).copied().collect();
+                prop_assert_eq!(left.len() + collected.len(), listing.segments.len());
+                for segment in &collected {
+                    prop_assert!(!strays.contains(segment), "a late write is deleted: {:?}", segment);
                     prop_assert!(
-                        left.iter().any(|other| other.contains(piece) && age(now, other.modified) >= rules.grace),
-                        "nothing that is old enough stands for {:?}", piece
+                        left.iter().any(|other| other.contains(segment) && age(now, other.modified) >= policy.grace),
+                        "no segment that is old enough covers {:?}", segment
                     );
                 }
-                let end = head(&listed.pieces);
-                prop_assert_eq!(numbers(&left, Seq::MAX), numbers(&listed.pieces, Seq::MAX));
-                // Every point of the history, and the one that was the newest when it began.
-                let young = |piece: &&Segment| piece.kind == SegmentKind::Entry && age(now, piece.modified) < rules.history;
-                let first = listed.pieces.iter().filter(young).map(|piece| piece.from).min().unwrap_or(end + 1);
-                let bases = listed.branches.iter().map(|(_, pieces)| pieces[0].from - 1);
+                let end = head(&listing.segments);
+                prop_assert_eq!(numbers(&left, Seq::MAX), numbers(&listing.segments, Seq::MAX));
+                // Every point of the history, and the one that was the newest when it started.
+                let young = |segment: &&Segment| segment.kind == SegmentKind::Entry && age(now, segment.modified) < policy.history;
+                let first = listing.segments.iter().filter(young).map(|segment| segment.first_seq).min().unwrap_or(end + 1);
+                let bases = listing.branches.iter().map(|(_, segments)| segments[0].first_seq - 1);
                 for point in (first - 1..=end).chain(bases) {
-                    prop_assert_eq!(numbers(&left, point), numbers(&listed.pieces, point), "the point behind entry {} is lost", point);
+                    prop_assert_eq!(numbers(&left, point), numbers(&listing.segments, point), "entry {} can no longer be restored", point);
                 }
             }
         }

@@ -1,107 +1,109 @@
-//! Merges runs of entries, so that a restore reads few objects however many flushes there were.
+//! Compaction: merges ranges of entries, so that a restore reads few objects.
 //!
-//! Owns which pieces are made of which. Nothing is deleted here (`collect`), and nothing that others need is touched: a
-//! merge only stands beside what it stands for, so it can be made at any time, by anybody, twice, or not at all.
+//! Owns which segments are merged. Deletes nothing (`gc`): a merge is an additional object, so it can be
+//! written at any time, by any process, twice, or not at all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt};
 
+use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
 use crate::log::chain::EntryChain;
 use crate::log::merge::Merger;
 use crate::log::read::EntrySink;
 use crate::log::schedule;
-use crate::log::segments::{Prefer, Segment, cover};
+use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::model::{EntryKind, LogId, Seq, keys};
+use crate::store::encrypted::policy::{Protection, ProtectionSummary};
 
-/// The most stored bytes that are made one piece: what is as large as that is read in parallel with others, and reading it
-/// again and again to save one object would cost more than it saves. About 4 MiB of transcript.
-const LARGE: u64 = 1 << 20;
+/// Maximum stored size of segments that are merged into one. A larger segment is fetched in parallel with
+/// others, and rewriting it to save one object would cost more than it saves. About 4 MiB of transcript.
+const MAX_MERGED_STORED_BYTES: u64 = 1 << 20;
 
-/// The most raw bytes that become one piece, however well they compress: bounds the memory of whoever makes or reads it.
-const MOST_MERGED: u64 = 16 << 20;
+/// Maximum raw size of a merged segment: bounds the memory of its writer and readers.
+const MAX_MERGED_RAW_BYTES: u64 = 16 << 20;
 
-/// What a session begins with stays by itself while it is so many times larger than what would be merged with it.
-const OUTWEIGHS: u64 = 4;
+/// The first segment of a session is not merged while it is this many times larger than the others.
+const LARGE_START_FACTOR: u64 = 4;
 
-/// Objects read at a time: a flush needs the store more.
-const AT_ONCE: usize = 2;
+/// Number of concurrent reads: flushes have priority.
+const CONCURRENT_READS: usize = 2;
 
-/// Small objects read at a time where more wait to be merged than a restore is to read: reading one takes a store that is
-/// far away as long as the agent takes to cause three.
-const AT_ONCE_BEHIND: usize = 6;
+/// Number of concurrent reads of small objects while compaction lags behind: a read from a distant store
+/// takes as long as the agent takes to write three entries.
+const CONCURRENT_READS_LAGGING: usize = 6;
 
-/// An object that is small: six of them in memory are nothing.
-const SMALL: u64 = 64 << 10;
+/// Maximum size of a small object: several of them fit into memory.
+const SMALL_OBJECT: u64 = 64 << 10;
 
-/// What was made.
+/// The segments that were written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Made {
-    /// Merges and snapshots.
-    pub pieces: u32,
-    /// Their bytes as stored.
+pub struct CompactionOutcome {
+    /// Number of merges and snapshots.
+    pub segments: u32,
+    /// Their stored size.
     pub bytes: u64,
 }
 
-/// Makes what the schedule wants of the entries up to `upto`, all of which must be acknowledged, and is not there yet. A run
-/// that cannot be merged stays as it is, and does not hold up those behind it.
-pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<Made> {
-    let (mut made, mut conflict) = (Made::default(), None);
-    let pieces = logs.newest_pieces(id).await?;
-    for (from, to) in schedule::runs(upto)
+/// Writes the segments that the schedule requires for the entries up to `upto`, all of which must be
+/// durable. A range that cannot be merged does not prevent the others.
+pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<CompactionOutcome> {
+    let (mut written, mut conflict) = (CompactionOutcome::default(), None);
+    let segments = logs.list_newest_segments(id).await?;
+    for (from, to) in schedule::ranges(upto)
         .into_iter()
         .filter(|(from, to)| from < to)
     {
-        for (from, to) in groups(&pieces, from, to) {
-            match run(logs, id, &pieces, from, to)
+        for (from, to) in groups(&segments, from, to) {
+            match merge_segments(logs, id, &segments, from, to)
                 .await
                 .with_context(|| format!("merge entries {from} to {to} of {id}"))
             {
-                Ok(more) => made.add(more),
-                // The first entry of a fork stays by itself; what is behind it can be merged.
+                Ok(more) => written.add(more),
+                // The first entry of a fork cannot be merged, but those after it can.
                 Err(error) if error.kind() == ErrorKind::Conflict && from == 1 && to > 2 => {
-                    match run(logs, id, &pieces, 2, to).await {
-                        Ok(more) => made.add(more),
-                        Err(again) if stays(&again) => conflict = Some(error),
+                    match merge_segments(logs, id, &segments, 2, to).await {
+                        Ok(more) => written.add(more),
+                        Err(again) if is_unmergeable(&again) => conflict = Some(error),
                         Err(error) => return Err(error),
                     }
                 }
-                Err(error) if stays(&error) => conflict = Some(error),
+                Err(error) if is_unmergeable(&error) => conflict = Some(error),
                 Err(error) => return Err(error),
             }
         }
     }
-    conflict.map_or(Ok(made), Err)
+    conflict.map_or(Ok(written), Err)
 }
 
-/// Whether a run stays as it is: what it is made of cannot be one piece, or somebody else has to make it, who has the key.
-fn stays(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Conflict | ErrorKind::Encrypted)
+/// Whether a range stays unmerged: its segments cannot be merged, or this process cannot read them.
+fn is_unmergeable(error: &Error) -> bool {
+    error.kind() == ErrorKind::Conflict || error.kind().is_unreadable()
 }
 
-/// Pure: of the pieces that a restore reads of a run, those that are made one: each group as large as one piece may be.
-fn groups(pieces: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
-    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
+/// The ranges within a range that are merged, each as large as one segment may be. Pure.
+fn groups(segments: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
+    let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
     let within = read
         .into_iter()
-        .filter(|piece| from <= piece.from && piece.to <= to);
+        .filter(|segment| from <= segment.first_seq && segment.last_seq <= to);
     let mut groups: Vec<Vec<Segment>> = Vec::new();
-    for piece in within {
-        let size = |group: &[Segment]| group.iter().map(|piece| piece.size).sum::<u64>();
+    for segment in within {
+        let size = |group: &[Segment]| group.iter().map(|segment| segment.size).sum::<u64>();
         match groups.last_mut() {
-            Some(group) if size(group) + piece.size <= LARGE => group.push(piece),
-            _ => groups.push(vec![piece]),
+            Some(group) if size(group) + segment.size <= MAX_MERGED_STORED_BYTES => group.push(segment),
+            _ => groups.push(vec![segment]),
         }
     }
     if from == 1 {
         for group in &mut groups {
-            let all: u64 = group.iter().map(|piece| piece.size).sum();
-            // Before it there may be a claim, which is small.
+            let all: u64 = group.iter().map(|segment| segment.size).sum();
+            // A small claim may precede the large segment.
             if let Some(at) = group
                 .iter()
-                .position(|piece| piece.size > OUTWEIGHS * (all - piece.size))
+                .position(|segment| segment.size > LARGE_START_FACTOR * (all - segment.size))
             {
                 group.drain(..=at);
             }
@@ -109,130 +111,152 @@ fn groups(pieces: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
     }
     let several = groups.iter().filter(|group| group.len() > 1);
     several
-        .filter_map(|group| Some((group.first()?.from, group.last()?.to)))
+        .filter_map(|group| Some((group.first()?.first_seq, group.last()?.last_seq)))
         .collect()
 }
 
-/// Makes one piece of the entries `from` to `to`, all of which must be acknowledged.
-pub async fn merge(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<Made> {
-    let pieces = logs.pieces(id).await?;
-    run(logs, id, &pieces, from, to)
+/// Merges the entries `from` to `to`, all of which must be durable.
+pub async fn merge_range(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<CompactionOutcome> {
+    let segments = logs.list_segments(id).await?;
+    merge_segments(logs, id, &segments, from, to)
         .await
         .with_context(|| format!("merge entries {from} to {to} of {id}"))
 }
 
-/// Makes one piece of each run of pieces that are smaller than `small` as stored, up to entry `upto`.
-pub async fn squeeze(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<Made> {
-    let mut made = Made::default();
-    let pieces = logs.newest_pieces(id).await?;
-    let picked = cover(&pieces, 0, upto, Prefer::Long, &BTreeSet::new());
-    for run_of_small in picked.split(|piece| piece.size >= small) {
-        if let [first, .., last] = run_of_small {
-            match run(logs, id, &pieces, first.from, last.to)
+/// Merges each run of segments up to entry `upto` whose stored size is below `small`.
+pub async fn merge_small_segments(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<CompactionOutcome> {
+    let mut written = CompactionOutcome::default();
+    let segments = logs.list_newest_segments(id).await?;
+    let selected = select_segments(&segments, 0, upto, Granularity::Coarse, &BTreeSet::new());
+    for small_segments in selected.split(|segment| segment.size >= small) {
+        if let [first, .., last] = small_segments {
+            match merge_segments(logs, id, &segments, first.first_seq, last.last_seq)
                 .await
-                .with_context(|| format!("merge the small pieces of {id}"))
+                .with_context(|| format!("merge the small segments of {id}"))
             {
-                Ok(more) => made.add(more),
-                // They can be read as they are.
+                Ok(more) => written.add(more),
+                // They stay readable one by one.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
-                    tracing::debug!(%error, "not merged")
+                    tracing::debug!(%error, "small segments stay unmerged")
                 }
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok(made)
+    Ok(written)
 }
 
-async fn run(logs: &Logs, id: &LogId, pieces: &[Segment], from: Seq, to: Seq) -> Result<Made> {
-    // Of what a restore reads: a piece that begins before the run and reaches into it stays as it is, for one that crosses it
-    // could not be read behind it.
-    let read = cover(pieces, 0, Seq::MAX, Prefer::Long, &BTreeSet::new());
-    let behind = read.len() as u64 > 2 * schedule::SLOTS;
-    let picked: Vec<Segment> = read
+/// Merges the segments within a range.
+async fn merge_segments(
+    logs: &Logs,
+    id: &LogId,
+    segments: &[Segment],
+    from: Seq,
+    to: Seq,
+) -> Result<CompactionOutcome> {
+    // Only the segments that a restore reads. One that starts before the range and reaches into it is left
+    // out: a merge that overlaps it could not be read after it.
+    let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
+    let is_lagging = read.len() as u64 > 2 * schedule::SLOTS;
+    let selected: Vec<Segment> = read
         .into_iter()
-        .filter(|piece| from <= piece.from)
+        .filter(|segment| from <= segment.first_seq)
         .collect();
-    let within = picked.iter().filter(|piece| piece.to <= to).count();
-    let Some(from) = picked
+    let within = selected.iter().filter(|segment| segment.last_seq <= to).count();
+    let Some(from) = selected
         .first()
-        .map(|first| first.from)
+        .map(|first| first.first_seq)
         .filter(|_| within > 1)
     else {
-        return Ok(Made::default());
+        return Ok(CompactionOutcome::default());
     };
-    let all_small = picked.iter().take(within).all(|piece| piece.size <= SMALL);
-    let at_once = if behind && all_small {
-        AT_ONCE_BEHIND
+    let all_small = selected.iter().take(within).all(|segment| segment.size <= SMALL_OBJECT);
+    let concurrency = if is_lagging && all_small {
+        CONCURRENT_READS_LAGGING
     } else {
-        AT_ONCE
+        CONCURRENT_READS
     };
-    let mut maker = Maker {
+    let mut builder = SegmentBuilder {
         logs,
         id,
         from,
         merger: Merger::default(),
-        taken: 0,
+        protections: BTreeMap::new(),
+        replaced: ProtectionSummary::default(),
+        merged: 0,
         to: 0,
-        made: Made::default(),
+        written: CompactionOutcome::default(),
     };
-    let mut chain = EntryChain::anywhere(id.to_string());
-    let mut reads = stream::iter(picked)
-        .map(|piece| async move { (piece, logs.read_to_merge(id, &piece).await) })
-        .buffered(at_once);
-    while let Some((piece, read)) = reads.next().await {
-        let gone =
-            || Error::unavailable(format!("read {}: it was listed and is gone", piece.key(id)));
-        let read = read.and_then(|entry| entry.ok_or_else(gone));
-        // What comes behind the run is read until it is certain which entries the run is made of.
-        match chain.push(piece.to, read)? {
-            Some(entry) if entry.header.seq > to => return maker.finish().await,
-            Some(entry) => maker.take(&entry).await?,
+    let mut chain = EntryChain::starting_anywhere(id.to_string());
+    let mut reads = stream::iter(selected)
+        .map(|segment| async move { (segment, logs.read_for_compaction(id, &segment).await) })
+        .buffered(concurrency);
+    while let Some((segment, read)) = reads.next().await {
+        let deleted =
+            || Error::unavailable(format!("{} was deleted after it was listed", segment.key(id)));
+        let read = read.and_then(|read| read.ok_or_else(deleted));
+        let read = read.map(|(entry, protection)| {
+            builder.protections.insert(segment.last_seq, protection);
+            entry
+        });
+        // Entries after the range are read until it is certain which entries belong to it.
+        match chain.push(segment.last_seq, read)? {
+            Some(entry) if entry.header.seq > to => return builder.finish().await,
+            Some(entry) => builder.push(&entry).await?,
             None => {}
         }
     }
     while let Some(entry) = chain.pop()?.filter(|entry| entry.header.seq <= to) {
-        maker.take(&entry).await?;
+        builder.push(&entry).await?;
     }
-    maker.finish().await
+    builder.finish().await
 }
 
-/// Gathers pieces, and writes what they make whenever more would be too much.
-struct Maker<'a> {
+/// Merges segments, and starts the next segment when one has reached its maximum size.
+struct SegmentBuilder<'a> {
     logs: &'a Logs,
     id: &'a LogId,
     from: Seq,
     merger: Merger,
-    taken: u32,
+    /// How each segment that was read is protected, by its last `seq`.
+    protections: BTreeMap<Seq, Protection>,
+    /// How the segments that the merger holds are protected.
+    replaced: ProtectionSummary,
+    /// Number of segments that the merger holds.
+    merged: u32,
     to: Seq,
-    made: Made,
+    written: CompactionOutcome,
 }
 
-impl Maker<'_> {
-    async fn take(&mut self, entry: &crate::codec::entry::Entry) -> Result<()> {
-        if self.taken > 0 && self.merger.size() + entry.header.body_len() > MOST_MERGED {
+impl SegmentBuilder<'_> {
+    async fn push(&mut self, entry: &Entry) -> Result<()> {
+        if self.merged > 0 && self.merger.size() + entry.header.body_len() > MAX_MERGED_RAW_BYTES {
             self.write().await?;
         }
-        self.merger.take(entry)?;
-        self.taken += 1;
+        self.merger.apply_entry(entry)?;
+        if let Some(protection) = self.protections.remove(&entry.header.seq) {
+            self.replaced.add(protection);
+        }
+        self.merged += 1;
         self.to = entry.header.seq;
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<Made> {
+    async fn finish(mut self) -> Result<CompactionOutcome> {
         self.write().await?;
-        Ok(self.made)
+        Ok(self.written)
     }
 
     async fn write(&mut self) -> Result<()> {
-        let (merger, taken, from) = (
+        let (merger, replaced, merged, from) = (
             std::mem::take(&mut self.merger),
-            std::mem::take(&mut self.taken),
+            std::mem::take(&mut self.replaced),
+            std::mem::take(&mut self.merged),
             self.from,
         );
         self.from = self.to + 1;
-        // One alone is there already.
-        let Some(encoded) = (if taken > 1 {
+        // A single segment already exists.
+        let Some(encoded) = (if merged > 1 {
             merger.finish(from)?
         } else {
             None
@@ -245,19 +269,27 @@ impl Maker<'_> {
         } else {
             keys::merge(self.id, from, seq)
         };
-        self.made.add(Made {
-            pieces: 1,
+        // The readers of the replaced segments stay its readers.
+        let policy = self.logs.store.policy();
+        let encryption = policy
+            .for_compacted(replaced)
+            .with_context(|| format!("write {key}"))?;
+        self.written.add(CompactionOutcome {
+            segments: 1,
             bytes: encoded.bytes.len() as u64,
         });
-        // Somebody else may have made it just now; one is as good as the other.
-        self.logs.store.create(&key, encoded.bytes).await?;
+        // Another process may have written the same segment.
+        self.logs
+            .store
+            .create_with(&key, encoded.bytes, encryption)
+            .await?;
         Ok(())
     }
 }
 
-impl Made {
-    fn add(&mut self, more: Made) {
-        self.pieces += more.pieces;
+impl CompactionOutcome {
+    fn add(&mut self, more: CompactionOutcome) {
+        self.segments += more.segments;
         self.bytes += more.bytes;
     }
 }
@@ -267,8 +299,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_large_is_not_written_again_for_the_sake_of_what_is_small() {
-        let pieces = |sizes: &[u64]| -> Vec<Segment> {
+    fn a_large_segment_is_not_rewritten_for_small_ones() {
+        let segments = |sizes: &[u64]| -> Vec<Segment> {
             (1..)
                 .zip(sizes)
                 .map(|(seq, size)| Segment {
@@ -277,21 +309,21 @@ mod tests {
                 })
                 .collect()
         };
-        let all = |sizes: &[u64]| groups(&pieces(sizes), 1, sizes.len() as Seq);
+        let all = |sizes: &[u64]| groups(&segments(sizes), 1, sizes.len() as Seq);
         assert_eq!(all(&[100, 100, 100]), [(1, 3)]);
-        // A claim, and a transcript that was there before.
+        // A claim, and a transcript that existed before.
         assert_eq!(all(&[100, 900_000, 2000, 2000, 2000]), [(3, 5)]);
         assert_eq!(all(&[100, 900_000]), []);
-        // It has grown enough to be one.
+        // The other segments have grown enough.
         assert_eq!(all(&[100, 9000, 2000, 2000, 2000]), [(1, 5)]);
-        // As large as a piece may be.
+        // Segments of the maximum size.
         assert_eq!(
-            all(&[LARGE, LARGE, LARGE / 2, LARGE / 2, LARGE / 2, LARGE / 2]),
+            all(&[MAX_MERGED_STORED_BYTES, MAX_MERGED_STORED_BYTES, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2]),
             [(3, 4), (5, 6)]
         );
-        // Later runs are bounded by their number, not by what outweighs what.
+        // Later ranges are bounded by their number, not by the sizes.
         assert_eq!(
-            groups(&pieces(&[100, 100, 900_000, 2000, 2000]), 3, 5),
+            groups(&segments(&[100, 100, 900_000, 2000, 2000]), 3, 5),
             [(3, 5)]
         );
     }

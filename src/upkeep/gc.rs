@@ -1,6 +1,8 @@
-//! Deletes what is not needed any more, one log after the other. Safe beside writers, restores and other collectors, and
-//! when it is killed at any step: what others stand for can go at any time, and a session only goes behind a mark in its
-//! own log that fences whoever writes to it.
+//! Garbage collection of one log.
+//!
+//! It is safe next to writers, restores and other collectors, and if it is killed at any step: covered
+//! segments can be deleted at any time, and a session is deleted only after a purge entry in its own
+//! log, which fences its writers. What is deleted is decided in `collect.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,340 +11,360 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::collect::{Listed, Rules, Step, decide};
-use super::compact::squeeze;
-use super::remove;
-use crate::error::{Error, ErrorContext, Result};
+use super::collect::{GcStep, LogListing, RetentionPolicy, plan_steps};
+use super::compact::merge_small_segments;
+use super::remove::remove_if_head;
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
 use crate::log::assemble::FileAssembler;
 use crate::log::pins::Pin;
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Segment, SegmentKind, head};
 use crate::log::writer::LogWriter;
-use crate::model::{EntryKind, LogId, Seq, Ttl, keys};
-use crate::store::list_objects;
+use crate::model::{EntryKind, LogId, RelPath, Seq, Ttl, keys};
+use crate::store::{Store, list_objects};
 use crate::sys::Directory;
-use crate::sys::clock::new_writer;
+use crate::sys::clock::new_writer_id;
+use crate::sys::mutation::{Mutation, is_active};
 
-/// Pieces smaller than this are worth making one of, once nobody writes any more.
-const SMALL: u64 = 16 << 10;
+/// Size below which the segments of an idle session are merged.
+const SMALL_SEGMENT: u64 = 16 << 10;
 
-/// What was done to one log, or would be.
+/// What was done with one log, or would be.
 #[derive(Debug, Clone, Default, Serialize, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CollectReport {
     /// The session, or `@` and the project.
     pub session: String,
-    /// What, in words: `collect`, `squeeze`, `expire`, `purge`, `sweep`, `forget`.
+    /// The steps, by name.
     pub steps: Vec<&'static str>,
-    /// Objects deleted.
+    /// Number of objects deleted.
     pub objects: usize,
-    /// Their bytes.
+    /// Size of these objects.
     pub bytes: u64,
 }
 
-/// The store's own time: what it says of an object written just now.
+/// The store's own time: the modification time of an object that is written for this purpose.
 pub async fn store_time(logs: &Logs) -> Result<Timestamp> {
-    let key = keys::gc_mark(&format!("{:016x}", logs.rng.next()));
-    logs.store
-        .put(&key, Bytes::from_static(b"what time is it?\n"))
+    let key = keys::gc_clock(&format!("{:016x}", logs.rng.next()));
+    read_store_time(logs, &key)
         .await
-        .context("ask the store for the time")?;
-    let marks = list_objects(&*logs.store, &keys::gc_dir(), None).await?;
-    logs.store.delete(&key).await?;
-    let ours = marks.iter().find(|object| object.key == key);
-    let now = ours
-        .ok_or_else(|| {
-            Error::unavailable("ask the store for the time: it does not list what it has taken")
-        })?
-        .modified;
-    if now == Timestamp::MAX {
-        return Err(Error::usage(
-            "ask the store for the time: it does not say when an object was written",
-        ));
-    }
-    Ok(now)
+        .context("read the store's time")
 }
 
-/// Deletes the scratch keys that killed processes left; answers how many.
-pub async fn sweep_scratch(
+async fn read_store_time(logs: &Logs, key: &str) -> Result<Timestamp> {
+    logs.store.put(key, Bytes::from_static(b"clock\n")).await?;
+    let objects = list_objects(&*logs.store, &keys::gc_dir(), None).await?;
+    logs.store.delete(key).await?;
+    match objects.iter().find(|object| object.key == key) {
+        None => Err(Error::unavailable(
+            "the store does not list an object that was just written",
+        )),
+        Some(object) if object.modified == Timestamp::MAX => Err(Error::usage(
+            "the store does not report modification times",
+        )),
+        Some(object) => Ok(object.modified),
+    }
+}
+
+/// Deletes temporary objects that killed processes left; returns their number.
+pub async fn delete_temporary_objects(
     logs: &Logs,
-    rules: &Rules,
+    policy: &RetentionPolicy,
     now: Timestamp,
     dry_run: bool,
 ) -> Result<usize> {
-    let mut swept = 0;
+    let mut deleted = 0;
     for directory in [keys::gc_dir(), keys::probe_dir()] {
         for object in list_objects(&*logs.store, &directory, None).await? {
-            if Duration::try_from(now.duration_since(object.modified))
-                .is_ok_and(|age| age >= rules.grace)
-            {
-                swept += 1;
+            let age = Duration::try_from(now.duration_since(object.modified));
+            if age.is_ok_and(|age| age >= policy.grace) {
+                deleted += 1;
                 if !dry_run {
                     logs.store.delete(&object.key).await?;
                 }
             }
         }
     }
-    Ok(swept)
+    Ok(deleted)
 }
 
-/// Does what is due of one log. `scratch` is a directory where what stays is put together before anything goes.
+/// Carries out the steps that are due for one log. `scratch` is a directory in which the remaining
+/// segments are assembled before others are deleted.
 pub async fn collect(
     logs: &Logs,
     id: &LogId,
-    rules: &Rules,
+    policy: &RetentionPolicy,
     now: Timestamp,
     scratch: &dyn Directory,
     dry_run: bool,
-) -> Result<Outcome> {
-    let job = Job {
+) -> Result<CollectReport> {
+    let collector = LogCollector {
         logs,
         id,
-        rules,
+        policy,
         scratch,
     };
-    job.run(now, dry_run)
+    collector
+        .run(now, dry_run)
         .await
         .with_context(|| format!("collect {id}"))
 }
 
-struct Job<'a> {
+struct LogCollector<'a> {
     logs: &'a Logs,
     id: &'a LogId,
-    rules: &'a Rules,
+    policy: &'a RetentionPolicy,
     scratch: &'a dyn Directory,
 }
 
-impl Job<'_> {
-    async fn run(&self, now: Timestamp, dry_run: bool) -> Result<Outcome> {
-        let mut outcome = Outcome {
+impl LogCollector<'_> {
+    async fn run(&self, now: Timestamp, dry_run: bool) -> Result<CollectReport> {
+        let mut report = CollectReport {
             session: self.id.name.to_string(),
-            ..Outcome::default()
+            ..CollectReport::default()
         };
-        let (listed, wishes) = self.list().await?;
-        let wish = if wishes.is_empty() {
+        let (listing, metadata_versions) = self.list().await?;
+        let own_ttl = if metadata_versions.is_empty() {
             None
         } else {
-            self.logs.said(self.id).await?.wishes.ttl
+            self.logs.metadata(self.id).await?.metadata.ttl
         };
-        // A project's memory has no time of its own.
+        // Projects do not expire.
         let ttl = if self.id.name.is_project() {
             None
         } else {
-            wish.map_or(self.rules.ttl, Ttl::duration)
+            own_ttl.map_or(self.policy.ttl, Ttl::duration)
         };
-        if !listed.may_be_due(&Rules { ttl, ..*self.rules }, now) {
-            return Ok(outcome);
+        let policy = RetentionPolicy {
+            ttl,
+            ..*self.policy
+        };
+        if !listing.may_be_due(&policy, now) {
+            return Ok(report);
         }
-        let last = self.last(&listed).await?;
-        for step in decide(&listed, last, ttl, self.rules, now) {
-            outcome.steps.push(word(&step));
+        let last = self.last_kind(&listing).await?;
+        for step in plan_steps(&listing, last, ttl, self.policy, now) {
+            report.steps.push(step.as_str());
             let deleted = match &step {
-                Step::Collect(pieces) if dry_run => sizes(pieces),
+                GcStep::DeleteCovered(segments) if dry_run => sizes(segments),
                 _ if dry_run => Deleted::default(),
-                _ => self.step(&listed, &wishes, step).await?,
+                _ => self.step(&listing, &metadata_versions, step).await?,
             };
-            outcome.objects += deleted.objects;
-            outcome.bytes += deleted.bytes;
+            report.objects += deleted.objects;
+            report.bytes += deleted.bytes;
         }
-        Ok(outcome)
+        Ok(report)
     }
 
-    async fn list(&self) -> Result<(Listed, Vec<u64>)> {
-        let mut listed = Listed {
-            pieces: self.logs.pieces(self.id).await?,
-            ..Listed::default()
+    async fn list(&self) -> Result<(LogListing, Vec<u64>)> {
+        let mut listing = LogListing {
+            segments: self.logs.list_segments(self.id).await?,
+            ..LogListing::default()
         };
-        for writer in self.logs.branches(self.id).await? {
-            let pieces = self.logs.branch_pieces(self.id, &writer).await?;
-            listed.branches.push((writer, pieces));
+        for writer in self.logs.list_branches(self.id).await? {
+            let segments = self.logs.list_branch_segments(self.id, &writer).await?;
+            listing.branches.push((writer, segments));
         }
         for pin in self.pins().await? {
-            listed.held |= pin.holds_all();
-            // One that cannot be read may mean any entry.
-            listed.pinned.extend(pin.seq());
+            listing.has_forks |= pin.outlives_session();
+            listing.pinned.extend(pin.seq());
+            // A pin that cannot be read may be of any entry.
             if matches!(pin, Pin::Unknown(_)) {
-                listed
-                    .pinned
-                    .extend(listed.pieces.iter().map(|piece| piece.to));
+                let all = listing.segments.iter().map(|segment| segment.last_seq);
+                listing.pinned.extend(all);
             }
         }
-        Ok((listed, self.logs.wishes(self.id).await?))
+        let metadata_versions = self.logs.list_metadata_versions(self.id).await?;
+        Ok((listing, metadata_versions))
     }
 
-    /// What holds the log; where a fork begins that is gone holds nothing.
+    /// The pins of the log. The pin of a purged fork does not count.
     async fn pins(&self) -> Result<Vec<Pin>> {
-        let mut pins = self.logs.pins(self.id).await?;
-        for at in (0..pins.len()).rev() {
-            if let Pin::ForkOrigin { fork, .. } = &pins[at]
-                && self.is_gone(&self.logs.id(fork.clone())).await?
-            {
-                pins.remove(at);
+        if is_active(Mutation::IgnorePins) {
+            return Ok(Vec::new());
+        }
+        let mut pins = Vec::new();
+        for pin in self.logs.pins(self.id).await? {
+            let is_purged = match &pin {
+                Pin::Fork { fork, .. } => {
+                    self.is_purged(&self.logs.id(fork.clone())).await?
+                }
+                _ => false,
+            };
+            if !is_purged {
+                pins.push(pin);
             }
         }
         Ok(pins)
     }
 
-    /// Whether a session was deleted for good.
-    async fn is_gone(&self, id: &LogId) -> Result<bool> {
-        let pieces = self.logs.pieces(id).await?;
-        let Some(newest) = pieces
-            .iter()
-            .max_by_key(|piece| (piece.to, piece.kind == SegmentKind::Entry))
-        else {
-            // It may be just about to begin: what holds for it is written first.
+    /// Whether a session was purged.
+    async fn is_purged(&self, id: &LogId) -> Result<bool> {
+        let segments = self.logs.list_segments(id).await?;
+        let Some(newest) = newest_segment(&segments) else {
+            // The fork may be about to start: its pin is written first.
             return Ok(false);
         };
-        let entry = self.logs.read_piece(id, newest, None).await?;
+        let entry = self.logs.read_segment(id, newest, None).await?;
         Ok(entry.is_some_and(|entry| entry.header.kind == EntryKind::Purge))
     }
 
-    /// What the log ends with.
-    async fn last(&self, listed: &Listed) -> Result<EntryKind> {
-        let newest = listed
-            .pieces
-            .iter()
-            .max_by_key(|piece| (piece.to, piece.kind == SegmentKind::Entry));
-        let Some(newest) = newest else {
+    /// The kind of the last entry.
+    async fn last_kind(&self, listing: &LogListing) -> Result<EntryKind> {
+        let Some(newest) = newest_segment(&listing.segments) else {
             return Ok(EntryKind::Delta);
         };
-        match self.logs.read_piece(self.id, newest, None).await {
+        match self.logs.read_segment(self.id, newest, None).await {
             Ok(entry) => Ok(entry.map_or(EntryKind::Delta, |entry| entry.header.kind)),
-            // A damaged log is no removed one.
-            Err(error) if error.kind() == crate::error::ErrorKind::Corrupt => Ok(EntryKind::Delta),
+            // A damaged log was not removed.
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(EntryKind::Delta),
             Err(error) => Err(error),
         }
     }
 
-    async fn step(&self, listed: &Listed, wishes: &[u64], step: Step) -> Result<Deleted> {
+    async fn step(
+        &self,
+        listing: &LogListing,
+        metadata_versions: &[u64],
+        step: GcStep,
+    ) -> Result<Deleted> {
+        let head = head(&listing.segments);
         match step {
-            Step::Squeeze => squeeze(self.logs, self.id, head(&listed.pieces), SMALL)
-                .await
-                .map(|_| Deleted::default()),
-            Step::Collect(pieces) => {
-                self.rehearse(listed, &pieces).await?;
-                // Somebody may have named a point meanwhile, or forked.
-                let pinned: Vec<Seq> = self.pins().await?.iter().filter_map(Pin::seq).collect();
-                if pinned.iter().any(|seq| !listed.pinned.contains(seq)) {
-                    return Ok(Deleted::default());
-                }
-                self.delete(pieces.iter().map(|piece| (piece.key(self.id), piece.size)))
-                    .await
-            }
-            Step::Expire => {
-                remove::remove_at(self.logs, self.id, Some(head(&listed.pieces))).await?;
+            GcStep::MergeSmall => {
+                merge_small_segments(self.logs, self.id, head, SMALL_SEGMENT).await?;
                 Ok(Deleted::default())
             }
-            Step::Purge => self.purge(listed, wishes).await,
-            Step::Sweep => self.sweep(listed, wishes, Some(head(&listed.pieces))).await,
-            // What was said since goes first: without the mark nobody would look for it.
-            Step::Forget => {
-                let mark = listed
-                    .pieces
+            GcStep::DeleteCovered(segments) => self.delete_covered(listing, &segments).await,
+            GcStep::Expire => {
+                remove_if_head(self.logs, self.id, head).await?;
+                Ok(Deleted::default())
+            }
+            GcStep::Purge => self.purge(listing, metadata_versions).await,
+            GcStep::DeletePurged => {
+                self.delete_purged(listing, metadata_versions, Some(head))
+                    .await
+            }
+            // Metadata goes first: without the purge entry, no collector would find it.
+            GcStep::DeletePurgeEntry => {
+                let entry = listing
+                    .segments
                     .iter()
-                    .map(|piece| (piece.key(self.id), piece.size));
-                self.delete(self.wishes(wishes).chain(mark)).await
+                    .map(|segment| (segment.key(self.id), segment.size));
+                self.delete(self.metadata_keys(metadata_versions).chain(entry))
+                    .await
             }
         }
     }
 
-    /// Restores from what would be left, as a whole, before anything goes.
-    async fn rehearse(&self, listed: &Listed, surplus: &[Segment]) -> Result<()> {
-        let without: BTreeSet<_> = surplus.iter().map(Segment::name).collect();
-        let stage: crate::model::RelPath = format!("gc-{:016x}", self.logs.rng.next()).parse()?;
-        let mut made = 0;
-        let fresh = || {
-            made += 1;
-            FileAssembler::new(self.scratch, stage.clone(), made)
+    async fn delete_covered(&self, listing: &LogListing, covered: &[Segment]) -> Result<Deleted> {
+        self.check_remaining(listing, covered).await?;
+        // A checkpoint may have been named, or a fork created, since the listing.
+        let pins = self.pins().await?;
+        let mut pinned = pins.iter().filter_map(Pin::seq);
+        if pinned.any(|seq| !listing.pinned.contains(&seq)) {
+            return Ok(Deleted::default());
+        }
+        let keys = covered
+            .iter()
+            .map(|segment| (segment.key(self.id), segment.size));
+        self.delete(keys).await
+    }
+
+    /// Assembles the log without the covered segments, and fails if anything is missing.
+    async fn check_remaining(&self, listing: &LogListing, covered: &[Segment]) -> Result<()> {
+        let excluded: BTreeSet<_> = covered.iter().map(Segment::id).collect();
+        let stage: RelPath = format!("gc-{:016x}", self.logs.rng.next()).parse()?;
+        let mut attempt = 0;
+        let assembler = || {
+            attempt += 1;
+            FileAssembler::new(self.scratch, stage.clone(), attempt)
         };
-        let read = self
-            .logs
-            .read_log(
-                self.id,
-                ReadOptions {
-                    without: Some(&without),
-                    ..ReadOptions::default()
-                },
-                fresh,
-            )
-            .await;
+        let options = ReadOptions {
+            excluding: Some(&excluded),
+            ..ReadOptions::default()
+        };
+        let read = self.logs.read_log(self.id, options, assembler).await;
         self.scratch
             .remove(&stage)
             .map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
         let read = read?;
-        let told = read
-            .damage
-            .as_ref()
-            .map(ToString::to_string)
-            .or_else(|| read.spared.first().cloned());
-        if let Some(told) = told {
+        let damage = match &read.damage {
+            Some(damage) => Some(damage.to_string()),
+            None => read.redundant_damage.first().cloned(),
+        };
+        if let Some(damage) = damage {
             return Err(Error::corrupt(format!(
-                "nothing is deleted, for what would be left is damaged: {told}"
+                "the remaining segments are damaged, so nothing was deleted: {damage}"
             ))
-            .hint("sessiond verify --deep tells more"));
+            .hint(format!(
+                "run \"sessiond verify {} --deep\" to see the damage",
+                self.id.name
+            )));
         }
-        if read.seq < head(&listed.pieces) {
+        if read.seq < head(&listing.segments) {
             return Err(Error::corrupt(format!(
-                "nothing is deleted, for what would be left ends with entry {}",
+                "the remaining segments end with entry {}, so nothing was deleted",
                 read.seq
             )));
         }
         Ok(())
     }
 
-    async fn purge(&self, listed: &Listed, wishes: &[u64]) -> Result<Deleted> {
-        let seq = head(&listed.pieces);
-        let Some(entry) = self.logs.read(self.id, seq).await? else {
+    async fn purge(&self, listing: &LogListing, metadata_versions: &[u64]) -> Result<Deleted> {
+        let seq = head(&listing.segments);
+        let Some(entry) = self.logs.read_entry(self.id, seq).await? else {
             return Ok(Deleted::default());
         };
         let mut log_writer = LogWriter::unclaimed(
-            new_writer(&self.logs.rng),
+            new_writer_id(&self.logs.rng),
             seq,
             Some(entry.digest),
             self.logs.clock.now(),
         );
-        // Somebody may have brought it back just now; then nothing is deleted.
-        match self
+        // If the session was undeleted in between, the purge entry loses the race.
+        let purged = self
             .logs
-            .mark(self.id, &mut log_writer, seq, EntryKind::Purge)
-            .await?
-        {
-            Some(_) => self.sweep(listed, wishes, None).await,
+            .append_marker(self.id, &mut log_writer, seq, EntryKind::Purge)
+            .await?;
+        match purged {
+            Some(_) => self.delete_purged(listing, metadata_versions, None).await,
             None => Ok(Deleted::default()),
         }
     }
 
-    /// Deletes all that was listed but the mark, oldest first.
-    async fn sweep(&self, listed: &Listed, wishes: &[u64], mark: Option<Seq>) -> Result<Deleted> {
-        let mut pieces: Vec<&Segment> = listed
-            .pieces
+    /// Deletes all listed objects but the purge entry, oldest first.
+    async fn delete_purged(
+        &self,
+        listing: &LogListing,
+        metadata_versions: &[u64],
+        purge_entry: Option<Seq>,
+    ) -> Result<Deleted> {
+        let mut segments: Vec<&Segment> = listing
+            .segments
             .iter()
-            .filter(|piece| Some(piece.to) != mark)
+            .filter(|segment| Some(segment.last_seq) != purge_entry)
             .collect();
-        pieces.sort_by_key(|piece| (piece.to, piece.from));
-        let own = pieces
+        segments.sort_by_key(|segment| (segment.last_seq, segment.first_seq));
+        let segments = segments
             .into_iter()
-            .map(|piece| (piece.key(self.id), piece.size));
-        let branches = listed.branches.iter().flat_map(|(writer, pieces)| {
-            pieces
-                .iter()
-                .map(|piece| (keys::branch_entry(self.id, writer, piece.to), piece.size))
+            .map(|segment| (segment.key(self.id), segment.size));
+        let branches = listing.branches.iter().flat_map(|(writer, segments)| {
+            segments.iter().map(|segment| {
+                let key = keys::branch_entry(self.id, writer, segment.last_seq);
+                (key, segment.size)
+            })
         });
-        let pins: Vec<(String, u64)> = self
-            .logs
-            .pins(self.id)
-            .await?
-            .iter()
-            .map(|pin| (pin.key(self.id), 0))
-            .collect();
-        self.delete(own.chain(branches).chain(pins).chain(self.wishes(wishes)))
+        let pins = self.logs.pins(self.id).await?;
+        let pins = pins.iter().map(|pin| (pin.key(self.id), 0));
+        let metadata = self.metadata_keys(metadata_versions);
+        self.delete(segments.chain(branches).chain(pins).chain(metadata))
             .await
     }
 
-    fn wishes(&self, numbers: &[u64]) -> impl Iterator<Item = (String, u64)> {
-        numbers
+    fn metadata_keys(&self, versions: &[u64]) -> impl Iterator<Item = (String, u64)> {
+        versions
             .iter()
-            .map(|number| (keys::wishes(self.id, *number), 0))
+            .map(|version| (keys::metadata(self.id, *version), 0))
     }
 
     async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {
@@ -362,20 +384,15 @@ struct Deleted {
     bytes: u64,
 }
 
-fn sizes(pieces: &[Segment]) -> Deleted {
+fn sizes(segments: &[Segment]) -> Deleted {
     Deleted {
-        objects: pieces.len(),
-        bytes: pieces.iter().map(|piece| piece.size).sum(),
+        objects: segments.len(),
+        bytes: segments.iter().map(|segment| segment.size).sum(),
     }
 }
 
-fn word(step: &Step) -> &'static str {
-    match step {
-        Step::Squeeze => "squeeze",
-        Step::Collect(_) => "collect",
-        Step::Expire => "expire",
-        Step::Purge => "purge",
-        Step::Sweep => "sweep",
-        Step::Forget => "forget",
-    }
+fn newest_segment(segments: &[Segment]) -> Option<&Segment> {
+    segments
+        .iter()
+        .max_by_key(|segment| (segment.last_seq, segment.kind == SegmentKind::Entry))
 }

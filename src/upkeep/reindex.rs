@@ -1,149 +1,141 @@
-//! Makes the index follow the bucket: from where it stopped, or from nothing.
+//! Reads logs from the store into the index: the entries that it lacks, or all of them.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
 
 use crate::agent::Profile;
-use crate::agent::transcript::Reader;
+use crate::agent::transcript::TranscriptReader;
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::{EntryRecord, Index, RecordOutcome};
 use crate::log::Logs;
-use crate::log::fork::{SessionRenamer, cut_lengths};
+use crate::log::fork::{SessionRenamer, truncated_lengths};
 use crate::log::metadata::VersionedMetadata;
 use crate::log::read::{EntrySink, ReadOptions};
-use crate::log::segments::Prefer;
+use crate::log::segments::Granularity;
 use crate::log::state::LogState;
-use crate::model::{FileKind, ForkOrigin, LogId, LogPoint, ParsedTranscripts, RelPath, WriterId};
+use crate::model::{
+    FileKind, FileMove, ForkOrigin, LogId, LogPoint, ParsedTranscripts, RelPath, WriterId,
+};
 
-/// Records what the index does not know of a log yet; answers how many entries that were.
+/// Records the entries of a log that the index lacks; returns their number.
 pub async fn catch_up(
     logs: &Logs,
     index: &dyn Index,
     profile: &dyn Profile,
     id: &LogId,
 ) -> Result<u64> {
-    let have = index.session(id).await?.map_or(0, |row| row.head);
-    match follow(logs, index, profile, id, Some(have)).await {
-        // The index holds something else than the bucket (or what it holds was passed over): begin anew.
+    let indexed = index.session(id).await?.map_or(0, |row| row.head);
+    match index_log(logs, index, profile, id, Some(indexed)).await {
+        // The index contradicts the store, or its entries were rolled back: index the log again.
         Err(error)
             if error.kind() == ErrorKind::Conflict
-                || error.kind() == ErrorKind::Corrupt && have > 0 =>
+                || error.kind() == ErrorKind::Corrupt && indexed > 0 =>
         {
-            follow(logs, index, profile, id, None).await
+            index_log(logs, index, profile, id, None).await
         }
-        done => done,
+        recorded => recorded,
     }
     .with_context(|| format!("index {id}"))
 }
 
-/// From where the index stopped, or anew: it forgets a log when that has been read, not before.
-async fn follow(
+/// Records the entries after `indexed`, or all of them. Rows of the log are deleted only after it was
+/// read.
+async fn index_log(
     logs: &Logs,
     index: &dyn Index,
     profile: &dyn Profile,
     id: &LogId,
-    have: Option<u64>,
+    indexed: Option<u64>,
 ) -> Result<u64> {
     let mut recorded = 0;
-    // What the index knows is not read again; the first link is then not checked, all others are.
-    let reading = ReadOptions {
-        prefer: Prefer::Short,
-        after: have.unwrap_or(0),
+    // Indexed entries are not read again, so the first link is not checked; all others are.
+    let options = ReadOptions {
+        granularity: Granularity::Fine,
+        after: indexed.unwrap_or(0),
         ..ReadOptions::default()
     };
     let read = logs
-        .read_log(id, reading, || Records {
+        .read_log(id, options, || RecordCollector {
             id,
             profile,
-            reader: Reader::default(),
+            reader: TranscriptReader::default(),
             records: Vec::new(),
         })
         .await?;
     let damage = read.damage;
-    if have.is_none() {
-        index.forget(id).await?;
+    if indexed.is_none() {
+        index.delete_log(id).await?;
     }
     for mut record in read.sink.records {
         if let Some(fork) = record.header.fork.clone() {
-            record.told = begins_with(logs, profile, id, &fork).await?;
+            record.transcripts = parse_fork_origin(logs, profile, id, &fork).await?;
             record.header.parts = fork.files;
         }
-        recorded += tell(index, &record).await?;
+        recorded += write_record(index, &record).await?;
     }
     if let Some(error) = damage {
         return Err(error);
     }
-    for writer in logs.branches(id).await? {
-        for piece in logs.branch_pieces(id, &writer).await? {
-            if let Some(entry) = logs.read_piece(id, &piece, Some(&writer)).await? {
-                recorded += tell(
-                    index,
-                    &record(
-                        &mut Reader::default(),
-                        profile,
-                        id,
-                        Some(writer.clone()),
-                        &entry,
-                    ),
-                )
-                .await?;
+    for writer in logs.list_branches(id).await? {
+        for segment in logs.list_branch_segments(id, &writer).await? {
+            if let Some(entry) = logs.read_segment(id, &segment, Some(&writer)).await? {
+                let branch = Some(writer.clone());
+                let record = entry_record(&mut TranscriptReader::default(), profile, id, branch, &entry);
+                recorded += write_record(index, &record).await?;
             }
         }
     }
-    tell_wishes(logs, index, id).await?;
+    update_metadata(logs, index, id).await?;
     Ok(recorded)
 }
 
-/// What the files say that a fork begins with.
-async fn begins_with(
+/// Parses the files that a fork starts with.
+async fn parse_fork_origin(
     logs: &Logs,
     profile: &dyn Profile,
     id: &LogId,
     fork: &ForkOrigin,
 ) -> Result<ParsedTranscripts> {
-    let origin = logs.id(fork.from.clone());
-    let reading = ReadOptions {
+    let origin = logs.id(fork.session.clone());
+    let options = ReadOptions {
         at: LogPoint::Seq(fork.seq),
         ..ReadOptions::default()
     };
     let files = logs
-        .read_log(&origin, reading, Contents::default)
+        .read_log(&origin, options, TranscriptBytes::default)
         .await?
-        .sound()?;
-    let renaming = SessionRenamer::new(&fork.from, &id.name);
-    let lengths = cut_lengths(&files.state.files, fork.cut.as_ref());
-    let mut bytes = std::collections::BTreeMap::new();
+        .require_intact()?;
+    let renamer = SessionRenamer::new(&fork.session, &id.name);
+    let lengths = truncated_lengths(&files.state.files, fork.transcript_lengths.as_ref());
+    let mut renamed = BTreeMap::new();
     for (path, len) in lengths {
-        let (Some(file), Some(held)) = (files.state.files.get(&path), files.bytes.get(&path))
+        let (Some(file), Some(bytes)) = (files.state.files.get(&path), files.bytes.get(&path))
         else {
             continue;
         };
-        let held = &held[..usize::try_from(len).unwrap_or(usize::MAX).min(held.len())];
-        bytes.insert(
-            renaming.path(&path)?,
-            renaming.bytes(&path, file.kind, held),
-        );
+        let bytes = &bytes[..usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len())];
+        renamed.insert(renamer.path(&path)?, renamer.bytes(&path, file.kind, bytes));
     }
     let parts = fork
         .files
         .iter()
-        .filter_map(|part| Some((part, bytes.get(&part.path)?.as_slice())));
-    Ok(Reader::default().read(profile, parts))
+        .filter_map(|part| Some((part, renamed.get(&part.path)?.as_slice())));
+    Ok(TranscriptReader::default().read(profile, parts))
 }
 
-/// The bytes of every file that is read for what it says.
+/// The bytes of every transcript.
 #[derive(Default)]
-struct Contents {
+struct TranscriptBytes {
     state: LogState,
-    bytes: std::collections::BTreeMap<RelPath, Vec<u8>>,
+    bytes: BTreeMap<RelPath, Vec<u8>>,
 }
 
-impl EntrySink for Contents {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
+impl EntrySink for TranscriptBytes {
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
         self.state.apply(&entry.header, entry.digest)?;
-        for moved in &entry.header.moves {
-            if let Some(bytes) = self.bytes.remove(&moved.from) {
-                self.bytes.insert(moved.to.clone(), bytes);
-            }
-        }
+        FileMove::apply_all(&entry.header.moves, &mut self.bytes);
         for (part, bytes) in entry
             .parts()
             .filter(|(part, _)| part.kind == FileKind::Append)
@@ -155,154 +147,167 @@ impl EntrySink for Contents {
         Ok(())
     }
 
-    fn wants_origin(&self) -> bool {
+    fn needs_fork_origin(&self) -> bool {
         true
     }
 
-    fn begin(&mut self, fork: &ForkOrigin, renaming: &SessionRenamer) -> Result<()> {
-        let lengths = cut_lengths(&self.state.files, fork.cut.as_ref());
-        let held = std::mem::take(&mut self.bytes);
+    fn start_fork(&mut self, fork: &ForkOrigin, renamer: &SessionRenamer) -> Result<()> {
+        let lengths = truncated_lengths(&self.state.files, fork.transcript_lengths.as_ref());
+        let originals = std::mem::take(&mut self.bytes);
         self.state = LogState::default();
-        for (path, mut bytes) in held {
+        for (path, mut bytes) in originals {
             bytes.truncate(
                 lengths
                     .get(&path)
                     .map_or(0, |len| usize::try_from(*len).unwrap_or(usize::MAX)),
             );
             self.bytes.insert(
-                renaming.path(&path)?,
-                renaming.bytes(&path, FileKind::Append, &bytes),
+                renamer.path(&path)?,
+                renamer.bytes(&path, FileKind::Append, &bytes),
             );
         }
         Ok(())
     }
 }
 
-/// Lets the index know the checkpoints that have a name.
-pub async fn tell_names(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+/// Records the named checkpoints of a session.
+pub async fn update_named_checkpoints(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
     let named = logs
-        .named_points(id)
+        .named_checkpoints(id)
         .await?
         .into_iter()
-        .map(|named| (named.name, named.point))
+        .map(|named| (named.name, named.checkpoint))
         .collect::<Vec<_>>();
-    index.name_points(id, &named).await
+    index.replace_named_checkpoints(id, &named).await
 }
 
-/// Tells the index what people said of a session.
-async fn tell_wishes(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
+/// Records the metadata of a session.
+async fn update_metadata(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<()> {
     if id.name.is_project() {
         return Ok(());
     }
-    match logs.said(id).await {
-        Ok(VersionedMetadata { number: 0, .. }) => Ok(()),
-        Ok(said) => index.say(id, said.number, &said.wishes).await,
-        // The rest of the rows is right without them.
+    match logs.metadata(id).await {
+        Ok(VersionedMetadata { version: 0, .. }) => Ok(()),
+        Ok(current) => {
+            index
+                .set_metadata(id, current.version, &current.metadata)
+                .await
+        }
+        // The other rows are correct without it.
         Err(error) if error.kind() == ErrorKind::Corrupt => {
-            tracing::warn!(%error, %id, "what was said of it is not in the index");
+            tracing::warn!(%error, %id, "the session's metadata is damaged and not indexed");
             Ok(())
         }
         Err(error) => Err(error),
     }
 }
 
-/// Gathers what the index takes in; the bytes of the files are not kept.
-struct Records<'a> {
+/// Collects the records of a log. Does not keep the bytes of its files.
+struct RecordCollector<'a> {
     id: &'a LogId,
     profile: &'a dyn Profile,
-    reader: Reader,
+    reader: TranscriptReader,
     records: Vec<EntryRecord>,
 }
 
-impl EntrySink for Records<'_> {
-    fn take(&mut self, entry: &Entry) -> Result<()> {
+impl EntrySink for RecordCollector<'_> {
+    fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
         self.records
-            .push(record(&mut self.reader, self.profile, self.id, None, entry));
+            .push(entry_record(&mut self.reader, self.profile, self.id, None, entry));
         Ok(())
     }
 }
 
-fn record(
-    reader: &mut Reader,
+fn entry_record(
+    reader: &mut TranscriptReader,
     profile: &dyn Profile,
     id: &LogId,
     branch: Option<WriterId>,
     entry: &Entry,
 ) -> EntryRecord {
-    reader.moved(&entry.header.moves);
-    let told = reader.read(profile, entry.parts());
+    reader.move_files(&entry.header.moves);
+    let transcripts = reader.read(profile, entry.parts());
     EntryRecord {
         log: id.clone(),
         branch,
         header: entry.header.clone(),
-        stored: entry.stored,
+        stored_bytes: entry.stored_bytes,
         digest: entry.digest,
-        told,
+        transcripts,
     }
 }
 
-async fn tell(index: &dyn Index, record: &EntryRecord) -> Result<u64> {
+/// Records an entry; returns the number of entries that were new.
+async fn write_record(index: &dyn Index, record: &EntryRecord) -> Result<u64> {
     match index.record(record).await? {
-        RecordOutcome::New => Ok(1),
-        RecordOutcome::Already => Ok(0),
-        RecordOutcome::Gap { have } => Err(Error::conflict(format!(
-            "the index knows entry {have} and the bucket gives {}",
+        RecordOutcome::Recorded => Ok(1),
+        RecordOutcome::AlreadyRecorded => Ok(0),
+        RecordOutcome::Gap { head } => Err(Error::conflict(format!(
+            "the index has entry {head}, and the store continues with entry {}",
             record.header.seq
         ))),
     }
 }
 
-/// What a rebuild did.
-#[derive(Debug, Default, Clone, Copy, serde::Serialize)]
-pub struct Rebuilt {
-    /// Logs in the bucket.
+/// The result of a rebuild.
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+pub struct ReindexReport {
+    /// Number of logs in the store.
     pub logs: usize,
-    /// Entries recorded.
+    /// Number of entries recorded.
     pub entries: u64,
-    /// Logs that the index knew and the bucket does not have.
-    pub forgotten: usize,
-    /// Logs that could not be read.
+    /// Number of logs deleted from the index, because the store does not have them.
+    pub deleted: usize,
+    /// Number of logs that could not be indexed.
     pub failed: usize,
-    /// Logs that are encrypted, and not to any identity at hand.
-    pub sealed: usize,
+    /// Number of logs that this process cannot read: encrypted to others, or written by a newer sessiond.
+    pub unreadable: usize,
+    /// Number of these logs that a newer sessiond wrote.
+    pub newer_format: usize,
 }
 
-/// Rebuilds the index of an agent from the bucket alone. A log that cannot be read is told and passed over.
+/// Rebuilds the index of an agent from the store. Passes the result of each log to `on_log`: a log that
+/// cannot be read does not stop the others.
 pub async fn rebuild(
     logs: &Logs,
     index: &dyn Index,
     profile: &dyn Profile,
-    mut tell: impl FnMut(&LogId, &Result<u64>),
-) -> Result<Rebuilt> {
-    let mut rebuilt = Rebuilt::default();
-    let names = logs.names("").await?;
+    mut on_log: impl FnMut(&LogId, &Result<u64>),
+) -> Result<ReindexReport> {
+    let mut report = ReindexReport::default();
+    let names = logs.log_names("").await?;
     for known in index.logs(&logs.namespace, &logs.agent).await? {
         if !names.contains(&known.name) {
-            index.forget(&known).await?;
-            rebuilt.forgotten += 1;
+            index.delete_log(&known).await?;
+            report.deleted += 1;
         }
     }
-    logs.progress.logs(names.len());
+    logs.progress.set_total_logs(names.len());
     for name in names {
         let id = logs.id(name);
-        logs.progress.next_log();
-        let mut done = follow(logs, index, profile, &id, None).await;
-        if done.is_ok()
-            && let Err(error) = tell_names(logs, index, &id).await
+        logs.progress.start_log();
+        let mut recorded = index_log(logs, index, profile, &id, None).await;
+        if recorded.is_ok()
+            && let Err(error) = update_named_checkpoints(logs, index, &id).await
         {
-            done = Err(error);
+            recorded = Err(error);
         }
-        match &done {
-            Ok(entries) => rebuilt.entries += entries,
-            // Without the database there is no point in going on.
+        match &recorded {
+            Ok(entries) => report.entries += entries,
+            // If the database or the store is unavailable, every other log would fail too.
             Err(error) if error.is_retryable() => {
-                return done.map(|_| rebuilt).with_context(|| format!("index {id}"));
+                return recorded
+                    .map(|_| report)
+                    .with_context(|| format!("index {id}"));
             }
-            Err(error) if error.kind() == ErrorKind::Encrypted => rebuilt.sealed += 1,
-            Err(_) => rebuilt.failed += 1,
+            Err(error) if error.kind().is_unreadable() => {
+                report.unreadable += 1;
+                report.newer_format += usize::from(error.kind() == ErrorKind::NewerFormat);
+            }
+            Err(_) => report.failed += 1,
         }
-        tell(&id, &done);
-        rebuilt.logs += 1;
+        on_log(&id, &recorded);
+        report.logs += 1;
     }
-    Ok(rebuilt)
+    Ok(report)
 }

@@ -1,85 +1,87 @@
-//! Removing a session and bringing it back: a mark in its log, which fences like any other entry.
+//! Removes and undeletes a session by an entry in its log, which fences like any other entry.
 
-use crate::error::{Error, Result};
-use crate::log::Logs;
+use crate::error::Result;
+use crate::log::race::LostRaces;
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::writer::LogWriter;
+use crate::log::{Logs, errors};
 use crate::model::{EntryKind, LogId, Seq};
-use crate::sys::clock::new_writer;
+use crate::sys::clock::new_writer_id;
 
-/// Somebody may write between our look and our mark; so often we look again.
-const MOST_RACES: u32 = 10;
-
-/// Removes a session: nobody restores it any more, and the collector deletes it when the grace period has passed. False
-/// if it was removed already.
+/// Removes a session: it can no longer be restored, and garbage collection deletes it after the grace
+/// period. Returns false if it was removed already.
 pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
-    for _ in 0..MOST_RACES {
-        if let Some(done) = remove_at(logs, id, None).await? {
-            return Ok(done);
+    let mut races = LostRaces::default();
+    loop {
+        let end = LogEnd::read(logs, id).await?;
+        if end.state.removed.is_some() {
+            return Ok(false);
         }
-    }
-    Err(busy(id))
-}
-
-/// The same, if its last entry is `head`. None if somebody wrote in between.
-pub async fn remove_at(logs: &Logs, id: &LogId, head: Option<Seq>) -> Result<Option<bool>> {
-    let (mut log_writer, state, end) = look(logs, id).await?;
-    if head.is_some_and(|head| head != end) {
-        return Ok(None);
-    }
-    if state.removed.is_some() {
-        return Ok(Some(false));
-    }
-    Ok(logs
-        .mark(id, &mut log_writer, end, EntryKind::Tombstone)
-        .await?
-        .map(|_| true))
-}
-
-/// Brings a removed session back. False if it was not removed.
-pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
-    for _ in 0..MOST_RACES {
-        let (mut log_writer, state, end) = look(logs, id).await?;
-        match state.removed {
-            None => return Ok(false),
-            Some(EntryKind::Purge) => {
-                return Err(Error::not_found(format!("{id} was deleted for good"))
-                    .hint("the grace period had passed"));
-            }
-            Some(_) => {}
-        }
-        if logs.claim(id, &mut log_writer, end).await?.is_some() {
+        if end.append_tombstone(logs, id).await? {
             return Ok(true);
         }
+        races.count(id)?;
     }
-    Err(busy(id))
 }
 
-/// Where the log stands, damaged or not.
-async fn look(logs: &Logs, id: &LogId) -> Result<(LogWriter, LogState, Seq)> {
-    let read = logs
-        .read_log(id, ReadOptions::default(), LogState::default)
-        .await?;
-    let end = read.head.max(read.seq);
-    if end == 0 {
-        return Err(Error::not_found(format!(
-            "there is no {id} in namespace {} of agent {}",
-            id.namespace, id.agent
-        )));
+/// Removes a session if its last entry is `head`, and it was not removed yet.
+pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
+    let end = LogEnd::read(logs, id).await?;
+    if end.head == head && end.state.removed.is_none() {
+        end.append_tombstone(logs, id).await?;
     }
-    Ok((
-        LogWriter::unclaimed(
-            new_writer(&logs.rng),
-            read.seq,
-            read.digest,
-            logs.clock.now(),
-        ),
-        read.sink,
-        end,
-    ))
+    Ok(())
 }
 
-fn busy(id: &LogId) -> Error {
-    Error::unavailable(format!("{id} is being written to")).hint("stop its writer, or try again")
+/// Undeletes a removed session. Returns false if it was not removed.
+pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
+    let mut races = LostRaces::default();
+    loop {
+        let mut end = LogEnd::read(logs, id).await?;
+        match end.state.removed {
+            None => return Ok(false),
+            Some(EntryKind::Purge) => return Err(errors::removed(id, EntryKind::Purge)),
+            Some(_) => {}
+        }
+        let claimed = logs.claim(id, &mut end.log_writer, end.head).await?;
+        if claimed.is_some() {
+            return Ok(true);
+        }
+        races.count(id)?;
+    }
+}
+
+/// The end of a log, damaged or not, and a writer that can append to it.
+struct LogEnd {
+    log_writer: LogWriter,
+    state: LogState,
+    head: Seq,
+}
+
+impl LogEnd {
+    async fn read(logs: &Logs, id: &LogId) -> Result<LogEnd> {
+        let read = logs
+            .read_log(id, ReadOptions::default(), LogState::default)
+            .await?;
+        let head = read.head.max(read.seq);
+        if head == 0 {
+            return Err(errors::not_found(id));
+        }
+        let writer = new_writer_id(&logs.rng);
+        Ok(LogEnd {
+            log_writer: LogWriter::unclaimed(writer, read.seq, read.digest, logs.clock.now()),
+            state: read.sink,
+            head,
+        })
+    }
+
+    /// Returns false if another writer appended in between.
+    async fn append_tombstone(mut self, logs: &Logs, id: &LogId) -> Result<bool> {
+        let kind = EntryKind::Tombstone;
+        let appended = logs
+            .append_marker(id, &mut self.log_writer, self.head, kind)
+            .await?;
+        Ok(appended.is_some())
+    }
 }

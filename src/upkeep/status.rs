@@ -1,23 +1,30 @@
-//! Where a session is in its life, and the moves that people make: close, archive, reopen. Nothing is deleted by them.
+//! The status of a session, and how users change it: close, archive, reopen. Nothing is deleted.
 //!
-//! The bucket alone tells: what was said counts as long as nobody wrote to the session since.
+//! The store is authoritative. A closed status applies until the session grows.
 
 use crate::error::{Error, Result};
-use crate::log::Logs;
 use crate::log::metadata::VersionedMetadata;
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
-use crate::model::{Closed, ClosedStatus, LogId, Status};
+use crate::log::{Logs, errors};
+use crate::model::{Closed, ClosedStatus, LogId, SessionMetadata, Status};
 
-/// What a person can do to the status.
+/// A change of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusChange {
-    /// It is done.
+    /// Active to completed.
     Close,
-    /// Put it away.
+    /// Completed to archived.
     Archive,
-    /// Go on with it.
+    /// Completed or archived to active.
     Reopen,
+}
+
+/// The status that a change leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NewStatus {
+    Active,
+    Closed(ClosedStatus),
 }
 
 impl StatusChange {
@@ -27,8 +34,8 @@ impl StatusChange {
         StatusChange::Reopen,
     ];
 
-    /// The verb.
-    pub fn word(self) -> &'static str {
+    /// The name of the command.
+    pub fn as_str(self) -> &'static str {
         match self {
             StatusChange::Close => "close",
             StatusChange::Archive => "archive",
@@ -36,73 +43,76 @@ impl StatusChange {
         }
     }
 
-    /// Pure: what was said of a session comes to this; none if it cannot be said of one in this status.
-    fn from(self, status: Status) -> Option<Option<ClosedStatus>> {
+    /// The status after the change; none if the change is invalid for this status. Pure.
+    fn apply_to(self, status: Status) -> Option<NewStatus> {
         match (self, status) {
-            (StatusChange::Close, Status::Active) => Some(Some(ClosedStatus::Completed)),
-            (StatusChange::Archive, Status::Completed) => Some(Some(ClosedStatus::Archived)),
-            (StatusChange::Reopen, Status::Completed | Status::Archived) => Some(None),
+            (StatusChange::Close, Status::Active) => {
+                Some(NewStatus::Closed(ClosedStatus::Completed))
+            }
+            (StatusChange::Archive, Status::Completed) => {
+                Some(NewStatus::Closed(ClosedStatus::Archived))
+            }
+            (StatusChange::Reopen, Status::Completed | Status::Archived) => {
+                Some(NewStatus::Active)
+            }
             _ => None,
         }
     }
 }
 
-/// Makes a move; answers the status that it leads to. A writer that goes on makes the session active again.
-pub async fn make(logs: &Logs, id: &LogId, make: StatusChange) -> Result<Status> {
-    let raw = raw_of(logs, id).await?;
-    let said = logs.say(id, |before| {
-        let status = before.status(raw);
-        let rest = make.from(status).ok_or_else(|| refused(id, make, status))?;
-        Ok(crate::model::SessionMetadata {
-            status: rest.map(|is| Closed { is, raw }),
-            ..before.clone()
+/// Changes the status, and returns the new one. A session that grows becomes active again.
+pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Result<Status> {
+    let raw_bytes = raw_bytes(logs, id).await?;
+    let update = logs.update_metadata(id, |current| {
+        let status = current.status(raw_bytes);
+        let closed = match change.apply_to(status) {
+            Some(NewStatus::Active) => None,
+            Some(NewStatus::Closed(status)) => Some(Closed { status, raw_bytes }),
+            None => return Err(invalid_change(id, change, status)),
+        };
+        Ok(SessionMetadata {
+            closed,
+            ..current.clone()
         })
     });
-    Ok(said.await?.wishes.status(raw))
+    Ok(update.await?.metadata.status(raw_bytes))
 }
 
-/// Where a session is in its life, and all that was said of it.
-pub async fn of(logs: &Logs, id: &LogId) -> Result<(Status, VersionedMetadata)> {
-    let raw = raw_of(logs, id).await?;
-    let said = logs.said(id).await?;
-    Ok((said.wishes.status(raw), said))
+/// Reads the status and the metadata of a session.
+pub async fn read_status(logs: &Logs, id: &LogId) -> Result<(Status, VersionedMetadata)> {
+    let raw_bytes = raw_bytes(logs, id).await?;
+    let metadata = logs.metadata(id).await?;
+    Ok((metadata.metadata.status(raw_bytes), metadata))
 }
 
-/// The bytes that a session has, if it is there.
-async fn raw_of(logs: &Logs, id: &LogId) -> Result<u64> {
+/// Number of raw bytes of a session that exists and was not removed.
+async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
     let read = logs
         .read_log(id, ReadOptions::default(), LogState::default)
         .await?;
     if read.head == 0 {
-        return Err(Error::not_found(format!(
-            "there is no {id} in namespace {} of agent {}",
-            id.namespace, id.agent
-        )));
+        return Err(errors::not_found(id));
     }
-    let state = read.sound()?;
-    if state.removed.is_some() {
-        return Err(
-            Error::not_found(format!("{id} was removed, or has expired")).hint(format!(
-                "sessiond undelete {} brings it back within the grace period",
-                id.name
-            )),
-        );
+    let state = read.require_intact()?;
+    match state.removed {
+        Some(by) => Err(errors::removed(id, by)),
+        None => Ok(state.raw_bytes),
     }
-    Ok(state.raw)
 }
 
-fn refused(id: &LogId, make: StatusChange, status: Status) -> Error {
-    let possible: Vec<String> = StatusChange::ALL
+fn invalid_change(id: &LogId, change: StatusChange, status: Status) -> Error {
+    let valid: Vec<String> = StatusChange::ALL
         .iter()
-        .filter(|other| other.from(status).is_some())
-        .map(|other| format!("sessiond {} {}", other.word(), id.name))
+        .filter(|other| other.apply_to(status).is_some())
+        .map(|other| format!("\"sessiond {} {}\"", other.as_str(), id.name))
         .collect();
-    let hint = if possible.is_empty() {
-        "it becomes active when it is first written to".to_owned()
+    let error = Error::conflict(format!("the session is {status}"))
+        .context(format!("{} {id}", change.as_str()));
+    if valid.is_empty() {
+        error.hint("wait for the first upload: it makes the session active")
     } else {
-        format!("from there: {}", possible.join(", "))
-    };
-    Error::conflict(format!("{} {id}: it is {status}", make.word())).hint(hint)
+        error.hint(format!("run {} instead", valid.join(" or ")))
+    }
 }
 
 #[cfg(test)]
@@ -110,12 +120,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_valid_moves() {
+    fn only_valid_changes_are_allowed() {
         use Status::{Active, Archived, Completed, Created};
         let allowed = |status: Status| {
             StatusChange::ALL
                 .into_iter()
-                .filter(|make| make.from(status).is_some())
+                .filter(|change| change.apply_to(status).is_some())
                 .collect::<Vec<_>>()
         };
         assert_eq!(allowed(Created), []);

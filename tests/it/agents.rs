@@ -1,12 +1,12 @@
-//! Each agent that has a profile of its own: what the real program wrote is streamed from one home and restored in another,
-//! and what is secret stays where it is.
+//! Each built-in agent profile: files that the real program wrote are streamed from one home and
+//! restored in another; secrets stay behind.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::support::backend::{Backend, Ran};
+use crate::support::files::{append, files_below};
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Ran, append};
-use crate::support::world::files_below;
 
 /// What no bucket may hold.
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -88,10 +88,27 @@ pub fn holds(bytes: &[u8], text: &str) -> bool {
         .any(|window| window == text.as_bytes())
 }
 
-#[test]
-fn a_session_of_each_agent_comes_back_whole_and_alone() {
-    for agent in AGENTS {
-        for mut backend in Backend::all() {
+mod each_agents_session_restores_completely_and_alone {
+    use super::*;
+
+    #[test]
+    fn on_files() {
+        for agent in AGENTS {
+            session_restores_completely_and_alone(agent, Backend::file());
+        }
+    }
+
+    #[test]
+    fn needs_servers() {
+        for agent in AGENTS {
+            if let Some(backend) = Backend::servers() {
+                session_restores_completely_and_alone(agent, backend);
+            }
+        }
+    }
+}
+
+fn session_restores_completely_and_alone(agent: Agent, mut backend: Backend) {
             backend.set("SESSIOND_AGENT", agent.name);
             let home = at_home(&agent);
             backend.run(&home, &["run", "--", "true"]).ok();
@@ -138,12 +155,10 @@ fn a_session_of_each_agent_comes_back_whole_and_alone() {
                     agent.name
                 );
             }
-        }
-    }
 }
 
 #[test]
-fn the_rollout_of_a_sub_agent_comes_with_the_session_that_started_it() {
+fn a_sub_agents_rollout_belongs_to_its_parent_session() {
     let agent = Agent {
         fixture: "codex/subagent",
         id: "01a1e4c6-e869-72a1-b904-32a2c4d1e613",
@@ -173,7 +188,7 @@ fn the_rollout_of_a_sub_agent_comes_with_the_session_that_started_it() {
 }
 
 #[test]
-fn claude_code_is_found_where_its_environment_says() {
+fn claude_config_dir_selects_the_root() {
     let backend = Backend::file();
     let home = TempHome::new();
     let config = home.home().join("config");
@@ -199,7 +214,7 @@ fn claude_code_is_found_where_its_environment_says() {
 }
 
 #[test]
-fn a_fork_of_each_agents_session_lies_beside_it_under_its_own_id() {
+fn a_fork_restores_next_to_its_origin_under_its_own_id() {
     for agent in AGENTS {
         let mut backend = Backend::file();
         backend.set("SESSIOND_AGENT", agent.name);

@@ -1,5 +1,5 @@
-//! Buckets that somebody or something has spoiled: a restore refuses them with a clear answer and leaves the agent's directory
-//! as it was, `verify` says how far they are sound, and going back to that point works.
+//! Damaged buckets: a restore rejects them with a clear error and leaves the agent's directory
+//! unchanged, `verify` reports the undamaged prefix, and restoring to that point works.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -10,11 +10,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use sessiond::index::sql::SqlIndex;
-use sessiond::model::{LogPoint, Seq, keys};
+use sessiond::model::{LogPoint, ResolvedPoint, Seq, keys};
 use sessiond::restore::Options;
 use sessiond::store::file::FileStore;
 
-use crate::support::writers::{Files, Place, SESSION, TRANSCRIPT, Writer, files_in};
+use crate::support::files::{Files, files_below};
+use crate::support::storage::{SESSION, Storage, TRANSCRIPT};
+use crate::support::writer::Writer;
 use crate::support::{TempHome, sessiond};
 
 /// The entry that is spoiled; the last is 6.
@@ -24,7 +26,7 @@ const LAST: Seq = 6;
 /// A stored session of a claim and five deltas, and what it was after each.
 struct Bucket {
     home: TempHome,
-    place: Place,
+    place: Storage,
     points: Vec<(Seq, Files)>,
 }
 
@@ -35,10 +37,10 @@ impl Bucket {
         let index = Arc::new(
             SqlIndex::open(&format!("sqlite://{}/index.db", home.path().display())).unwrap(),
         );
-        let place = Place {
+        let place = Storage {
             store,
             index,
-            ..Place::files()
+            ..Storage::files()
         };
         let mut writer = Writer::new(&place);
         let mut points = Vec::new();
@@ -126,7 +128,7 @@ impl Bucket {
     /// The restore is refused and changes nothing; `verify` names the session and, if there is one, the last sound entry.
     fn assert_refused(&self, what: &str, says: &str, sound: Seq) {
         let root = self.root("refused");
-        let before = (files_in(&root), everything_in(&root));
+        let before = (files_below(&root), everything_in(&root));
         let restored = self.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{what}: {text}");
@@ -135,7 +137,7 @@ impl Bucket {
             "{what}: {text}"
         );
         assert_eq!(
-            (files_in(&root), everything_in(&root)),
+            (files_below(&root), everything_in(&root)),
             before,
             "{what}: something was left behind"
         );
@@ -148,7 +150,7 @@ impl Bucket {
         assert_eq!(verified.status.code(), Some(6), "{what}");
         let verdicts: Value = serde_json::from_slice(&verified.stdout).unwrap();
         assert_eq!(
-            (&verdicts[0]["session"], &verdicts[0]["sound_to"]),
+            (&verdicts[0]["session"], &verdicts[0]["undamaged_to"]),
             (&json!("s1"), &json!(sound)),
             "{what}: {verdicts}"
         );
@@ -173,7 +175,7 @@ impl Bucket {
             "{what}: {}",
             String::from_utf8_lossy(&restored.stderr)
         );
-        assert_eq!(&files_in(&root), self.files_at(seq), "{what}");
+        assert_eq!(&files_below(&root), self.files_at(seq), "{what}");
     }
 }
 
@@ -223,7 +225,7 @@ fn local<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn bytes_that_do_not_have_their_digest_are_never_put_in_place() {
+fn bytes_with_a_wrong_digest_are_never_restored() {
     spoiled(
         "a wrong digest",
         "does not have the digest that entry 4 says",
@@ -260,7 +262,7 @@ fn bytes_that_do_not_have_their_digest_are_never_put_in_place() {
 }
 
 #[test]
-fn a_path_that_leaves_the_directory_or_is_not_the_sessions_is_refused() {
+fn a_path_outside_the_root_or_of_another_session_is_rejected() {
     for path in [
         "../../etc/cron.d/x",
         "/etc/cron.d/x",
@@ -301,7 +303,7 @@ fn a_path_that_leaves_the_directory_or_is_not_the_sessions_is_refused() {
             bucket
         });
         let root = bucket.root("planted");
-        let before = (files_in(&root), everything_in(&root));
+        let before = (files_below(&root), everything_in(&root));
         let restored = bucket.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{path}: {text}");
@@ -309,13 +311,13 @@ fn a_path_that_leaves_the_directory_or_is_not_the_sessions_is_refused() {
             text.contains(path) && text.contains("is not a file that"),
             "{path}: {text}"
         );
-        assert_eq!((files_in(&root), everything_in(&root)), before, "{path}");
+        assert_eq!((files_below(&root), everything_in(&root)), before, "{path}");
         assert!(!root.join(".sessiond/ledger").exists(), "{path}");
     }
 }
 
 #[test]
-fn what_claims_to_be_huge_is_refused_before_it_is_inflated() {
+fn an_oversized_object_is_rejected_before_it_is_decompressed() {
     let zeros = vec![0; 17 << 20];
     spoiled("more bytes than it says", "more", async |bucket| {
         bucket.edit(SPOILED, |_, body| body.extend(&zeros)).await
@@ -349,7 +351,7 @@ fn what_claims_to_be_huge_is_refused_before_it_is_inflated() {
 }
 
 #[test]
-fn a_gap_a_later_format_and_a_part_beyond_the_end_are_told_apart() {
+fn a_gap_a_newer_format_and_a_part_past_the_end_are_distinguished() {
     spoiled("a missing entry", "entry 4 is missing", async |bucket| {
         bucket
             .place
@@ -406,7 +408,7 @@ fn a_gap_a_later_format_and_a_part_beyond_the_end_are_told_apart() {
 }
 
 #[test]
-fn a_snapshot_of_garbage_is_named_and_the_entries_it_stands_for_are_read_instead() {
+fn a_damaged_snapshot_is_reported_and_its_entries_are_read_instead() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
         let key = keys::snapshot(&bucket.place.id(SESSION), SPOILED);
@@ -426,19 +428,19 @@ fn a_snapshot_of_garbage_is_named_and_the_entries_it_stands_for_are_read_instead
         "{}",
         String::from_utf8_lossy(&restored.stderr)
     );
-    assert_eq!(&files_in(&root), bucket.files_at(LAST));
+    assert_eq!(&files_below(&root), bucket.files_at(LAST));
     let verified = bucket.run(&root, &["verify", SESSION]);
     let said = String::from_utf8_lossy(&verified.stdout).into_owned();
     assert_eq!(verified.status.code(), Some(6), "{said}");
     assert!(
-        said.contains("000000000004.tar.gz") && said.contains("can be restored in full"),
+        said.contains("000000000004.tar.gz") && said.contains("can be restored completely"),
         "{said}"
     );
     bucket.assert_goes_back_to("a snapshot of garbage", SPOILED - 1);
 }
 
 #[test]
-fn keys_that_are_not_ours_are_passed_over() {
+fn unknown_keys_are_ignored() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
         let root = keys::log_root(&bucket.place.id(SESSION));
@@ -475,7 +477,7 @@ fn keys_that_are_not_ours_are_passed_over() {
         "{}",
         String::from_utf8_lossy(&restored.stderr)
     );
-    assert_eq!(&files_in(&root), bucket.files_at(LAST));
+    assert_eq!(&files_below(&root), bucket.files_at(LAST));
     assert_eq!(
         bucket.run(&root, &["verify", "--all"]).status.code(),
         Some(0)
@@ -486,7 +488,7 @@ fn keys_that_are_not_ours_are_passed_over() {
 #[test]
 fn a_file_that_became_a_directory_does_not_stop_a_restore_halfway() {
     local(async {
-        let place = Place::files();
+        let place = Storage::files();
         let mut writer = Writer::new(&place);
         writer.append(TRANSCRIPT, "{}\n");
         writer.replace("projects/-w/s1/tool-results/a", "a file");
@@ -501,7 +503,7 @@ fn a_file_that_became_a_directory_does_not_stop_a_restore_halfway() {
 }
 
 #[test]
-fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored() {
+fn a_salvaged_session_continues_and_later_entries_restore() {
     let cases: [(&str, Seq, bool); 4] = [
         ("damaged", SPOILED, false),
         ("missing", SPOILED, true),
@@ -519,10 +521,13 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 bucket.put(seq, b"garbage".to_vec()).await;
             }
             // To the last sound entry, and to one before it.
-            for back_to in [seq - 1, 2].into_iter().filter(|at| *at >= 2 && *at < seq) {
+            for rollback_to in [seq - 1, 2].into_iter().filter(|at| *at >= 2 && *at < seq) {
                 let mut writer = Writer::new(place);
                 let options = Options {
-                    at: LogPoint::Seq(back_to),
+                    point: ResolvedPoint {
+                        at: LogPoint::Seq(rollback_to),
+                        ..ResolvedPoint::default()
+                    },
                     claim: true,
                     ..Options::default()
                 };
@@ -531,16 +536,16 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 writer.flush().await.unwrap();
                 writer.append(TRANSCRIPT, "{\"and\":\"more\"}\n");
                 writer.flush().await.unwrap();
-                assert_eq!(writer.target(SESSION), "main", "{what}, back to {back_to}");
+                assert_eq!(writer.write_target(SESSION), "main", "{what}, back to {rollback_to}");
                 assert_eq!(
                     place.files_of(SESSION).await,
                     writer.files(),
-                    "{what}, back to {back_to}"
+                    "{what}, back to {rollback_to}"
                 );
-                writer.tell_index().await;
+                writer.update_index().await;
                 let rows = place.rows().await;
                 place.reindex().await;
-                crate::support::writers::assert_same_rows(&rows, &place.rows().await, what);
+                crate::support::storage::assert_same_rows(&rows, &place.rows().await, what);
                 // And it can be taken over in the ordinary way again, with and without a ledger.
                 let mut next = Writer::new(place);
                 next.take_over(SESSION).await.unwrap();
@@ -548,11 +553,11 @@ fn a_session_goes_on_from_its_last_sound_entry_and_what_follows_can_be_restored(
                 next.restart();
                 next.append(TRANSCRIPT, "{\"taken\":\"over\"}\n");
                 next.flush().await.unwrap();
-                assert_eq!(next.target(SESSION), "main", "{what}, back to {back_to}");
+                assert_eq!(next.write_target(SESSION), "main", "{what}, back to {rollback_to}");
                 assert_eq!(
                     place.files_of(SESSION).await,
                     next.files(),
-                    "{what}, back to {back_to}"
+                    "{what}, back to {rollback_to}"
                 );
             }
         });

@@ -1,18 +1,21 @@
-//! Bad input: each a clear error that says what, where and what to try, with its exit code, and nothing half-written.
+//! Bad input: each case is a clear error that names the problem, its place and a remedy, has a
+//! documented exit code, and leaves nothing half-written.
 
+use crate::support::needs_servers;
+use crate::support::backend::{Backend, transcript};
+use crate::support::files::append;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
 use crate::support::servers::{Postgres, postgres, s3};
 
 #[test]
-fn wrong_settings_are_named() {
+fn invalid_settings_are_named_in_the_error() {
     let home = TempHome::new();
     let ls = |name: &'static str, value: &str| {
         let mut backend = Backend::file();
         backend.set(name, value);
         backend.run(&home, &["ls"])
     };
-    ls("SESSIOND_STORE", "ftp://x").fails(2, "ftp://x", "file:///PATH");
+    ls("SESSIOND_STORE", "ftp://x").fails(2, "ftp://x", "file:///DIR");
     ls("SESSIOND_STORE", "file://relative/path").fails(2, "absolute", "file:///");
     ls("SESSIOND_STORE", "s3://").fails(2, "bucket", "");
     ls("SESSIOND_STORE", "s3://b/p?endpont=x").fails(2, "endpont", "");
@@ -46,16 +49,16 @@ fn wrong_settings_are_named() {
         .fails(2, "cursor", "");
     backend
         .run(&home, &["flush", "--wait"])
-        .fails(5, "ask the sessiond", "is it running");
+        .fails(5, "no sessiond is running", "sessiond daemon");
     backend
         .run(&home, &["status"])
-        .fails(5, "ask the sessiond", "is it running");
+        .fails(5, "no sessiond is running", "sessiond daemon");
     assert_eq!(backend.run(&home, &["frobnicate"]).code(), 2);
     assert_eq!(backend.run(&home, &["doctor"]).code(), 0);
 }
 
-#[test]
-fn a_store_that_cannot_be_used_is_named() {
+needs_servers!(an_unusable_store_is_named_in_the_error);
+fn an_unusable_store_is_named_in_the_error() {
     let home = TempHome::new();
     let mut backend = Backend::file();
     std::fs::write(backend.path().join("a-file"), "x").unwrap();
@@ -86,8 +89,8 @@ fn a_store_that_cannot_be_used_is_named() {
         .fails(5, "s3://b", "");
 }
 
-#[test]
-fn a_wrong_password_is_named_and_never_shown() {
+needs_servers!(a_wrong_password_is_reported_and_never_printed);
+fn a_wrong_password_is_reported_and_never_printed() {
     let Some(postgres) = postgres() else { return };
     let home = TempHome::new();
     let mut backend = Backend::file();

@@ -1,4 +1,4 @@
-//! The committed corpus of the fuzz targets, through the same checks, without a fuzzer.
+//! The committed corpus of the fuzz targets, run through the same checks without a fuzzer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +32,7 @@ fn verdict(name: &str, accepted: bool) -> Result<(), String> {
 }
 
 #[test]
-fn the_corpus_is_accepted_and_refused_as_its_names_say() {
+fn the_corpus_is_accepted_and_rejected_as_named() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
     let directories: BTreeSet<_> = std::fs::read_dir(&corpus)
         .unwrap()
@@ -73,7 +73,7 @@ fn the_corpus_is_accepted_and_refused_as_its_names_say() {
 
 /// The encoder may change; then the generator's inputs are new ones, and the committed ones stay: they are what older versions wrote.
 #[test]
-fn what_this_version_writes_is_accepted_and_what_it_is_made_into_is_refused() {
+fn written_objects_are_accepted_and_mutated_ones_rejected() {
     let checks = BTreeMap::from(TARGETS);
     let wrong = seeds::all().into_iter().filter_map(|seed| {
         let why = verdict(seed.name, checks[seed.target](&seed.bytes)).err()?;

@@ -1,10 +1,12 @@
-//! `doctor` on homes that have something wrong with them.
+//! `doctor` on homes with known problems.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::support::backend::{Backend, Ran, append, transcript};
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Ran, transcript};
+use crate::support::files::append;
 use crate::support::{TempHome, skip};
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n";
@@ -29,9 +31,8 @@ fn says(ran: &Ran, line: &str) -> bool {
     ran.out().lines().any(|said| said.contains(line))
 }
 
-#[test]
-fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
-    for backend in Backend::all() {
+on_each_backend!(doctor_lists_agents_with_path_version_and_stored_files);
+fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
         let home = TempHome::new();
         program(&home, "claude", "echo '2.1.325 (Claude Code)'");
         // As the real one, makes a directory in whatever home it is given.
@@ -44,16 +45,16 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
         let here = |directory: &str| home.home().join(directory).display().to_string();
         for line in [
             format!(
-                "claude-code: version 2.1.325, in {}; this is the one that is kept",
+                "claude-code: version 2.1.325, in {} (selected)",
                 here(".claude")
             ),
             format!("codex: not on the PATH, in {}", here(".codex")),
-            "sessiond daemon --agent codex keeps it".to_owned(),
-            format!("gemini: version 0.61.0, nothing in {} yet", here(".gemini")),
-            "1 sessions in 1 files (1 transcripts)".to_owned(),
-            "sessions in projects; left alone: .credentials.json".to_owned(),
+            "run \"sessiond daemon --agent codex\" to stream it".to_owned(),
+            format!("gemini: version 0.61.0, {} does not exist yet", here(".gemini")),
+            "1 session in 1 file (1 transcript)".to_owned(),
+            "stored: projects; ignored: .credentials.json".to_owned(),
             "by the store".to_owned(),
-            "as the store's".to_owned(),
+            "agrees with the store's clock".to_owned(),
         ] {
             assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
         }
@@ -67,7 +68,7 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
             json.as_array()
                 .unwrap()
                 .iter()
-                .any(|finding| finding["what"] == "agent" && finding["grade"] == "ok"),
+                .any(|finding| finding["check"] == "agent" && finding["grade"] == "ok"),
             "{json}"
         );
         let _daemon = backend.daemon(&home, &[]);
@@ -76,11 +77,10 @@ fn it_names_every_agent_where_it_is_its_version_and_what_is_kept() {
             &doctor(&backend, &home, &[]),
             "none: everything is durable"
         ));
-    }
 }
 
 #[test]
-fn a_session_in_two_directories_is_wrong() {
+fn doctor_reports_a_session_in_two_directories() {
     let backend = Backend::file();
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE);
@@ -98,7 +98,7 @@ fn a_session_in_two_directories_is_wrong() {
 }
 
 #[test]
-fn what_the_agent_is_about_to_delete_is_told() {
+fn doctor_reports_files_the_agent_is_about_to_delete() {
     let backend = Backend::file();
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE);
@@ -140,7 +140,7 @@ fn what_the_agent_is_about_to_delete_is_told() {
 }
 
 #[test]
-fn files_of_another_user_are_wrong() {
+fn doctor_reports_files_of_another_user() {
     if !is_root() {
         return skip("only root can give files to somebody else");
     }
@@ -165,7 +165,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_database_that_cannot_be_read_is_wrong() {
+fn doctor_reports_an_unreadable_agent_database() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();

@@ -1,26 +1,26 @@
-//! Sessions that are encrypted before they leave: they go the whole way, no word of them is in the bucket or in the index, and
-//! who has no key, or the wrong one, is told so.
+//! Client-side encryption: an encrypted session can do everything a plain one can, no plaintext
+//! reaches the bucket or the index, and a missing or wrong key is reported.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sessiond::config::Settings;
 use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
-use sessiond::store::Store;
 use sessiond::store::encrypted::EncryptedStore;
-use sessiond::store::encrypted::keyring::Keyring;
+use sessiond::store::encrypted::keyring::{KeySettings, Keyring};
+use sessiond::store::encrypted::policy::EncryptionPolicy;
 use sessiond::store::file::FileStore;
 use sessiond::sys::{SystemClock, SystemRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
+use crate::support::needs_servers;
 use crate::agents::{holds, objects};
-use crate::support::backend::{Backend, append, eventually, transcript};
+use crate::support::backend::{Backend, eventually, transcript};
+use crate::support::files::{append, files_below};
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
-use crate::support::world::files_below;
 use crate::support::{TempHome, block_on};
 
 /// A word that is nowhere but in the conversation.
@@ -240,8 +240,8 @@ fn everywhere() -> Vec<(Backend, Kept)> {
     all
 }
 
-#[test]
-fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
+needs_servers!(an_encrypted_session_leaves_no_plaintext_in_store_or_index);
+fn an_encrypted_session_leaves_no_plaintext_in_store_or_index() {
     for (mut backend, kept) in everywhere() {
         let key = keygen(&backend, "key.txt");
         let home = TempHome::new();
@@ -306,8 +306,8 @@ fn an_encrypted_session_goes_the_whole_way_and_no_word_of_it_is_anywhere() {
     }
 }
 
-#[test]
-fn without_encryption_the_same_words_are_found_there() {
+needs_servers!(the_plaintext_check_finds_the_words_without_encryption);
+fn the_plaintext_check_finds_the_words_without_encryption() {
     for (backend, kept) in everywhere() {
         let home = TempHome::new();
         stream(&backend, &home, &conversation(1));
@@ -324,7 +324,7 @@ fn without_encryption_the_same_words_are_found_there() {
 }
 
 #[test]
-fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
+fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
     let mut backend = Backend::file();
     let (key, wrong) = (keygen(&backend, "key.txt"), keygen(&backend, "wrong.txt"));
     let home = TempHome::new();
@@ -355,17 +355,17 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
         let verdict =
             backend
                 .run(&other, &["verify"])
-                .fails(11, "1 of 1 logs are encrypted", "--identity");
+                .fails(11, "1 of 1 log encrypted for other identities", "--identity");
         let entries = entries(&backend).len();
         assert!(
-            verdict.out().contains(&format!("{entries} of {entries} objects could not be opened; entries 1 to {entries} are all there")),
+            verdict.out().contains(&format!("{entries} of {entries} objects unreadable; entries 1 to {entries} exist")),
             "{}",
             verdict.out()
         );
         let verdict = backend.run(&other, &["verify", "--deep", "--json"]).json();
         assert_eq!(
             (
-                verdict[0]["sealed"].as_u64(),
+                verdict[0]["unreadable"].as_u64(),
                 verdict[0]["missing"].as_array().map(Vec::len)
             ),
             (Some(entries as u64), Some(0)),
@@ -398,7 +398,7 @@ fn who_has_no_key_or_a_wrong_one_is_told_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
+fn a_writer_without_an_identity_continues_after_a_crash() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");
     let home = TempHome::new();
@@ -448,8 +448,8 @@ fn a_writer_that_cannot_read_others_goes_on_after_a_crash() {
     );
 }
 
-#[test]
-fn replies_are_lost_and_the_writer_knows_its_own_entry_without_an_identity() {
+needs_servers!(a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply);
+fn a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply() {
     let (Some(server), Some(database)) = (s3(), postgres()) else {
         return;
     };
@@ -471,7 +471,7 @@ fn replies_are_lost_and_the_writer_knows_its_own_entry_without_an_identity() {
             let mut daemon = backend.daemon(&home, &[]);
             append(&transcript(&home, "s1"), &conversation(10 * round));
             backend.run(&home, &["flush", "--wait"]).ok();
-            proxy.set(Mode::DropReplies);
+            proxy.set(Mode::DropResponses);
             append(&transcript(&home, "s1"), &conversation(10 * round + 1));
             eventually("an attempt has failed", || {
                 status(&backend)["failed_attempts"].as_u64() >= Some(1)
@@ -520,14 +520,14 @@ fn keys_rotate_as_old_entries_are_merged() {
         );
     }
     // What stands for the old entries is written to the new recipients alone, and then nobody needs the old key.
-    let settings = Settings {
-        encrypt_to: vec![new.recipient.clone()],
-        identity: vec![old.file.clone(), new.file.clone()],
-        ..Settings::default()
-    };
-    let store: Arc<dyn Store> = Arc::new(EncryptedStore::new(
+    let keyring = Keyring::load(&KeySettings {
+        recipients: vec![new.recipient.clone()],
+        identity_files: vec![old.file.clone(), new.file.clone()],
+    })
+    .unwrap();
+    let store = Arc::new(EncryptedStore::new(
         Arc::new(FileStore::open(bucket(&backend)).unwrap()),
-        Keyring::read(&settings).unwrap(),
+        EncryptionPolicy::new(keyring),
     ));
     let index = sessiond::index::sql::SqlIndex::open(&format!(
         "sqlite://{}",
@@ -545,7 +545,7 @@ fn keys_rotate_as_old_entries_are_merged() {
         progress: Arc::default(),
     };
     let made = block_on(async {
-        sessiond::upkeep::compact::merge(
+        sessiond::upkeep::compact::merge_range(
             &logs,
             &logs.id("s1".parse().unwrap()),
             1,
@@ -554,7 +554,7 @@ fn keys_rotate_as_old_entries_are_merged() {
         .await
         .unwrap()
     });
-    assert_eq!(made.pieces, 1);
+    assert_eq!(made.segments, 1);
     backend.with(None, &[&new]);
     assert_restored(&backend, &home);
     backend.with(None, &[&old]);
@@ -575,7 +575,7 @@ fn keys_rotate_as_old_entries_are_merged() {
 }
 
 #[test]
-fn a_session_begins_plain_goes_on_encrypted_and_never_back() {
+fn a_plain_session_becomes_encrypted_and_never_plain_again() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");
     let home = TempHome::new();
@@ -636,7 +636,7 @@ fn written_for_two(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
 }
 
 #[test]
-fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
+fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
     let mut backend = Backend::file();
     let (user, ops, both, home) = written_for_two(&mut backend);
     let before = entries(&backend);
@@ -668,7 +668,7 @@ fn a_collector_with_one_key_never_takes_a_session_from_the_others() {
 }
 
 #[test]
-fn a_snapshot_that_is_sealed_to_somebody_else_is_read_around_while_its_entries_are_there() {
+fn a_snapshot_encrypted_to_others_is_bypassed_while_its_entries_exist() {
     let mut backend = Backend::file();
     let (user, ops, _, home) = written_for_two(&mut backend);
     backend.with(Some(&ops), &[&ops]);
@@ -685,7 +685,7 @@ fn a_snapshot_that_is_sealed_to_somebody_else_is_read_around_while_its_entries_a
 }
 
 #[test]
-fn a_collector_with_a_key_leaves_a_plain_session_plain() {
+fn gc_with_a_key_leaves_a_plain_session_plain() {
     let mut backend = Backend::file();
     let ops = keygen(&backend, "ops.txt");
     let home = TempHome::new();
@@ -709,7 +709,7 @@ fn a_collector_with_a_key_leaves_a_plain_session_plain() {
 }
 
 #[test]
-fn what_the_index_knows_of_a_sealed_session_stays_when_it_is_rebuilt_without_the_key() {
+fn reindex_without_the_key_keeps_the_rows_of_an_encrypted_session() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");
     let home = TempHome::new();
@@ -731,7 +731,7 @@ fn what_the_index_knows_of_a_sealed_session_stays_when_it_is_rebuilt_without_the
 }
 
 #[test]
-fn damage_is_damage_also_where_it_is_encrypted() {
+fn damage_in_an_encrypted_object_is_reported_as_damage() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");
     let home = TempHome::new();
@@ -773,7 +773,7 @@ fn damage_is_damage_also_where_it_is_encrypted() {
 }
 
 #[test]
-fn without_us_it_takes_age_gzip_and_tail() {
+fn an_encrypted_entry_is_readable_with_age_gzip_and_tail() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");
     let home = TempHome::new();
@@ -802,14 +802,14 @@ fn without_us_it_takes_age_gzip_and_tail() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused_and_the_doctor_says_how_it_stands() {
+fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
     let mut backend = Backend::file();
     let (key, other) = (keygen(&backend, "key.txt"), keygen(&backend, "other.txt"));
     let home = TempHome::new();
     std::fs::create_dir(home.home().join(".claude")).unwrap();
     backend
         .run(&home, &["keygen", "-o", key.file.to_str().unwrap()])
-        .fails(7, "it is there already", "another file");
+        .fails(7, "already exists", "another file");
     backend
         .run(&home, &["ls", "--encrypt-to", "age1nobody"])
         .fails(2, "--encrypt-to age1nobody", "public key");
@@ -821,7 +821,7 @@ fn settings_that_make_no_sense_are_refused_and_the_doctor_says_how_it_stands() {
             &home,
             &["ls", "--encrypt-to", &key.recipient, "--index-text"],
         )
-        .fails(2, "text in the index", "--index-text");
+        .fails(2, "unencrypted in the index", "--index-text");
     let secret = std::fs::read_to_string(&key.file)
         .unwrap()
         .lines()
@@ -859,14 +859,14 @@ fn settings_that_make_no_sense_are_refused_and_the_doctor_says_how_it_stands() {
     );
     backend.with(Some(&key), &[&key]);
     assert!(
-        doctor(&backend).contains("the identity that is given opens it"),
+        doctor(&backend).contains("the identity can decrypt new objects"),
         "{}",
         doctor(&backend)
     );
     backend.with(Some(&key), &[&other]);
     assert!(
-        doctor(&backend).starts_with("warn  sealing")
-            && doctor(&backend).contains("no identity that is given opens it"),
+        doctor(&backend).starts_with("warn encryption")
+            && doctor(&backend).contains("no identity can decrypt new objects"),
         "{}",
         doctor(&backend)
     );

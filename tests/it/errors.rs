@@ -7,16 +7,18 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use regex_lite::Regex;
 
+use crate::support::needs_servers;
+use crate::support::slow;
+use crate::support::files::{files_below, write};
+use crate::support::shell_blocks::shell;
 use crate::support::servers::{Postgres, postgres, s3};
-use crate::support::small_disk::{SmallDisk, alone_with_its_mounts};
-use crate::support::world::{files_below, write};
-use crate::support::{TempHome, sessiond};
+use crate::support::small_disk::{SmallDisk, in_own_mount_namespace};
+use crate::support::{TempHome, is_update};
 
-const HOW: &str = "if that is right: SESSIOND_TEST_REGENERATE=1 cargo test --test it errors::, then read the difference";
+const HOW: &str = "if that is right: SESSIOND_TEST_UPDATE=1 cargo test --test it errors::, then read the difference";
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/errors")
@@ -92,19 +94,12 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
         )
         .unwrap();
     }
-    let path = format!(
-        "{}:{}",
-        sessiond().parent().unwrap().display(),
-        std::env::var("PATH").unwrap()
-    );
-    let mut bash = home.command(Path::new("timeout"));
-    bash.args(["120", "bash", "-c", &script])
-        .env("PATH", path)
-        .env("FIXTURES", directory().with_file_name("../fixtures"));
+    let mut bash = shell(&script, home);
+    bash.env("FIXTURES", directory().with_file_name("../fixtures"));
     // Nobody is asked outside of this machine.
     bash.env("AWS_EC2_METADATA_DISABLED", "true")
         .envs(environment.iter().map(|(name, value)| (name, value)));
-    let output = bash.stdin(Stdio::null()).output().unwrap();
+    let output = bash.output().unwrap();
     assert!(
         output.stderr.is_empty(),
         "the shell says: {}",
@@ -157,7 +152,7 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     let path = directory().join(name).with_extension("md");
     let (title, steps) = read(&std::fs::read_to_string(&path).unwrap());
     let now = run(&steps, home, environment);
-    if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
+    if is_update() {
         let said = steps
             .iter()
             .zip(&now)
@@ -222,17 +217,17 @@ fn streaming() {
 
 #[test]
 fn full_disk() {
-    if alone_with_its_mounts("errors::full_disk") {
+    if in_own_mount_namespace("errors::full_disk") {
         let home = TempHome::new();
         for (directory, kilobytes) in [("full", 256), ("readonly", 256)] {
             std::fs::create_dir(home.home().join(directory)).unwrap();
-            SmallDisk::on(&home.home().join(directory), kilobytes).leave(0);
+            SmallDisk::mount_on(&home.home().join(directory), kilobytes).fill_until(0);
         }
         compare("full_disk", &home, &[]);
     }
 }
 
-#[test]
+needs_servers!(servers);
 fn servers() {
     let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
         return;
@@ -284,9 +279,9 @@ fn hints() -> BTreeSet<String> {
         .collect()
 }
 
+slow!(every_hint_is_covered_or_listed_with_a_reason);
 /// A new hint is shown by one of the files, or stands in `unseen.md` with what keeps it from being shown.
-#[test]
-fn every_hint_is_seen_or_it_is_said_why_not() {
+fn every_hint_is_covered_or_listed_with_a_reason() {
     let (mut seen, mut excused) = (String::new(), String::new());
     for (name, text) in files_below(&directory()) {
         let text = String::from_utf8(text).unwrap();

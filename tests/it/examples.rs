@@ -1,13 +1,16 @@
-//! Every example is run, as its own text says.
+//! Runs every example as its own text says.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::needs_tools;
 use crate::clients::container::{assert_goes_on, transcript};
 use crate::clients::install::agents;
 use crate::clients::model::{Model, prompt, say};
 use crate::session_store::Server;
-use crate::support::backend::{Backend, Ran, Running, append, eventually, transcript as of_home};
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Ran, Running, Signal, eventually, transcript as of_home};
+use crate::support::files::append;
 use crate::support::{TempHome, fetch, or_skip, run, sessiond};
 
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
@@ -44,9 +47,8 @@ const AGENT: &str = "d=$HOME/.claude/projects/-work-app; mkdir -p $d; t=$d/$0.js
     trap 'sleep 0.2; echo \"{\\\"last\\\":1}\" >> $t; exit 7' TERM\n\
     echo '{\"first\":1}' >> $t; touch $HOME/up; while :; do sleep 0.05; done";
 
-#[test]
-fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() {
-    for backend in Backend::all() {
+on_each_backend!(the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line);
+fn the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line(backend: Backend) {
         for script in ["entrypoint.sh", "sidecar.sh"] {
             let session = format!("{}-{script}", backend.name.replace('+', "-")).replace('.', "-");
             for life in 0..2 {
@@ -69,7 +71,7 @@ fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() 
                     );
                     home.home().join("up").exists()
                 });
-                running.signal("TERM");
+                running.signal(Signal::TERM);
                 assert_eq!(
                     running.code(),
                     Some(7),
@@ -87,11 +89,10 @@ fn the_entrypoint_and_the_sidecar_bring_a_session_back_and_keep_its_last_line() 
                 assert_eq!(local.matches("last").count(), life + 1, "{local}");
             }
         }
-    }
 }
 
 #[test]
-fn the_sidecar_says_why_it_does_not_start() {
+fn the_sidecar_example_reports_why_it_did_not_start() {
     let (mut backend, home) = (Backend::file(), TempHome::new());
     backend.set("SESSIOND_STORE", "nonsense://");
     let ran = Ran(beside(&backend, &home, &example("sidecar.sh"))
@@ -115,7 +116,7 @@ fn the_sidecar_says_why_it_does_not_start() {
     assert!(!home.home().join("launched").exists());
 }
 
-#[test]
+needs_tools!(the_library_can_be_embedded);
 fn the_library_can_be_embedded() {
     // Where all tests are run, cargo has built it with them.
     let mut build = Command::new(env!("CARGO"));
@@ -175,7 +176,7 @@ impl Program {
         or_skip(fetch::program_of("nodejs", "node"))?;
         let place = TempHome::new();
         for name in ["sdk-ts", "session-store-ts"] {
-            crate::support::writers::copy_dir(&example(name), &place.home().join(name));
+            crate::support::files::copy_dir(&example(name), &place.home().join(name));
         }
         // As after `npm install`.
         std::os::unix::fs::symlink(agents()?.node_modules(), place.home().join("node_modules"))
@@ -261,9 +262,9 @@ fn session_of(ran: &Ran) -> String {
         .to_owned()
 }
 
+needs_tools!(an_sdk_program_resumes_in_a_new_home_with_a_sidecar);
 /// Two homes, one after the other: the second request holds what was said in the first.
-#[test]
-fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
+fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
     for program in programs() {
         for backend in Backend::all() {
             let (model, directory) = (Model::start(), TempHome::new());
@@ -321,9 +322,9 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_beside_it() {
     }
 }
 
+needs_tools!(an_sdk_program_resumes_in_a_new_home_with_the_session_store);
 /// The same, where sessiond is the SDK's session store: servers and homes are new each time, and nothing but the bucket stays.
-#[test]
-fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
+fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
     for program in programs() {
         for backend in Backend::all() {
             let (model, directory) = (Model::start(), TempHome::new());
@@ -361,7 +362,7 @@ fn an_sdk_program_goes_on_in_a_new_home_with_sessiond_as_its_store() {
                     assert_goes_on(earlier, &asked, &[&format!("{turn} PLAN")]);
                 }
                 told.push(asked);
-                server.process.signal("TERM");
+                server.process.signal(Signal::TERM);
                 assert_eq!(server.process.code(), Some(0));
             }
             // It is a session as any other.

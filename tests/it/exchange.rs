@@ -1,4 +1,5 @@
-//! Sessions as one file: between stores, homes and machines, and from a variable.
+//! Export and import: sessions as one file between stores, homes and machines, and from an
+//! environment variable.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -10,9 +11,11 @@ use sessiond::agent::Profile;
 use sessiond::exchange::import;
 use sessiond::sys::Disk;
 
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Signal, transcript};
+use crate::support::files::{append, files_below};
+use crate::support::world::World;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
-use crate::support::world::{World, files_below};
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 
@@ -61,7 +64,7 @@ fn stream(backend: &Backend, home: &TempHome) {
             .unwrap();
     }
     backend.run(home, &["flush", "--wait"]).ok();
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
 }
 
@@ -96,9 +99,8 @@ fn assert_equal(one: &Path, other: &Path) {
     }
 }
 
-#[test]
-fn a_session_moves_between_stores_and_is_byte_equal() {
-    for mut backend in Backend::all() {
+on_each_backend!(a_session_moves_between_stores_and_is_byte_equal);
+fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
         let home = TempHome::new();
         stream(&backend, &home);
         let (_home, before) = pulled(&backend, "s1");
@@ -133,7 +135,7 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
             );
             other
                 .run(&there, &["pull", "s1"])
-                .fails(3, "there is no", "");
+                .fails(3, "does not exist", "");
             let done = other
                 .run(&there, &["import", archive, "--json"])
                 .ok()
@@ -159,14 +161,14 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
                     .run(&there, &["import", archive])
                     .ok()
                     .out()
-                    .contains("is there already")
+                    .contains("is already stored")
             );
             assert!(!there.home().join(".claude/projects").exists());
             other.run(&there, &["restore", "s1"]).ok();
             let mut daemon = other.daemon(&there, &[]);
             append(&transcript(&there, "s1"), LINE);
             other.run(&there, &["flush", "--wait"]).ok();
-            daemon.signal("TERM");
+            daemon.signal(Signal::TERM);
             assert_eq!(daemon.code(), Some(0));
             other
                 .run(&there, &["import", archive])
@@ -222,7 +224,7 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
                 .run(&home, &["import", "s1.tar.gz", "--id", "s4"])
                 .ok()
                 .out()
-                .contains("is there already")
+                .contains("is already stored")
         );
         backend.run(&home, &["reindex"]).ok();
         let rows = backend.run(&home, &["ls", "--json"]).ok().json();
@@ -234,11 +236,10 @@ fn a_session_moves_between_stores_and_is_byte_equal() {
                 .any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"),
             "{rows}"
         );
-    }
 }
 
 #[test]
-fn what_is_no_archive_is_refused_and_nothing_is_written() {
+fn an_invalid_archive_is_rejected_and_nothing_is_written() {
     let backend = Backend::file();
     let home = TempHome::new();
     let other = Backend::file();
@@ -258,7 +259,7 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
     import(&flipped).fails(6, "bad.tar.gz", "");
     other
         .run(&home, &["import", "nowhere.tar.gz"])
-        .fails(3, "no such file", "");
+        .fails(3, "does not exist", "");
     std::fs::write(&file, &good).unwrap();
     other
         .run(
@@ -277,7 +278,7 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
     assert_eq!(left, 0, "the scratch directories are gone");
     backend
         .run(&home, &["export", "nobody"])
-        .fails(3, "there is no", "sessiond ls");
+        .fails(3, "does not exist", "sessiond ls");
     backend
         .run(&home, &["export", "s1", "-o", "missing/x"])
         .fails(2, "write missing/x", "a directory to write into");
@@ -285,7 +286,7 @@ fn what_is_no_archive_is_refused_and_nothing_is_written() {
 
 /// What a store does in the middle of an import: the same again goes on behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_import_that_was_cut_off_goes_on() {
+async fn an_interrupted_import_continues() {
     let world = World::new();
     let handle = world.stream();
     let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
@@ -294,8 +295,8 @@ async fn an_import_that_was_cut_off_goes_on() {
     handle.flush(None).await.unwrap();
     let before = world.stored("s1").await.unwrap();
     let (scratch, out) = (
-        Disk::new(world.directory("scratch")),
-        world.directory("s1.tar.gz"),
+        Disk::new(world.path("scratch")),
+        world.path("s1.tar.gz"),
     );
     let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
     let files: Vec<_> = paths
@@ -303,7 +304,7 @@ async fn an_import_that_was_cut_off_goes_on() {
         .map(|path| (path.parse().unwrap(), sessiond::model::FileKind::Append))
         .collect();
     let manifest = sessiond::codec::archive::Manifest::new(
-        world.profile.name().clone(),
+        world.profile().name().clone(),
         "s1".parse().unwrap(),
         7,
         "2026-05-01T12:00:00Z".parse().unwrap(),
@@ -320,8 +321,8 @@ async fn an_import_that_was_cut_off_goes_on() {
 
     let mut unpacked = import::unpack("x", std::fs::File::open(&out).unwrap(), &scratch).unwrap();
     unpacked.rename(&"s2".parse().unwrap()).unwrap();
-    let (logs, profile) = (world.logs(), world.profile.clone());
-    world.store.refuse("s2/log/000000000004");
+    let (logs, profile) = (world.logs(), world.writer.context.profile.clone());
+    world.store.fail_requests("s2/log/000000000004");
     let error = import::import(&logs, &*profile, &unpacked, false)
         .await
         .unwrap_err();
@@ -335,7 +336,7 @@ async fn an_import_that_was_cut_off_goes_on() {
     let done = import::import(&logs, &*profile, &unpacked, false)
         .await
         .unwrap();
-    assert!(!done.already && done.entries >= 2);
+    assert!(!done.already_stored && done.entries >= 2);
     let after = world.stored("s2").await.unwrap();
     assert_eq!(
         after["projects/-w/s2.jsonl"],
@@ -350,18 +351,17 @@ async fn an_import_that_was_cut_off_goes_on() {
         world.uploaded("s2").await,
         before.values().map(|bytes| bytes.len() as u64).sum::<u64>()
     );
-    assert!(world.numbers("s2").await >= 6);
+    assert!(world.entry_count("s2").await >= 6);
     assert!(
         import::import(&logs, &*profile, &unpacked, false)
             .await
             .unwrap()
-            .already
+            .already_stored
     );
 }
 
-#[test]
-fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
-    for backend in Backend::all() {
+on_each_backend!(restore_from_env_never_overwrites_differing_files);
+fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
         let home = TempHome::new();
         stream(&backend, &home);
         let blob = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
@@ -379,7 +379,7 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         let there = TempHome::new();
         let said = from_env(&there, "s1", &blob, &[]).ok().out();
         assert!(
-            said.contains("resume with s1") && said.contains("unfinished line"),
+            said.contains("resume with s1") && said.contains("partial line"),
             "{said}"
         );
         let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
@@ -418,7 +418,7 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
         let profile = sessiond::agent::claude_code::ClaudeCode::new("claude-code".parse().unwrap());
         let path = there.home().join(format!(
             ".claude/projects/{}/s9.jsonl",
-            profile.project_of(&here)
+            profile.project_name(&here)
         ));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
         // What streams next is a session like any other.
@@ -438,15 +438,14 @@ fn a_session_comes_from_a_variable_and_never_overwrites_what_differs() {
             "sessiond export",
         );
         from_env(&there, "s9", "", &["--if-exists"]).ok();
-        from_env(&there, "", &blob, &[]).fails(2, "of which session", "");
+        from_env(&there, "", &blob, &[]).fails(2, "the session ID is unknown", "");
         from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
         from_env(&there, "s9", "bm90IGd6aXAK", &[]).fails(6, "neither gzip", "");
         from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
-    }
 }
 
 #[test]
-fn an_export_goes_to_what_is_named_and_leaves_it_what_it_is() {
+fn an_export_writes_to_files_pipes_and_devices_as_named() {
     use std::os::unix::fs::FileTypeExt;
     let (backend, home) = (Backend::file(), TempHome::new());
     stream(&backend, &home);

@@ -1,12 +1,14 @@
-//! `restore --fallback history`: where a session cannot be restored in a form that its agent takes, its conversation comes
-//! back as text. On what the real program wrote (`tests/fixtures/claude`), stored in pieces and then spoiled.
+//! `restore --fallback history`: where a session cannot be restored in a form its agent accepts,
+//! the conversation is written as text. Uses real transcripts (`tests/fixtures/claude`) that are
+//! stored in several entries and then damaged.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Ran};
+use crate::support::files::{append, files_below, write};
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Ran, append};
-use crate::support::world::{files_below, write};
 
 /// A turn with four tools.
 const TOOLS: &str = "40cdc2a7-b2f1-451b-8582-b24141aacee2";
@@ -65,7 +67,7 @@ fn untouched(home: &TempHome) -> bool {
 }
 
 #[test]
-fn what_the_real_program_wrote_is_told_as_recorded() {
+fn history_text_of_real_transcripts_matches_the_recording() {
     let (backend, home) = (stored(), TempHome::new());
     let ran = restore(
         &backend,
@@ -73,7 +75,7 @@ fn what_the_real_program_wrote_is_told_as_recorded() {
         &["--max-agent-version", "2.1.9", "--fallback", "history"],
     );
     let text = told(&ran);
-    if std::env::var_os("SESSIOND_TEST_REGENERATE").is_some() {
+    if crate::support::is_update() {
         std::fs::write(
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md"),
             &text,
@@ -90,14 +92,14 @@ fn what_the_real_program_wrote_is_told_as_recorded() {
         0o600
     );
     assert!(
-        ran.err().contains("version 2.1.325 of the agent wrote it"),
+        ran.err().contains("agent version 2.1.325 wrote"),
         "{}",
         ran.err()
     );
 }
 
 #[test]
-fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
+fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
     let backend = stored();
     // In it are the first call of a tool and what came of it.
     spoil(&backend, 4);
@@ -111,7 +113,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
     );
     let text = told(&ran);
     assert!(
-        text.contains("what is stored of it is damaged. It ran in /work/work."),
+        text.contains("its stored log is damaged. It ran in /work/work."),
         "{text}"
     );
     assert!(
@@ -119,7 +121,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
         "{text}"
     );
     let parts: Vec<&str> = text
-        .split("(Something is missing here: it could not be read.)")
+        .split("(Messages are missing here: they could not be read.)")
         .collect();
     assert_eq!(parts.len(), 2, "{text}");
     assert!(
@@ -156,7 +158,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
         (Some(TOOLS), Some("history"), Some(2))
     );
     assert_eq!(
-        (row["sound_to"].as_u64(), row["head"].as_u64()),
+        (row["undamaged_to"].as_u64(), row["head"].as_u64()),
         (Some(3), Some(PIECES as u64 + 1))
     );
     assert!(
@@ -170,7 +172,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
     );
     let text = std::fs::read_to_string(other.home().join("prompt.md")).unwrap();
     assert_eq!(text.matches("\n## ").count(), 2, "{text}");
-    assert!(text.contains("the last 2 of its"), "{text}");
+    assert!(text.contains("the last 2 of "), "{text}");
 
     // Only said, not done.
     let dry = TempHome::new();
@@ -201,7 +203,7 @@ fn a_damaged_log_is_told_as_far_as_it_can_be_read_and_nothing_is_taken_over() {
 }
 
 #[test]
-fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
+fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     let backend = stored();
     std::fs::remove_file(entry(&backend, 1)).unwrap();
     spoil(&backend, 2);
@@ -224,7 +226,7 @@ fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
         &["--salvage", "--fallback", "history"],
     ));
     assert!(
-        !text.contains("All done") && text.contains("What came next is missing"),
+        !text.contains("All done") && text.contains("The messages after this point are missing"),
         "{text}"
     );
     // Nothing is left to tell.
@@ -232,7 +234,7 @@ fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
     let other = TempHome::new();
     restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(
         6,
-        "nothing that was said can be read",
+        "which has no readable message",
         "",
     );
     assert!(
@@ -243,14 +245,14 @@ fn where_nothing_before_the_damage_is_sound_every_entry_is_read_by_itself() {
     );
 }
 
-#[test]
-fn what_a_newer_agent_wrote_is_refused_or_told() {
-    for backend in Backend::all().into_iter().map(stored_in) {
+on_each_backend!(a_session_of_a_newer_agent_is_rejected_or_written_as_history);
+fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend) {
+    let backend = stored_in(backend);
         let home = TempHome::new();
         let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
         limit("2.1.324").fails(
             7,
-            "version 2.1.325 of the agent wrote it, and 2.1.324",
+            "which is newer than 2.1.324",
             "--fallback history",
         );
         limit("2").fails(7, "2.1.325", "");
@@ -292,19 +294,18 @@ fn what_a_newer_agent_wrote_is_refused_or_told() {
         );
         auto(&bin).0.ok();
         write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
-        assert!(auto(&bin).0.ok().err().contains("does not say its version"));
+        assert!(auto(&bin).0.ok().err().contains("prints no version"));
         assert!(
             auto(&home.path().join("no-bin"))
                 .0
                 .ok()
                 .err()
-                .contains("cannot be asked for its version")
+                .contains("--version")
         );
-    }
 }
 
 #[test]
-fn a_fork_tells_what_was_said_before_it_and_a_point_what_was_said_by_then() {
+fn history_text_covers_a_forks_origin_and_stops_at_the_point() {
     let backend = stored();
     let at = |point: &str| {
         told(&restore(
@@ -370,7 +371,7 @@ fn a_fork_tells_what_was_said_before_it_and_a_point_what_was_said_by_then() {
 }
 
 #[test]
-fn other_failures_are_no_reason_to_tell() {
+fn other_failures_do_not_trigger_the_fallback() {
     let (backend, home) = (stored(), TempHome::new());
     backend
         .run(&home, &["restore", "unknown", "--fallback", "history"])

@@ -1,24 +1,29 @@
-//! One writer: two that hold the same session never interleave, nothing of the loser is lost, and a lost answer or a crash
-//! is not mistaken for a second writer. Over a directory, a bucket, and a bucket that ignores conditions.
+//! Single writer: two writers of one session never interleave, the loser loses nothing, and neither
+//! a lost reply nor a crash is mistaken for a second writer. Runs on a directory, on a bucket, and
+//! on a bucket that ignores conditional writes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use futures_util::StreamExt as _;
+use sessiond::index::Index;
 use sessiond::error::ErrorKind;
 use sessiond::log::fence::FencingPolicy;
-use sessiond::model::{EntryKind, LogPoint, keys};
+use sessiond::model::{EntryKind, LogPoint, ResolvedPoint, keys};
 use sessiond::restore::Options;
 use sessiond::store::s3::S3Store;
 
+use crate::support::needs_servers;
+use crate::support::on_each_storage;
+use crate::support::faulty_store::{FaultyStore, WriteFault};
+use crate::support::files::copy_dir;
+use crate::support::rng::TestRng;
+use crate::support::storage::{SESSION, Storage, TRANSCRIPT, assert_same_rows, s3_settings};
+use crate::support::writer::{Writer, assert_not_interleaved};
 use crate::support::TempHome;
 use crate::support::proxy::CountingProxy;
 use crate::support::servers::s3;
-use crate::support::writers::{
-    Dice, Meddled, Place, SESSION, TRANSCRIPT, VerifyReport, Writer, assert_not_interleaved,
-    assert_same_rows, copy_dir, s3_settings,
-};
 
 const TASK: &str = "tasks/s1/1.json";
 
@@ -27,7 +32,7 @@ fn line(text: &str) -> String {
 }
 
 /// A writer that has written `lines`.
-async fn began(place: &Place, lines: &[&str]) -> Writer {
+async fn began(place: &Storage, lines: &[&str]) -> Writer {
     let mut writer = Writer::new(place);
     for text in lines {
         writer.append(TRANSCRIPT, &line(text));
@@ -37,7 +42,7 @@ async fn began(place: &Place, lines: &[&str]) -> Writer {
 }
 
 /// Bytes in all entries of the log, before compression.
-async fn shipped(place: &Place) -> u64 {
+async fn shipped(place: &Storage) -> u64 {
     place
         .entries(SESSION)
         .await
@@ -46,8 +51,8 @@ async fn shipped(place: &Place) -> u64 {
         .sum()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
+needs_servers!(async the_store_is_probed_once_and_the_result_is_correct);
+async fn the_store_is_probed_once_and_the_result_is_correct() {
     let Some(server) = s3() else { return };
     for lax in [false, true] {
         let proxy = CountingProxy::start(server.addr(), lax);
@@ -56,10 +61,10 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
                 .await
                 .unwrap(),
         );
-        let place = Place {
+        let place = Storage {
             store,
             index_is_shared: true,
-            ..Place::files()
+            ..Storage::files()
         };
         let races = || {
             proxy
@@ -71,11 +76,11 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
         for _start in 0..2 {
             let logs = place.logs();
             let fence = logs.fence.choose(&*logs.store, &logs.rng).await.unwrap();
-            assert_eq!(fence.word(), if lax { "database" } else { "store" });
+            assert_eq!(fence.as_str(), if lax { "database" } else { "store" });
         }
         assert_eq!(races(), 9, "eight racers and a late one, once");
         // A store that cannot fence, and nobody else who could.
-        let alone = Place {
+        let alone = Storage {
             index_is_shared: false,
             ..place
         };
@@ -90,32 +95,32 @@ async fn the_store_is_asked_once_whether_it_can_fence_and_the_answer_is_true() {
             );
             assert!(error.hint_text().unwrap().contains("--fencing off"));
         } else {
-            assert_eq!(chosen.unwrap().word(), "store");
+            assert_eq!(chosen.unwrap().as_str(), "store");
         }
-        let mut writer = Writer::with(&alone, alone.logs_fenced(FencingPolicy::Off));
+        let mut writer = Writer::with_logs(&alone, alone.logs_with_fencing(FencingPolicy::Off));
         writer.append(TRANSCRIPT, &line("one"));
         writer.flush().await.unwrap();
         assert_eq!(
-            alone.logs_fenced(FencingPolicy::Off).fence.word(),
+            alone.logs_with_fencing(FencingPolicy::Off).fence.as_str(),
             "not chosen yet"
         );
-        assert_eq!(writer.logs().fence.word(), "off");
+        assert_eq!(writer.logs().fence.as_str(), "off");
         assert_eq!(alone.files_of(SESSION).await, writer.files());
     }
-    let files = Place::files();
+    let files = Storage::files();
     let logs = files.logs();
     assert_eq!(
         logs.fence
             .choose(&*logs.store, &logs.rng)
             .await
             .unwrap()
-            .word(),
+            .as_str(),
         "store"
     );
 }
 
-#[test]
-fn a_store_that_cannot_fence_is_refused_with_a_hint_before_anything_is_streamed() {
+needs_servers!(a_store_that_cannot_fence_is_rejected_before_streaming);
+fn a_store_that_cannot_fence_is_rejected_before_streaming() {
     let Some(server) = s3() else { return };
     let proxy = CountingProxy::start(server.addr(), true);
     let home = TempHome::new();
@@ -143,12 +148,12 @@ fn a_store_that_cannot_fence_is_refused_with_a_hint_before_anything_is_streamed(
 }
 
 /// Two writers, any order of appends, flushes, restarts and take-overs.
-async fn any_order(place: &Place, seed: u64) {
+async fn any_order(place: &Storage, seed: u64) {
     let what = format!("{}, seed {seed}", place.name);
     let session = format!("r{seed}");
     let transcript = format!("projects/-w/{session}.jsonl");
     let task = format!("tasks/{session}/1.json");
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let mut writers = [Writer::new(place), Writer::new(place)];
     writers[0].append(&transcript, &line("begin"));
     writers[0].flush().await.unwrap();
@@ -177,10 +182,10 @@ async fn any_order(place: &Place, seed: u64) {
         writer.flush().await.unwrap();
     }
     for writer in &writers {
-        writer.tell_index().await;
+        writer.update_index().await;
     }
     let entries = place.entries(&session).await;
-    let linked: BTreeSet<u64> = entries.iter().map(|entry| entry.header.follows()).collect();
+    let linked: BTreeSet<u64> = entries.iter().map(|entry| entry.header.predecessor()).collect();
     // Where the database fences, a number that nobody follows does not count.
     let last = entries.last().unwrap().header.seq;
     let log: Vec<_> = entries
@@ -198,7 +203,7 @@ async fn any_order(place: &Place, seed: u64) {
             );
             continue;
         };
-        let target = writer.target(&session);
+        let target = writer.write_target(&session);
         match target.as_str() {
             "branch" => {
                 let branch = place
@@ -258,9 +263,8 @@ async fn any_order(place: &Place, seed: u64) {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_writers_in_any_order_never_interleave_and_lose_nothing() {
-    for place in Place::all().await {
+on_each_storage!(two_writers_never_interleave_and_lose_nothing);
+async fn two_writers_never_interleave_and_lose_nothing(place: Storage) {
         futures_util::stream::iter(0..30)
             .for_each_concurrent(6, |seed| any_order(&place, seed))
             .await;
@@ -271,22 +275,20 @@ async fn two_writers_in_any_order_never_interleave_and_lose_nothing() {
             &place.rows().await,
             &format!("{}: reindex gives other rows", place.name),
         );
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
-    for place in Place::all().await {
+on_each_storage!(a_writer_idle_through_a_takeover_continues_on_a_branch);
+async fn a_writer_idle_through_a_takeover_continues_on_a_branch(place: Storage) {
         let mut old = began(&place, &["one", "two"]).await;
         old.append(TRANSCRIPT, &line("not flushed yet"));
         let mut new = Writer::new(&place);
         new.take_over(SESSION).await.unwrap();
         new.append(TRANSCRIPT, &line("of the new one"));
         new.flush().await.unwrap();
-        assert_eq!(new.logs().fence.word(), place.fence);
+        assert_eq!(new.logs().fence.as_str(), place.fence);
 
         old.flush().await.unwrap();
-        assert_eq!(old.target(SESSION), "branch", "{}", place.name);
+        assert_eq!(old.write_target(SESSION), "branch", "{}", place.name);
         old.append(TRANSCRIPT, &line("still going"));
         old.restart();
         old.flush().await.unwrap();
@@ -300,11 +302,11 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
         new.append(TRANSCRIPT, &line("undisturbed"));
         new.flush().await.unwrap();
-        assert_eq!(new.target(SESSION), "main");
+        assert_eq!(new.write_target(SESSION), "main");
         assert_not_interleaved(&place.entries(SESSION).await, place.name);
 
-        old.tell_index().await;
-        new.tell_index().await;
+        old.update_index().await;
+        new.update_index().await;
         let row = place
             .index
             .session(&place.id(SESSION))
@@ -322,20 +324,18 @@ async fn a_writer_that_slept_through_a_take_over_goes_on_in_a_branch() {
         // What the loser had is on its branch, so its volume can take the session back.
         old.take_over(SESSION).await.unwrap();
         assert_eq!(old.files(), new.files(), "{}", place.name);
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
-    for place in Place::all().await {
-        let (place, store) = place.through(Meddled::new);
+on_each_storage!(a_lost_reply_is_retried_without_a_duplicate_or_a_gap);
+async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(place: Storage) {
+        let (place, store) = place.decorate(FaultyStore::new);
         let mut writer = began(&place, &["one"]).await;
         for round in 0..4 {
-            store.meddle(|key| {
+            store.inject(|key| {
                 if key.contains("/log/") {
-                    VerifyReport::LoseReply
+                    WriteFault::LoseResponse
                 } else {
-                    VerifyReport::Pass
+                    WriteFault::None
                 }
             });
             writer.append(TRANSCRIPT, &line(&format!("round {round}")));
@@ -343,11 +343,11 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
             assert!(error.is_retryable(), "{error}");
             // More is written meanwhile: it is the next entry's, the same bytes go to the same number first.
             writer.append(TRANSCRIPT, &line("meanwhile"));
-            store.leave_alone();
+            store.recover();
             writer.flush().await.unwrap();
             writer.flush().await.unwrap();
         }
-        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
         assert_eq!(
             shipped(&place).await,
@@ -363,18 +363,16 @@ async fn a_lost_answer_is_tried_again_and_makes_neither_a_copy_nor_a_gap() {
             .collect();
         assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
         assert!(place.branches(SESSION).await.is_empty());
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
-    for place in Place::all().await {
-        let (place, store) = place.through(Meddled::new);
-        store.meddle(|key| {
+on_each_storage!(a_claim_with_a_lost_reply_keeps_the_session);
+async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
+        let (place, store) = place.decorate(FaultyStore::new);
+        store.inject(|key| {
             if key.contains("/log/") {
-                VerifyReport::LoseReply
+                WriteFault::LoseResponse
             } else {
-                VerifyReport::Pass
+                WriteFault::None
             }
         });
         let mut writer = Writer::new(&place);
@@ -382,20 +380,18 @@ async fn a_claim_whose_answer_is_lost_does_not_cost_the_session() {
         for _ in 0..2 {
             assert!(writer.flush().await.unwrap_err().is_retryable());
         }
-        store.leave_alone();
+        store.recover();
         writer.flush().await.unwrap();
-        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, writer.files());
         assert_eq!(
             shipped(&place).await,
             writer.files()[TRANSCRIPT].len() as u64
         );
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
-    for place in Place::all().await {
+on_each_storage!(a_crash_between_entry_and_ledger_uploads_nothing_twice);
+async fn a_crash_between_entry_and_ledger_uploads_nothing_twice(place: Storage) {
         let mut writer = began(&place, &["one", "two"]).await;
         let keep = tempfile::tempdir().unwrap();
         let state = writer.root.join(".sessiond");
@@ -413,7 +409,7 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
         writer.restart();
 
         writer.flush().await.unwrap();
-        assert_eq!(writer.target(SESSION), "main", "{}", place.name);
+        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
         assert_eq!(
             place.entries(SESSION).await.len(),
             entries,
@@ -423,35 +419,32 @@ async fn a_crash_between_the_entry_and_the_ledger_ships_nothing_twice() {
         assert_eq!(shipped(&place).await, durable);
         writer.append(TRANSCRIPT, &line("four"));
         writer.flush().await.unwrap();
-        assert_eq!(writer.target(SESSION), "main");
+        assert_eq!(writer.write_target(SESSION), "main");
         assert_eq!(place.entries(SESSION).await.len(), entries + 1);
         assert_eq!(place.files_of(SESSION).await, writer.files());
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copied_volume_never_interleaves_with_its_original() {
-    for place in Place::all().await {
+on_each_storage!(a_copied_volume_never_interleaves_with_its_original);
+async fn a_copied_volume_never_interleaves_with_its_original(place: Storage) {
         futures_util::stream::iter(0..12)
             .for_each_concurrent(6, |seed| copied_in_any_order(&place, seed))
             .await;
-    }
 }
 
 /// A volume and its copy, any order of appends, flushes and restarts.
-async fn copied_in_any_order(place: &Place, seed: u64) {
+async fn copied_in_any_order(place: &Storage, seed: u64) {
     let session = format!("c{seed}");
     let (transcript, task) = (
         format!("projects/-w/{session}.jsonl"),
         format!("tasks/{session}/1.json"),
     );
     let what = format!("{}, seed {seed}", place.name);
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let mut first = Writer::new(place);
     first.append(&transcript, &line("one"));
     first.replace(&task, "{}");
     first.flush().await.unwrap();
-    let mut pair = [first.copied(place), first];
+    let mut pair = [first.copy(place), first];
     for step in 0..10 {
         let who = dice.below(2) as usize;
         let text = line(&format!("{who} at {step}"));
@@ -471,7 +464,7 @@ async fn copied_in_any_order(place: &Place, seed: u64) {
     let mut on_main = 0;
     for writer in &pair {
         let ledger = writer.ledger(&session).unwrap();
-        let stored = match writer.target(&session).as_str() {
+        let stored = match writer.write_target(&session).as_str() {
             "branch" => {
                 place
                     .files_of_branch(&session, &ledger.log_writer.writer)
@@ -486,26 +479,25 @@ async fn copied_in_any_order(place: &Place, seed: u64) {
         assert!(
             writer.files() == stored || unchanged,
             "{what}: {}",
-            writer.target(&session)
+            writer.write_target(&session)
         );
     }
     assert!(on_main >= 1, "{what}: both lost");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either() {
-    for place in Place::all().await {
+on_each_storage!(a_copied_volume_that_only_replaces_files_does_not_interleave_either);
+async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either(place: Storage) {
         let mut first = began(&place, &["one"]).await;
         first.replace(TASK, "{}");
         first.flush().await.unwrap();
-        let mut second = first.copied(&place);
+        let mut second = first.copy(&place);
         for round in 0..3 {
             first.replace(TASK, &format!("{{\"first\":{round}}}"));
             first.flush().await.unwrap();
             second.replace(TASK, &format!("{{\"second\":{round}}}"));
             second.flush().await.unwrap();
         }
-        let grounds = [first.target(SESSION), second.target(SESSION)];
+        let grounds = [first.write_target(SESSION), second.write_target(SESSION)];
         assert_eq!(grounds, ["main", "branch"], "{}", place.name);
         assert_eq!(place.files_of(SESSION).await, first.files());
         let writer = second.ledger(SESSION).unwrap().log_writer.writer;
@@ -513,14 +505,12 @@ async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either() {
             place.files_of_branch(SESSION, &writer).await,
             second.files()
         );
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either() {
-    for place in Place::all().await {
+on_each_storage!(a_copied_volume_whose_original_moved_a_file_does_not_interleave_either);
+async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(place: Storage) {
         let mut first = began(&place, &["one"]).await;
-        let mut second = first.copied(&place);
+        let mut second = first.copy(&place);
         std::fs::create_dir_all(first.root.join("projects/-elsewhere")).unwrap();
         std::fs::rename(
             first.root.join(TRANSCRIPT),
@@ -533,7 +523,7 @@ async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(
         first.append("projects/-elsewhere/s1.jsonl", &line("of the original"));
         first.flush().await.unwrap();
         assert_eq!(
-            [first.target(SESSION), second.target(SESSION)],
+            [first.write_target(SESSION), second.write_target(SESSION)],
             ["main", "branch"],
             "{}",
             place.name
@@ -543,18 +533,16 @@ async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(
             place.files_of_branch(SESSION, &writer).await,
             second.files()
         );
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch() {
-    for place in Place::all().await {
+on_each_storage!(a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch);
+async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch(place: Storage) {
         let mut loser = began(&place, &["one"]).await;
         Writer::new(&place).take_over(SESSION).await.unwrap();
         loser.append(TRANSCRIPT, &line("lost"));
         loser.flush().await.unwrap();
-        assert_eq!(loser.target(SESSION), "branch");
-        let mut copy = loser.copied(&place);
+        assert_eq!(loser.write_target(SESSION), "branch");
+        let mut copy = loser.copy(&place);
         loser.append(TRANSCRIPT, &line("of the loser"));
         loser.flush().await.unwrap();
         copy.append(TRANSCRIPT, &line("of its copy"));
@@ -569,12 +557,10 @@ async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch() {
             );
         }
         assert_eq!(place.branches(SESSION).await.len(), 2);
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
-    for place in Place::all().await {
+on_each_storage!(without_a_ledger_only_files_that_extend_the_log_continue_it);
+async fn without_a_ledger_only_files_that_extend_the_log_continue_it(place: Storage) {
         let mut writer = began(&place, &["one", "two"]).await;
         let entries = place.entries(SESSION).await.len();
         let forget = |writer: &mut Writer| {
@@ -608,7 +594,7 @@ async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
             let mut other = Writer::new(&place);
             other.append(TRANSCRIPT, &text);
             other.flush().await.unwrap();
-            assert_eq!(other.target(SESSION), "branch", "{}: {what}", place.name);
+            assert_eq!(other.write_target(SESSION), "branch", "{}: {what}", place.name);
             let name = other.ledger(SESSION).unwrap().log_writer.writer;
             assert_eq!(
                 place.files_of_branch(SESSION, &name).await,
@@ -622,14 +608,12 @@ async fn without_a_ledger_only_files_that_go_on_from_the_log_may_continue_it() {
         // And the writer that holds it goes on.
         writer.append(TRANSCRIPT, &line("four"));
         writer.flush().await.unwrap();
-        assert_eq!(writer.target(SESSION), "main");
-    }
+        assert_eq!(writer.write_target(SESSION), "main");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restored_session_goes_on_where_it_stopped_and_a_restart_downloads_nothing() {
-    for place in Place::all().await {
-        let (place, store) = place.through(Meddled::new);
+on_each_storage!(a_restored_session_continues_and_a_restart_downloads_nothing);
+async fn a_restored_session_continues_and_a_restart_downloads_nothing(place: Storage) {
+        let (place, store) = place.decorate(FaultyStore::new);
         let mut old = began(&place, &["one", "two"]).await;
         old.replace(TASK, "{\"v\":1}");
         old.flush().await.unwrap();
@@ -654,7 +638,7 @@ async fn a_restored_session_goes_on_where_it_stopped_and_a_restart_downloads_not
         );
 
         // The same volume again: nobody wrote, so nothing is read but what tells that.
-        store.reads.store(0, SeqCst);
+        let reads = store.reads();
         let report = new.take_over(SESSION).await.unwrap();
         assert_eq!((report.objects, report.written()), (0, 0));
         new.restart();
@@ -662,18 +646,16 @@ async fn a_restored_session_goes_on_where_it_stopped_and_a_restart_downloads_not
         assert_eq!(new.flush().await.unwrap().1, 1);
         // The last entry, to see that the store still is the one the ledger knows.
         assert_eq!(
-            store.reads.load(SeqCst),
-            1 + usize::from(place.fence == "database"),
+            store.reads() - reads,
+            1 + u64::from(place.fence == "database"),
             "{}: it read the log",
             place.name
         );
         assert_eq!(place.files_of(SESSION).await, new.files());
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn going_back_in_time_keeps_every_later_entry_reachable() {
-    for place in Place::all().await {
+on_each_storage!(a_rollback_keeps_every_later_entry_reachable);
+async fn a_rollback_keeps_every_later_entry_reachable(place: Storage) {
         let mut old = Writer::new(&place);
         let mut points = Vec::new();
         for round in 0..5 {
@@ -686,15 +668,18 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
             old.flush().await.unwrap();
             points.push((old.ledger(SESSION).unwrap().log_writer.seq, old.files()));
         }
-        let (back_to, then) = points[1].clone();
+        let (rollback_to, then) = points[1].clone();
         let mut new = Writer::new(&place);
         let options = Options {
-            at: LogPoint::Seq(back_to),
+            point: ResolvedPoint {
+                at: LogPoint::Seq(rollback_to),
+                ..ResolvedPoint::default()
+            },
             claim: true,
             ..Options::default()
         };
         let report = new.restore(SESSION, options).await.unwrap();
-        assert_eq!((report.seq, new.files()), (back_to, then), "{}", place.name);
+        assert_eq!((report.seq, new.files()), (rollback_to, then), "{}", place.name);
         new.append(TRANSCRIPT, &line("another way"));
         new.flush().await.unwrap();
         // Side files too are as they were at that point: what a later restore gives is what the agent has.
@@ -713,14 +698,12 @@ async fn going_back_in_time_keeps_every_later_entry_reachable() {
         // The writer that was left behind has nothing to lose, and cannot write.
         old.append(TRANSCRIPT, &line("too late"));
         old.flush().await.unwrap();
-        assert_eq!(old.target(SESSION), "branch");
-    }
+        assert_eq!(old.write_target(SESSION), "branch");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
-    for place in Place::all().await {
-        let (outer, store) = place.through(Meddled::new);
+on_each_storage!(a_restore_that_loses_the_race_reads_on_and_claims_after_it);
+async fn a_restore_that_loses_the_race_reads_on_and_claims_after_it(place: Storage) {
+        let (outer, store) = place.decorate(FaultyStore::new);
         let mut old = began(&outer, &["one"]).await;
         old.replace(TASK, "{\"v\":1}");
         old.flush().await.unwrap();
@@ -730,7 +713,7 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
         let (once, runtime) = (overtaken.clone(), tokio::runtime::Handle::current());
         let old = Arc::new(tokio::sync::Mutex::new(old));
         let racer = old.clone();
-        store.meddle(move |key| {
+        store.inject(move |key| {
             if key.contains("/log/") && !once.swap(true, SeqCst) {
                 let racer = racer.clone();
                 tokio::task::block_in_place(|| {
@@ -742,22 +725,22 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
                     });
                 });
             }
-            VerifyReport::Pass
+            WriteFault::None
         });
         new.take_over(SESSION)
             .await
             .unwrap_or_else(|error| panic!("{}: {error}", outer.name));
-        store.leave_alone();
+        store.recover();
         assert!(overtaken.load(SeqCst));
         let mut old = old.lock().await;
         old.flush().await.unwrap();
         new.append(TRANSCRIPT, &line("new"));
         new.flush().await.unwrap();
-        assert_eq!(new.target(SESSION), "main", "{}", outer.name);
+        assert_eq!(new.write_target(SESSION), "main", "{}", outer.name);
         assert_eq!(outer.files_of(SESSION).await, new.files(), "{}", outer.name);
         // Either it got in before the claim, or all that it has is on its branch.
         let (target, writer) = (
-            old.target(SESSION),
+            old.write_target(SESSION),
             old.ledger(SESSION).unwrap().log_writer.writer,
         );
         if target == "branch" {
@@ -769,16 +752,22 @@ async fn a_restore_that_is_overtaken_reads_on_and_claims_behind_it() {
                 outer.name
             );
         }
-    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_lost() {
-    for (what, bytes) in [
-        ("garbage", b"not an entry".to_vec()),
-        ("a later format", gzip(b"{\"v\":9}\n")),
-    ] {
-        for place in Place::all().await {
+on_each_storage!(
+    a_damaged_entry_is_left_alone_and_nothing_is_lost,
+    an_entry_of_a_newer_format_is_left_alone_and_nothing_is_lost,
+);
+
+async fn a_damaged_entry_is_left_alone_and_nothing_is_lost(storage: Storage) {
+    an_unreadable_entry_is_left_alone(storage, b"not an entry".to_vec()).await;
+}
+
+async fn an_entry_of_a_newer_format_is_left_alone_and_nothing_is_lost(storage: Storage) {
+    an_unreadable_entry_is_left_alone(storage, gzip(b"{\"version\":9}\n")).await;
+}
+
+async fn an_unreadable_entry_is_left_alone(place: Storage, bytes: Vec<u8>) {
             let mut writer = began(&place, &["one"]).await;
             let next = writer.ledger(SESSION).unwrap().log_writer.seq + 1;
             place
@@ -790,8 +779,8 @@ async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_l
             writer
                 .flush()
                 .await
-                .unwrap_or_else(|error| panic!("{}, {what}: {error}", place.name));
-            assert_eq!(writer.target(SESSION), "branch", "{}, {what}", place.name);
+                .unwrap_or_else(|error| panic!("{}: {error}", place.name));
+            assert_eq!(writer.write_target(SESSION), "branch", "{}", place.name);
             let name = writer.ledger(SESSION).unwrap().log_writer.writer;
             assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
             let stored = place
@@ -800,9 +789,7 @@ async fn a_number_that_holds_something_unreadable_is_left_alone_and_nothing_is_l
                 .await
                 .unwrap()
                 .unwrap();
-            assert_eq!(stored, bytes, "{}, {what}: it was overwritten", place.name);
-        }
-    }
+            assert_eq!(stored, bytes, "{}: it was overwritten", place.name);
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

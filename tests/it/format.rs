@@ -1,4 +1,5 @@
-//! Readable without us: the recipe of docs/FORMAT.md, run from its own text, brings a session back with gzip, tar and jq.
+//! Open format: the recipe of docs/reference/format.md, run from its own text, recovers a session
+//! with gzip, tar and jq.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,24 +7,28 @@ use std::process::Command;
 use std::sync::Arc;
 
 use sessiond::capture::flush::LogFlusher;
-use sessiond::model::LogPoint;
-use sessiond::restore::{self, verify::verify};
+use sessiond::model::{LogPoint, ResolvedPoint};
+use sessiond::restore;
+use sessiond::verify::verify;
 use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
 
-use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
-use crate::support::fetch;
+use crate::support::needs_tools;
+use crate::support::backend::{Backend, transcript};
+use crate::support::files::append;
 use crate::support::world::World;
+use crate::support::TempHome;
+use crate::support::shell_blocks::blocks;
+use crate::support::fetch;
 
 fn recipe() -> String {
     let text =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/FORMAT.md"))
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/format.md"))
             .unwrap();
-    let (_, behind) = text
-        .split_once("```sh\n")
-        .expect("docs/FORMAT.md has a recipe");
-    behind.split_once("```").unwrap().0.to_owned()
+    let recipe = blocks(&text)
+        .into_iter()
+        .find(|block| block.language == "sh");
+    recipe.expect("docs/reference/format.md has a recipe").body
 }
 
 fn recover(directory: &Path, to: &Path) {
@@ -71,8 +76,8 @@ fn all(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-#[test]
-fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
+needs_tools!(a_session_is_recovered_with_gzip_tar_and_jq_alone);
+fn a_session_is_recovered_with_gzip_tar_and_jq_alone() {
     let backend = Backend::file();
     let home = TempHome::new();
     let root = home.home().join(".claude");
@@ -116,8 +121,8 @@ fn a_session_comes_back_with_gzip_tar_and_jq_alone() {
     assert_eq!(all(&other.home().join(".claude")), expected);
 }
 
-#[tokio::test]
-async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
+needs_tools!(async snapshots_and_merges_replace_their_entries_in_the_recipe);
+async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     let world = World::new();
     let (logs, id) = (world.logs(), world.id("s1"));
     let mut shipment = LogFlusher::new(id.clone());
@@ -142,19 +147,19 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
             world.write("tasks/s1/1.json", format!("{number}"));
         }
         shipment
-            .hints
+            .paths
             .extend([path.parse().unwrap(), "tasks/s1/1.json".parse().unwrap()]);
         shipment.flush(&world.context(), false).await.unwrap();
     }
     let expected = all(&world.root());
     let made = compact(&logs, &id, 64).await.unwrap();
-    assert_eq!(made.pieces, 2);
+    assert_eq!(made.segments, 2);
     assert_eq!(
-        compact(&logs, &id, 64).await.unwrap().pieces,
+        compact(&logs, &id, 64).await.unwrap().segments,
         0,
         "nothing is made twice"
     );
-    let directory = world.directory("bucket").join("v1/test/claude-code/s1");
+    let directory = world.path("bucket").join("v1/team/claude-code/s1");
     for seq in 1..=61 {
         // The first half through what stands for it alone; the second also through the entries.
         let earlier = world.stored_at("s1", seq).await;
@@ -167,26 +172,29 @@ async fn a_snapshot_and_merges_stand_for_the_entries_before_them() {
     for collected in 1..=61 {
         std::fs::remove_file(directory.join(format!("log/{collected:012}.gz"))).unwrap();
     }
-    let to = world.directory("recovered");
+    let to = world.path("recovered");
     recover(&directory, &to);
     assert_eq!(all(&to), expected);
     assert_eq!(world.stored("s1").await.unwrap(), expected);
-    let verdict = verify(&logs, &id, &Disk::new(world.directory("scratch")), true)
+    let verdict = verify(&logs, &id, &Disk::new(world.path("scratch")), true)
         .await
         .unwrap();
     assert_eq!(
-        (verdict.damage, verdict.sound_to, verdict.objects),
+        (verdict.damage, verdict.undamaged_to, verdict.objects),
         (vec![], 65, 6)
     );
     // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
-    let target = Disk::new(world.directory("target"));
+    let target = Disk::new(world.path("target"));
     let context = restore::Context {
         directory: Arc::new(target),
-        profile: world.profile.clone(),
+        profile: world.writer.context.profile.clone(),
         logs,
     };
     let options = restore::Options {
-        at: LogPoint::Seq(40),
+        point: ResolvedPoint {
+            at: LogPoint::Seq(40),
+            ..ResolvedPoint::default()
+        },
         ..restore::Options::default()
     };
     let error = restore::restore(&context, &id, &options).await.unwrap_err();

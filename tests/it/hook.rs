@@ -1,5 +1,6 @@
-//! `sessiond hook`: fed with what Claude Code really told its hooks (`tests/fixtures/claude-hooks`), it makes a turn end when
-//! it is durable, and never costs the agent more than its deadline.
+//! `sessiond hook`, fed with input that Claude Code really sent to its hooks
+//! (`tests/fixtures/claude-hooks`): a turn ends once it is durable, and the hook never takes longer
+//! than its deadline.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -9,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Ran, Running, Signal, eventually};
+use crate::support::files::append;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Ran, Running, append, eventually};
 
 const SESSION: &str = "36c58e05-60f1-4e52-a089-fafb891c18dd";
 
@@ -110,9 +113,8 @@ fn stored(backend: &Backend) -> String {
     .unwrap()
 }
 
-#[test]
-fn a_turn_that_has_ended_is_in_the_store() {
-    for backend in Backend::all() {
+on_each_backend!(the_stop_hook_makes_the_turn_durable);
+fn the_stop_hook_makes_the_turn_durable(backend: Backend) {
         let home = TempHome::new();
         let mut daemon = slow_daemon(&backend, &home);
         append(&transcript(&home), &lines().concat());
@@ -123,11 +125,10 @@ fn a_turn_that_has_ended_is_in_the_store() {
             stored(&backend),
             std::fs::read_to_string(transcript(&home)).unwrap()
         );
-    }
 }
 
 #[test]
-fn the_last_message_is_waited_for_and_is_in_the_store_too() {
+fn the_hook_waits_for_the_last_message() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     let mut lines = lines();
@@ -157,7 +158,7 @@ fn the_last_message_is_waited_for_and_is_in_the_store_too() {
 }
 
 #[test]
-fn a_last_message_that_never_comes_is_told_and_the_rest_is_durable() {
+fn a_missing_last_message_is_reported_and_the_rest_is_durable() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines()[..20].concat());
@@ -184,7 +185,7 @@ fn a_last_message_that_never_comes_is_told_and_the_rest_is_durable() {
 }
 
 #[test]
-fn every_event_of_a_real_session_passes_and_only_ends_flush() {
+fn every_hook_event_succeeds_and_only_turn_ends_flush() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines().concat());
@@ -224,12 +225,12 @@ fn every_event_of_a_real_session_passes_and_only_ends_flush() {
             "{name}: {said}"
         );
     }
-    // With --at-tools also after a tool, whose answer is not there yet.
+    // With --after-tools also after a tool, whose answer is not there yet.
     for name in ["06-PostToolUse.json", "14-PostToolUseFailure.json"] {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
         assert_eq!(
-            hook(&backend, &home, &["--at-tools"], &event(&home, name)).0,
+            hook(&backend, &home, &["--after-tools"], &event(&home, name)).0,
             ""
         );
         assert_eq!(head() - before, 1, "{name}");
@@ -252,7 +253,7 @@ fn every_event_of_a_real_session_passes_and_only_ends_flush() {
 }
 
 #[test]
-fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
+fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     let mut backend = Backend::file();
     // Takes connections and never answers.
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -277,7 +278,7 @@ fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
         );
     }
     // A daemon that does not move.
-    daemon.signal("STOP");
+    daemon.signal(Signal::STOP);
     let (said, took) = hook(
         &backend,
         &home,
@@ -298,11 +299,11 @@ fn a_store_that_hangs_costs_the_agent_no_more_than_the_deadline() {
         !said.is_empty() && took < Duration::from_millis(3500),
         "{took:?}: {said}"
     );
-    daemon.signal("CONT");
+    daemon.signal(Signal::CONT);
 }
 
 #[test]
-fn without_a_daemon_it_says_so_and_is_gone_at_once() {
+fn the_hook_exits_at_once_without_a_daemon() {
     let (backend, home) = (Backend::file(), TempHome::new());
     append(&transcript(&home), &lines().concat());
     let gone = |file: &str, word: &str| {
@@ -310,7 +311,7 @@ fn without_a_daemon_it_says_so_and_is_gone_at_once() {
         assert!(said.contains(word), "{file}: {said}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     };
-    gone("01-SessionStart.json", "no daemon keeps");
+    gone("01-SessionStart.json", "no sessiond is running for");
     gone("09-Stop.json", "not durable");
     // One that was killed leaves its socket behind.
     backend.daemon(&home, &[]).kill();
@@ -330,20 +331,20 @@ fn without_a_daemon_it_says_so_and_is_gone_at_once() {
 }
 
 #[test]
-fn a_session_that_was_taken_over_is_told_apart() {
+fn the_hook_reports_a_takeover() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), &lines().concat());
     let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     assert!(
-        said.contains("was taken over: it is durable on branch"),
+        said.contains("it is durable on branch"),
         "{said}"
     );
 }
 
 #[test]
-fn a_name_follows_the_end_of_the_last_turn() {
+fn the_hook_names_a_checkpoint_at_the_last_turn() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
     let named = || {
@@ -382,7 +383,7 @@ fn a_name_follows_the_end_of_the_last_turn() {
     hook(
         &backend,
         &home,
-        &["--checkpoint", "ended", "--at-tools"],
+        &["--checkpoint", "ended", "--after-tools"],
         &event(&home, "06-PostToolUse.json"),
     );
     assert_eq!(named(), before);
@@ -417,7 +418,7 @@ fn a_name_follows_the_end_of_the_last_turn() {
 }
 
 #[test]
-fn whatever_is_wrong_the_agent_is_not_stopped() {
+fn the_hook_never_stops_the_agent() {
     let (backend, home) = (Backend::file(), TempHome::new());
     for garbage in [
         &b""[..],
@@ -452,7 +453,7 @@ fn whatever_is_wrong_the_agent_is_not_stopped() {
         hook_with(&backend, &home, arguments, stop.as_bytes(), |_| {});
     }
     for (name, value) in [
-        ("SESSIOND_PATH_STYLE", "maybe"),
+        ("SESSIOND_S3_PATH_STYLE", "maybe"),
         ("SESSIOND_LOG", "a=b=c"),
         ("SESSIOND_HOOK_DEADLINE", "x"),
         ("SESSIOND_AGENT", "who"),
@@ -489,7 +490,7 @@ fn installed(backend: &Backend, home: &TempHome, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn hooks_are_put_into_the_settings_and_taken_out_again() {
+fn hooks_are_installed_into_and_removed_from_the_settings() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let user = home.home().join(".claude/settings.json");
     let value = |path: &Path| {
@@ -508,7 +509,7 @@ fn hooks_are_put_into_the_settings_and_taken_out_again() {
         );
     };
     // No settings yet.
-    assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would put"));
+    assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would add"));
     assert!(!user.exists());
     assert!(
         installed(&backend, &home, &["--install"])
@@ -550,7 +551,7 @@ fn hooks_are_put_into_the_settings_and_taken_out_again() {
     installed(
         &backend,
         &home,
-        &[&["--install", "--at-tools"][..], &at].concat(),
+        &[&["--install", "--after-tools"][..], &at].concat(),
     );
     assert!(project.join(".claude/settings.json").is_symlink());
     assert_eq!(
@@ -598,7 +599,7 @@ fn hooks_are_put_into_the_settings_and_taken_out_again() {
 }
 
 #[test]
-fn what_is_installed_runs_under_sh() {
+fn the_installed_hook_command_runs_under_sh() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), &lines().concat());

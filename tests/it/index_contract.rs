@@ -1,4 +1,4 @@
-//! The contract of an index, run over every database that keeps one.
+//! The contract of `Index`, run over every database that implements it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,13 +7,14 @@ use jiff::{SignedDuration, Timestamp};
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::SqlIndex;
 use sessiond::index::{
-    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionRow,
+    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, SessionFilter, Index, RecordOutcome, SessionRow,
 };
 use sessiond::model::{
     Closed, ClosedStatus, Digest, EntryHeader, EntryKind, FileKind, FileMove, LogId,
     ParsedTranscripts, Part, PathState, Seq, SessionFacts, SessionMetadata, Ttl,
 };
 
+use crate::support::needs_servers;
 use crate::support::servers::postgres;
 
 /// A database for one test, and the directory it lives in if it is a file.
@@ -55,7 +56,7 @@ macro_rules! contract {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() { super::$case(super::sqlite_place()).await }
         )* }
-        mod postgres { $(
+        mod needs_servers { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
                 if let Some(place) = super::postgres_place() { super::$case(place).await }
@@ -119,7 +120,7 @@ fn part(path: &str, start: u64, len: u64) -> Part {
 
 pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
     let header = EntryHeader {
-        v: 1,
+        version: 1,
         kind: if parts.is_empty() {
             EntryKind::Claim
         } else {
@@ -130,22 +131,22 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
         seq,
         writer: "w1".parse().unwrap(),
         at: at(seq as i64),
-        prev: None,
-        after: None,
+        prev_digest: None,
+        prev_seq: None,
         covers: None,
         moves: Vec::new(),
         parts,
         checkpoints: Vec::new(),
         fork: None,
-        back_to: None,
+        rollback_to: None,
     };
     EntryRecord {
         log: log.clone(),
         branch: None,
         header,
-        stored: 50,
+        stored_bytes: 50,
         digest: Digest::of(&seq.to_be_bytes()),
-        told: ParsedTranscripts::default(),
+        transcripts: ParsedTranscripts::default(),
     }
 }
 
@@ -155,8 +156,8 @@ fn on_branch(mut record: EntryRecord, writer: &str) -> EntryRecord {
     record
 }
 
-fn filter() -> Filter {
-    Filter {
+fn filter() -> SessionFilter {
+    SessionFilter {
         namespace: "team".parse().unwrap(),
         agent: None,
         id_prefix: None,
@@ -169,7 +170,7 @@ fn filter() -> Filter {
     }
 }
 
-async fn ids(index: &SqlIndex, filter: &Filter) -> Vec<String> {
+async fn ids(index: &SqlIndex, filter: &SessionFilter) -> Vec<String> {
     index
         .sessions(filter)
         .await
@@ -196,19 +197,19 @@ async fn a_record_counts_once(place: Place) {
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     assert_eq!(
         index.record(&entry(&log, 1, vec![])).await.unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
     assert_eq!(
         index.session(&log).await.unwrap().unwrap().status,
         "created"
     );
     let second = entry(&log, 2, vec![part("a.jsonl", 0, 10)]);
-    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::New);
+    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::Recorded);
     let before = rows(&index, &log).await;
-    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::Already);
+    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::AlreadyRecorded);
     assert_eq!(
         index.record(&entry(&log, 1, vec![])).await.unwrap(),
-        RecordOutcome::Already
+        RecordOutcome::AlreadyRecorded
     );
     assert_eq!(rows(&index, &log).await, before);
     let session = before.0.unwrap();
@@ -224,10 +225,10 @@ async fn a_record_counts_once(place: Place) {
     assert_eq!((session.created, session.updated), (at(1), at(2)));
     assert_eq!(
         (
-            before.1[0].at.len,
-            before.1[0].at.seq,
-            before.1[0].at.mode,
-            before.1[0].at.mtime_ns
+            before.1[0].state.len,
+            before.1[0].state.seq,
+            before.1[0].state.mode,
+            before.1[0].state.mtime_ns
         ),
         (10, 2, 0o600, 1_700_000_000_123_456_789)
     );
@@ -254,7 +255,7 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     assert_eq!(
         index.record(&entry(&log, 2, vec![])).await.unwrap(),
-        RecordOutcome::Gap { have: 0 }
+        RecordOutcome::Gap { head: 0 }
     );
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     index.record(&entry(&log, 1, vec![])).await.unwrap();
@@ -264,7 +265,7 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
             .record(&entry(&log, 3, vec![part("a", 0, 1)]))
             .await
             .unwrap(),
-        RecordOutcome::Gap { have: 1 }
+        RecordOutcome::Gap { head: 1 }
     );
     assert_eq!(rows(&index, &log).await, before);
 }
@@ -272,9 +273,9 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
 async fn impossible_numbers_are_refused(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     let mut backwards = entry(&log, 5, vec![]);
-    backwards.header.after = Some(5);
+    backwards.header.prev_seq = Some(5);
     let mut long = entry(&log, 1, vec![part("a", u64::MAX, u64::MAX)]);
-    long.stored = u64::MAX;
+    long.stored_bytes = u64::MAX;
     for bad in [
         entry(&log, 0, vec![]),
         backwards,
@@ -307,11 +308,11 @@ async fn a_number_passed_over_is_no_gap(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     index.record(&entry(&log, 1, vec![])).await.unwrap();
     let mut third = entry(&log, 3, vec![]);
-    third.header.after = Some(1);
-    assert_eq!(index.record(&third).await.unwrap(), RecordOutcome::New);
+    third.header.prev_seq = Some(1);
+    assert_eq!(index.record(&third).await.unwrap(), RecordOutcome::Recorded);
     assert_eq!(
         index.record(&entry(&log, 2, vec![])).await.unwrap(),
-        RecordOutcome::Gap { have: 3 }
+        RecordOutcome::Gap { head: 3 }
     );
 }
 
@@ -335,9 +336,9 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
         let mut new = 0;
         for task in tasks {
             match task.await.unwrap() {
-                RecordOutcome::New => new += 1,
-                RecordOutcome::Already => {}
-                RecordOutcome::Gap { have } => panic!("gap at {have}"),
+                RecordOutcome::Recorded => new += 1,
+                RecordOutcome::AlreadyRecorded => {}
+                RecordOutcome::Gap { head } => panic!("gap after {head}"),
             }
         }
         assert_eq!(new, 1);
@@ -348,7 +349,7 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
         (session.head, session.raw_bytes, session.stored_bytes),
         (12, 120, 600)
     );
-    assert_eq!((files.len(), files[0].at.len, entries.len()), (1, 120, 12));
+    assert_eq!((files.len(), files[0].state.len, entries.len()), (1, 120, 12));
 }
 
 async fn racing_logs_all_arrive(place: Place) {
@@ -363,7 +364,7 @@ async fn racing_logs_all_arrive(place: Place) {
                         seq,
                         vec![part("a", seq - 1, 1)],
                     );
-                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
+                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
                 }
             })
         })
@@ -417,7 +418,7 @@ async fn moves_rename_and_replace(place: Place) {
         .await
         .unwrap()
         .into_iter()
-        .map(|row| (row.path.to_string(), row.at.len, row.at.seq))
+        .map(|row| (row.path.to_string(), row.state.len, row.state.seq))
         .collect();
     // By bytes of the path, on both databases.
     assert_eq!(
@@ -434,8 +435,8 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     for (seq, writer) in [(8, "w9"), (7, "w9"), (7, "w2")] {
         let record = on_branch(entry(&log, seq, vec![part("a", 0, 5)]), writer);
-        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
-        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Already);
+        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
+        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::AlreadyRecorded);
     }
     let session = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
@@ -455,7 +456,7 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
             .record(&entry(&log, 1, vec![part("a", 0, 5)]))
             .await
             .unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
     let session = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
@@ -500,13 +501,13 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
 async fn facts_override_only_where_they_say_something(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     let mut first = entry(&log, 1, vec![]);
-    first.told.facts = SessionFacts {
+    first.transcripts.facts = SessionFacts {
         project: Some("-work-app".into()),
         title: Some("one".into()),
         ..SessionFacts::default()
     };
     let mut second = entry(&log, 2, vec![]);
-    second.told.facts = SessionFacts {
+    second.transcripts.facts = SessionFacts {
         title: Some("two".into()),
         model: Some("m".into()),
         ..SessionFacts::default()
@@ -541,13 +542,13 @@ async fn strange_text_is_kept(place: Place) {
         1,
         vec![part(&path, 0, 1), part("it's \"ä\" 𝄞 %_$1", 0, 1)],
     );
-    first.told.facts = SessionFacts {
+    first.transcripts.facts = SessionFacts {
         project: Some(long.clone()),
         title: Some("a\0b '; DROP TABLE sessions; -- 𝄞".into()),
         cwd: Some(long.clone()),
         ..SessionFacts::default()
     };
-    assert_eq!(index.record(&first).await.unwrap(), RecordOutcome::New);
+    assert_eq!(index.record(&first).await.unwrap(), RecordOutcome::Recorded);
     let row = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
         row.title.as_deref(),
@@ -557,7 +558,7 @@ async fn strange_text_is_kept(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 project: Some(long),
                 ..filter()
             }
@@ -599,7 +600,7 @@ async fn pages_show_each_session_once(place: Place) {
         let (mut seen, mut cursor, mut pages) = (Vec::new(), None, 0);
         loop {
             let page = index
-                .sessions(&Filter {
+                .sessions(&SessionFilter {
                     limit: 10,
                     cursor,
                     ..filter()
@@ -617,9 +618,9 @@ async fn pages_show_each_session_once(place: Place) {
                     let mut log = log(&id);
                     log.agent = agent.parse().unwrap();
                     let mut record = entry(&log, 2, vec![part("a", 1, 1)]);
-                    record.header.after = (id == "new").then_some(0);
+                    record.header.prev_seq = (id == "new").then_some(0);
                     record.header.at = at(5000);
-                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::New);
+                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
                 }
             }
             match page.next {
@@ -646,7 +647,7 @@ async fn a_page_of_a_thousand(place: Place) {
         .await
         .unwrap();
     let page = index
-        .sessions(&Filter {
+        .sessions(&SessionFilter {
             limit: u32::MAX,
             ..filter()
         })
@@ -657,7 +658,7 @@ async fn a_page_of_a_thousand(place: Place) {
         (1000, 1)
     );
     let rest = index
-        .sessions(&Filter {
+        .sessions(&SessionFilter {
             limit: 0,
             cursor: page.next,
             ..filter()
@@ -675,7 +676,7 @@ async fn prefixes_are_literal(place: Place) {
     for id in ["a_b", "a-b", "axb", "aXb", "a=25b", "a", "z"] {
         index.record(&entry(&log(id), 1, vec![])).await.unwrap();
     }
-    let with = |prefix: &str| Filter {
+    let with = |prefix: &str| SessionFilter {
         id_prefix: Some(prefix.to_owned()),
         ..filter()
     };
@@ -687,14 +688,14 @@ async fn prefixes_are_literal(place: Place) {
     assert_eq!(ids(&index, &with("")).await.len(), 7);
     // Also behind a cursor.
     let first = index
-        .sessions(&Filter {
+        .sessions(&SessionFilter {
             limit: 4,
             ..with("a")
         })
         .await
         .unwrap();
     let second = index
-        .sessions(&Filter {
+        .sessions(&SessionFilter {
             cursor: first.next,
             ..with("a")
         })
@@ -743,7 +744,7 @@ async fn filters_narrow(place: Place) {
                 vec![]
             },
         );
-        record.told.facts.project = project.map(str::to_owned);
+        record.transcripts.facts.project = project.map(str::to_owned);
         index.record(&record).await.unwrap();
         record.log.namespace = "others".parse().unwrap();
         index.record(&record).await.unwrap();
@@ -752,7 +753,7 @@ async fn filters_narrow(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 project: Some("p".into()),
                 ..filter()
             }
@@ -763,7 +764,7 @@ async fn filters_narrow(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 agent: codex.clone(),
                 ..filter()
             }
@@ -774,7 +775,7 @@ async fn filters_narrow(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 agent: codex,
                 project: Some("p".into()),
                 ..filter()
@@ -786,7 +787,7 @@ async fn filters_narrow(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 status: Some("active".into()),
                 ..filter()
             }
@@ -797,7 +798,7 @@ async fn filters_narrow(place: Place) {
     assert!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 namespace: "nobody".parse().unwrap(),
                 ..filter()
             }
@@ -816,7 +817,7 @@ fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> SessionMetadata {
         labels,
         request_id: request.map(str::to_owned),
         ttl: Some(Ttl::Seconds(60)),
-        status: None,
+        closed: None,
     }
 }
 
@@ -826,7 +827,7 @@ async fn what_is_said_is_found_again(place: Place) {
         index.record(&entry(&log(id), 1, Vec::new())).await.unwrap();
     }
     index
-        .say(
+        .set_metadata(
             &log("s1"),
             1,
             &wishes(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1")),
@@ -834,11 +835,11 @@ async fn what_is_said_is_found_again(place: Place) {
         .await
         .unwrap();
     index
-        .say(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2")))
+        .set_metadata(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2")))
         .await
         .unwrap();
     index
-        .say(
+        .set_metadata(
             &log("s3"),
             1,
             &SessionMetadata {
@@ -861,7 +862,7 @@ async fn what_is_said_is_found_again(place: Place) {
         index.session(&log("s3")).await.unwrap().unwrap().ttl,
         Some(Ttl::Never)
     );
-    let with = |labels: &[&str]| Filter {
+    let with = |labels: &[&str]| SessionFilter {
         labels: labels.iter().map(|label| label.parse().unwrap()).collect(),
         ..filter()
     };
@@ -874,7 +875,7 @@ async fn what_is_said_is_found_again(place: Place) {
     assert_eq!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 request: Some("r2".into()),
                 ..filter()
             }
@@ -884,7 +885,7 @@ async fn what_is_said_is_found_again(place: Place) {
     );
     // What is said anew replaces all of it, and what the index does not know cannot be said anything of.
     index
-        .say(&log("s1"), 2, &wishes(&[("team", "web")], None))
+        .set_metadata(&log("s1"), 2, &wishes(&[("team", "web")], None))
         .await
         .unwrap();
     let page = index.sessions(&with(&["team=web"])).await.unwrap();
@@ -898,7 +899,7 @@ async fn what_is_said_is_found_again(place: Place) {
     assert!(
         ids(
             &index,
-            &Filter {
+            &SessionFilter {
                 request: Some("r1".into()),
                 ..filter()
             }
@@ -907,7 +908,7 @@ async fn what_is_said_is_found_again(place: Place) {
         .is_empty()
     );
     index
-        .say(&log("nobody"), 1, &wishes(&[], None))
+        .set_metadata(&log("nobody"), 1, &wishes(&[], None))
         .await
         .unwrap();
     assert_eq!(index.session(&log("nobody")).await.unwrap(), None);
@@ -916,7 +917,7 @@ async fn what_is_said_is_found_again(place: Place) {
 async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
     let index = place.open();
     let at_rest = |is, raw| SessionMetadata {
-        status: Some(Closed { is, raw }),
+        closed: Some(Closed { status: is, raw_bytes: raw }),
         ..SessionMetadata::default()
     };
     let records = |id: &str| {
@@ -932,7 +933,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
             index.record(&record).await.unwrap();
             if number == said_after {
                 index
-                    .say(&log(id), 1, &at_rest(ClosedStatus::Completed, 5))
+                    .set_metadata(&log(id), 1, &at_rest(ClosedStatus::Completed, 5))
                     .await
                     .unwrap();
             }
@@ -940,7 +941,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
         let status = || async { index.session(&log(id)).await.unwrap().unwrap().status };
         assert_eq!(status().await, "completed", "{id}");
         index
-            .say(&log(id), 2, &at_rest(ClosedStatus::Archived, 5))
+            .set_metadata(&log(id), 2, &at_rest(ClosedStatus::Archived, 5))
             .await
             .unwrap();
         assert_eq!(status().await, "archived");
@@ -953,7 +954,7 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
         gone.header.kind = EntryKind::Tombstone;
         index.record(&gone).await.unwrap();
         index
-            .say(&log(id), 3, &at_rest(ClosedStatus::Completed, 6))
+            .set_metadata(&log(id), 3, &at_rest(ClosedStatus::Completed, 6))
             .await
             .unwrap();
         assert_eq!(status().await, "removed");
@@ -969,12 +970,12 @@ async fn an_older_word_changes_nothing(place: Place) {
         .await
         .unwrap();
     index
-        .say(&log("s1"), 3, &wishes(&[("a", "new")], Some("r")))
+        .set_metadata(&log("s1"), 3, &wishes(&[("a", "new")], Some("r")))
         .await
         .unwrap();
     let row = index.session(&log("s1")).await.unwrap();
     index
-        .say(&log("s1"), 2, &wishes(&[("a", "old")], None))
+        .set_metadata(&log("s1"), 2, &wishes(&[("a", "old")], None))
         .await
         .unwrap();
     assert_eq!(index.session(&log("s1")).await.unwrap(), row);
@@ -985,7 +986,7 @@ async fn an_older_word_changes_nothing(place: Place) {
     let row = index.session(&log("s1")).await.unwrap().unwrap();
     assert_eq!((row.labels.len(), row.request_id, row.ttl), (0, None, None));
     index
-        .say(&log("s1"), 1, &wishes(&[("a", "again")], None))
+        .set_metadata(&log("s1"), 1, &wishes(&[("a", "again")], None))
         .await
         .unwrap();
     assert_eq!(
@@ -1006,7 +1007,7 @@ async fn bad_cursors_are_usage(place: Place) {
         "2026-05-01T12:00:00Z|a|b|c",
     ] {
         let error = index
-            .sessions(&Filter {
+            .sessions(&SessionFilter {
                 cursor: Some(bad.to_owned()),
                 ..filter()
             })
@@ -1026,7 +1027,7 @@ fn a_story(log: &LogId) -> Vec<EntryRecord> {
             vec![part("a.jsonl", 0, 10), part("Sub/ä.json", 0, 4)],
         ),
     ];
-    records[1].told.facts = SessionFacts {
+    records[1].transcripts.facts = SessionFacts {
         title: Some("story".into()),
         project: Some("p".into()),
         cwd: Some("/w".into()),
@@ -1057,12 +1058,15 @@ async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
     for record in &records {
         index.record(record).await.unwrap();
     }
-    index.move_fence(&log, None, &fence).await.unwrap();
+    index
+        .compare_and_swap_fence(&log, None, &fence)
+        .await
+        .unwrap();
     let before = rows(&index, &log).await;
-    index.forget(&log).await.unwrap();
-    index.forget(&log).await.unwrap();
+    index.delete_log(&log).await.unwrap();
+    index.delete_log(&log).await.unwrap();
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
-    assert_eq!(index.fence(&log).await.unwrap(), Some(fence));
+    assert_eq!(index.read_fence(&log).await.unwrap(), Some(fence));
     // Branches first this time: the rows do not tell.
     for record in records
         .iter()
@@ -1077,7 +1081,7 @@ async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
 async fn one_of_racing_fences_wins(place: Place) {
     let (one, two, log) = (Arc::new(place.open()), Arc::new(place.open()), log("s1"));
     let mut from: Option<FenceRow> = None;
-    assert_eq!(one.fence(&log).await.unwrap(), None);
+    assert_eq!(one.read_fence(&log).await.unwrap(), None);
     for round in 1..=5 {
         let tasks: Vec<_> = (0..16)
             .map(|task| {
@@ -1096,7 +1100,7 @@ async fn one_of_racing_fences_wins(place: Place) {
                 };
                 tokio::spawn(async move {
                     index
-                        .move_fence(&log, from.as_ref(), &to)
+                        .compare_and_swap_fence(&log, from.as_ref(), &to)
                         .await
                         .unwrap()
                         .then_some(to)
@@ -1108,14 +1112,18 @@ async fn one_of_racing_fences_wins(place: Place) {
             won.extend(task.await.unwrap());
         }
         assert_eq!(won.len(), 1);
-        assert_eq!(one.fence(&log).await.unwrap(), won.pop());
-        from = one.fence(&log).await.unwrap();
+        assert_eq!(one.read_fence(&log).await.unwrap(), won.pop());
+        from = one.read_fence(&log).await.unwrap();
     }
     let stale = FenceRow {
         seq: 5,
         writer: "nobody".parse().unwrap(),
     };
-    assert!(!one.move_fence(&log, Some(&stale), &stale).await.unwrap());
+    assert!(
+        !one.compare_and_swap_fence(&log, Some(&stale), &stale)
+            .await
+            .unwrap()
+    );
 }
 
 async fn old_failures_go(place: Place) {
@@ -1128,9 +1136,9 @@ async fn old_failures_go(place: Place) {
         attempt: number,
         message: format!("put log/{number}: connection refused"),
     };
-    index.note_failure(&failure("others", 1)).await.unwrap();
+    index.record_failure(&failure("others", 1)).await.unwrap();
     for number in 1..=1010 {
-        index.note_failure(&failure("team", number)).await.unwrap();
+        index.record_failure(&failure("team", number)).await.unwrap();
     }
     let all = index
         .failures(&"team".parse().unwrap(), u32::MAX)
@@ -1175,12 +1183,12 @@ async fn first_opens_race(place: Place) {
         })
         .collect();
     for task in tasks {
-        assert_eq!(task.await.unwrap(), RecordOutcome::New);
+        assert_eq!(task.await.unwrap(), RecordOutcome::Recorded);
     }
     assert_eq!(ids(&place.open(), &filter()).await.len(), 4);
 }
 
-#[tokio::test]
+needs_servers!(async both_databases_give_the_same_rows);
 async fn both_databases_give_the_same_rows() {
     let Some(postgres) = postgres_place() else {
         return;

@@ -1,4 +1,4 @@
-//! What an index says when its database is wrong, away or not ours.
+//! Index errors: a wrong, unreachable or foreign database.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use sessiond::index::{Index, RecordOutcome};
 use sqlx::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::support::needs_servers;
 use crate::index_contract::{entry, log, postgres_place, sqlite_place};
 use crate::support::servers::{Postgres, postgres};
 
@@ -22,7 +23,7 @@ async fn ping(url: &str) -> Error {
 }
 
 #[test]
-fn a_url_that_can_never_work_is_refused_and_not_repeated() {
+fn an_invalid_index_url_is_rejected_and_not_printed() {
     for bad in [
         "",
         "index.db",
@@ -51,7 +52,7 @@ fn a_url_that_can_never_work_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn an_address_holds_no_secret() {
+fn an_index_address_contains_no_secret() {
     for (url, address) in [
         (
             "postgres://u:wrong-password@h:1/d?sslmode=require",
@@ -71,8 +72,8 @@ fn an_address_holds_no_secret() {
     }
 }
 
-#[tokio::test]
-async fn a_wrong_password_is_usage() {
+needs_servers!(async a_wrong_password_is_a_usage_error);
+async fn a_wrong_password_is_a_usage_error() {
     let Some(server) = postgres() else { return };
     let error = ping(&server.url_with_password("wrong-password")).await;
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
@@ -83,8 +84,8 @@ async fn a_wrong_password_is_usage() {
     );
 }
 
-#[tokio::test]
-async fn an_unknown_database_or_role_is_usage() {
+needs_servers!(async an_unknown_database_or_role_is_a_usage_error);
+async fn an_unknown_database_or_role_is_a_usage_error() {
     let Some(place) = postgres_place() else {
         return;
     };
@@ -94,8 +95,8 @@ async fn an_unknown_database_or_role_is_usage() {
     assert_eq!(role.kind(), ErrorKind::Usage, "{role}");
 }
 
-#[tokio::test]
-async fn missing_rights_are_usage() {
+needs_servers!(async missing_privileges_are_a_usage_error);
+async fn missing_privileges_are_a_usage_error() {
     let Some(server) = postgres() else { return };
     let url = server
         .fresh_database()
@@ -138,7 +139,7 @@ async fn a_server_that_never_answers_is_unavailable_in_time() {
     assert!(began.elapsed() < Duration::from_secs(8));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+needs_servers!(async a_database_that_comes_back_is_used_again);
 async fn a_database_that_comes_back_is_used_again() {
     let Some(server) = Postgres::start_private() else {
         return;
@@ -151,7 +152,7 @@ async fn a_database_that_comes_back_is_used_again() {
                 .record(&entry(&log, seq * 2 - 1, vec![]))
                 .await
                 .unwrap(),
-            RecordOutcome::New
+            RecordOutcome::Recorded
         );
         server.stop();
         for _ in 0..2 {
@@ -164,7 +165,7 @@ async fn a_database_that_comes_back_is_used_again() {
         server.start();
         assert_eq!(
             index.record(&entry(&log, seq * 2, vec![])).await.unwrap(),
-            RecordOutcome::New
+            RecordOutcome::Recorded
         );
     }
     // Away and back between two calls: nobody notices.
@@ -172,7 +173,7 @@ async fn a_database_that_comes_back_is_used_again() {
     server.start();
     assert_eq!(
         index.record(&entry(&log, 7, vec![])).await.unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
 }
 
@@ -206,8 +207,8 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
     port
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_hang_are_given_up() {
+needs_servers!(async hanging_connections_are_abandoned);
+async fn hanging_connections_are_abandoned() {
     let Some(place) = postgres_place() else {
         return;
     };
@@ -221,7 +222,7 @@ async fn connections_that_hang_are_given_up() {
     .unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
     held.store(true, Ordering::SeqCst);
     let began = Instant::now();
@@ -233,11 +234,11 @@ async fn connections_that_hang_are_given_up() {
     );
     assert!(began.elapsed() < Duration::from_secs(17));
     held.store(false, Ordering::SeqCst);
-    assert_eq!(index.record(&two).await.unwrap(), RecordOutcome::New);
+    assert_eq!(index.record(&two).await.unwrap(), RecordOutcome::Recorded);
 }
 
-#[tokio::test]
-async fn a_role_that_may_only_use_the_tables_is_enough() {
+needs_servers!(async a_role_with_table_privileges_is_sufficient);
+async fn a_role_with_table_privileges_is_sufficient() {
     let (Some(server), Some(place)) = (postgres(), postgres_place()) else {
         return;
     };
@@ -255,12 +256,12 @@ async fn a_role_that_may_only_use_the_tables_is_enough() {
     let index = SqlIndex::open(&format!("{}/{name}", url.rsplit_once('/').unwrap().0)).unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
 }
 
 #[tokio::test]
-async fn the_index_file_is_for_its_owner_alone() {
+async fn the_sqlite_file_is_private() {
     let place = sqlite_place();
     place.open().ping().await.unwrap();
     let path = place.url.trim_start_matches("sqlite://");
@@ -271,7 +272,7 @@ async fn the_index_file_is_for_its_owner_alone() {
 }
 
 #[tokio::test]
-async fn a_file_name_may_hold_anything() {
+async fn an_sqlite_path_may_contain_any_character() {
     let directory = tempfile::tempdir().unwrap();
     let index = SqlIndex::open(&format!(
         "sqlite://{}/a%20b%25%3F%23ä.db",
@@ -283,7 +284,7 @@ async fn a_file_name_may_hold_anything() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_made_says_so() {
+async fn an_sqlite_file_that_cannot_be_created_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path().display();
     std::fs::write(
@@ -321,7 +322,7 @@ async fn a_directory_that_becomes_writable_is_used() {
 }
 
 #[tokio::test]
-async fn a_file_that_another_process_holds_is_unavailable() {
+async fn a_locked_sqlite_file_is_unavailable() {
     let place = sqlite_place();
     let index = place.open();
     index.ping().await.unwrap();
@@ -338,12 +339,12 @@ async fn a_file_that_another_process_holds_is_unavailable() {
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
     assert_eq!(
         index.record(&entry(&log("s1"), 1, vec![])).await.unwrap(),
-        RecordOutcome::New
+        RecordOutcome::Recorded
     );
 }
 
-#[tokio::test]
-async fn a_schema_of_a_newer_build_asks_for_an_upgrade() {
+needs_servers!(async a_newer_schema_asks_for_an_upgrade);
+async fn a_newer_schema_asks_for_an_upgrade() {
     for place in [Some(sqlite_place()), postgres_place()]
         .into_iter()
         .flatten()
@@ -362,8 +363,8 @@ async fn a_schema_of_a_newer_build_asks_for_an_upgrade() {
     }
 }
 
-#[tokio::test]
-async fn tables_of_another_program_are_left_alone() {
+needs_servers!(async foreign_tables_are_left_alone);
+async fn foreign_tables_are_left_alone() {
     for place in [Some(sqlite_place()), postgres_place()]
         .into_iter()
         .flatten()

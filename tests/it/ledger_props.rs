@@ -1,4 +1,4 @@
-//! The ledger, damaged: whatever stands in the file, the answer is a ledger or none.
+//! Damaged ledgers: any file content yields a valid ledger or none.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -72,7 +72,7 @@ impl Kept {
 }
 
 #[test]
-fn a_flipped_or_missing_byte_makes_a_ledger_none() {
+fn a_damaged_ledger_is_ignored() {
     let kept = Kept::new();
     assert_eq!(kept.load(&kept.bytes).as_ref(), Some(&kept.ledger));
     proptest!(|(at in any::<Index>(), flip in 1u8..)| {
@@ -86,7 +86,7 @@ fn a_flipped_or_missing_byte_makes_a_ledger_none() {
 
 /// Another version may have written it: its checksum is right, and what it says may be anything.
 #[test]
-fn a_ledger_with_any_other_value_does_no_harm() {
+fn a_forged_ledger_value_does_no_harm() {
     let kept = Kept::new();
     let (mut taken, mut refused) = (0, 0);
     for seed in 0..1000 {
@@ -124,7 +124,7 @@ fn a_ledger_with_any_other_value_does_no_harm() {
 
 proptest! {
     #[test]
-    fn a_hash_taken_up_from_any_state_goes_on_or_is_refused(
+    fn a_resumed_hash_state_continues_or_is_rejected(
         state in proptest::collection::vec(any::<u8>(), 0..120),
         whole in any::<bool>(),
         more in proptest::collection::vec(any::<u8>(), 0..200),

@@ -1,19 +1,23 @@
-//! What people say of sessions: labels, requests, how long to keep them, and where they are in their life.
+//! Session metadata: labels, request IDs, TTL and closed status.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use sessiond::capture::MetadataQueue;
 use sessiond::daemon::metadata_writer;
 use sessiond::model::{SessionMetadata, Ttl};
 
-use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Signal, transcript};
+use crate::support::files::append;
 use crate::support::world::World;
+use crate::support::TempHome;
 
 fn stream(backend: &Backend, home: &TempHome, session: &str, lines: &str) {
     let mut daemon = backend.daemon(home, &[]);
     append(&transcript(home, session), lines);
     backend.run(home, &["flush", "--wait"]).ok();
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
 }
 
@@ -29,27 +33,26 @@ fn reindexed_is_the_same(backend: &Backend, home: &TempHome) {
     assert_eq!(row(backend, home), before);
 }
 
-#[test]
-fn a_session_is_closed_archived_and_reopened_and_only_so() {
-    for backend in Backend::all() {
+on_each_backend!(status_changes_follow_the_life_cycle);
+fn status_changes_follow_the_life_cycle(backend: Backend) {
         let home = TempHome::new();
         stream(&backend, &home, "s1", "{\"n\":1}\n");
         let go = |verb: &str| backend.run(&home, &[verb, "s1"]);
         let status = || row(&backend, &home)["status"].as_str().unwrap().to_owned();
-        go("archive").fails(7, "archive session s1: it is active", "sessiond close s1");
-        go("reopen").fails(7, "it is active", "sessiond close s1");
+        go("archive").fails(7, "cannot archive session s1: the session is active", "sessiond close s1");
+        go("reopen").fails(7, "the session is active", "sessiond close s1");
         assert_eq!(go("close").ok().out(), "s1 is completed\n");
         assert_eq!(status(), "completed");
         go("close").fails(
             7,
-            "it is completed",
-            "sessiond archive s1, sessiond reopen s1",
+            "the session is completed",
+            "\"sessiond archive s1\" or \"sessiond reopen s1\"",
         );
         reindexed_is_the_same(&backend, &home);
         go("archive").ok();
         assert_eq!(status(), "archived");
-        go("archive").fails(7, "it is archived", "sessiond reopen s1");
-        go("close").fails(7, "it is archived", "sessiond reopen s1");
+        go("archive").fails(7, "the session is archived", "sessiond reopen s1");
+        go("close").fails(7, "the session is archived", "sessiond reopen s1");
         reindexed_is_the_same(&backend, &home);
         go("reopen").ok();
         assert_eq!(status(), "active");
@@ -61,7 +64,7 @@ fn a_session_is_closed_archived_and_reopened_and_only_so() {
         assert_eq!(status(), "completed");
         stream(&backend, &other, "s1", "{\"n\":2}\n");
         assert_eq!(status(), "active");
-        go("archive").fails(7, "it is active", "sessiond close s1");
+        go("archive").fails(7, "the session is active", "sessiond close s1");
         reindexed_is_the_same(&backend, &home);
         go("close").ok();
         backend.run(&home, &["rm", "s1", "--yes"]).ok();
@@ -70,13 +73,11 @@ fn a_session_is_closed_archived_and_reopened_and_only_so() {
         assert_eq!(status(), "completed");
         backend
             .run(&home, &["close", "nobody"])
-            .fails(3, "there is no", "sessiond ls");
-    }
+            .fails(3, "does not exist", "sessiond ls");
 }
 
-#[test]
-fn labels_are_set_listed_removed_and_found() {
-    for backend in Backend::all() {
+on_each_backend!(labels_are_set_listed_removed_and_found);
+fn labels_are_set_listed_removed_and_found(backend: Backend) {
         let home = TempHome::new();
         stream(&backend, &home, "s1", "{\"n\":1}\n");
         stream(&backend, &home, "s2", "{\"n\":1}\n");
@@ -127,11 +128,10 @@ fn labels_are_set_listed_removed_and_found() {
         );
         backend.run(&home, &["reindex"]).ok();
         assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
-    }
 }
 
 #[test]
-fn what_is_said_with_the_index_down_is_in_the_bucket() {
+fn metadata_set_during_an_index_outage_is_in_the_bucket() {
     let mut backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, "s1", "{\"n\":1}\n");
@@ -140,7 +140,7 @@ fn what_is_said_with_the_index_down_is_in_the_bucket() {
     backend.run(&home, &["label", "s1", "a=b"]).ok();
     backend
         .run(&home, &["close", "s1"])
-        .fails(7, "it is completed", "sessiond archive s1");
+        .fails(7, "the session is completed", "sessiond archive s1");
     backend.set(
         "SESSIOND_INDEX",
         format!("sqlite://{}", backend.path().join("other.db").display()),
@@ -154,7 +154,7 @@ fn what_is_said_with_the_index_down_is_in_the_bucket() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_that_say_something_at_once_none_is_lost() {
+async fn concurrent_metadata_updates_are_all_kept() {
     let world = World::new();
     let (logs, id) = (world.logs(), world.id("s1"));
     let says = (0..16).map(|number| {
@@ -169,7 +169,7 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
                     Ok(after)
                 };
                 // Sixteen at once may keep one of them waiting for longer than it has patience.
-                while let Err(error) = logs.say(&id, add).await {
+                while let Err(error) = logs.update_metadata(&id, add).await {
                     assert!(error.is_retryable(), "{error}");
                 }
             }
@@ -178,9 +178,9 @@ async fn of_many_that_say_something_at_once_none_is_lost() {
     for said in says.collect::<Vec<_>>() {
         said.await.unwrap();
     }
-    assert_eq!(logs.said(&id).await.unwrap().wishes.labels.len(), 48);
+    assert_eq!(logs.metadata(&id).await.unwrap().metadata.labels.len(), 48);
     assert_eq!(
-        logs.wishes(&id).await.unwrap().len(),
+        logs.list_metadata_versions(&id).await.unwrap().len(),
         1,
         "older ones are deleted"
     );
@@ -190,9 +190,8 @@ fn text(home: &TempHome, session: &str) -> String {
     std::fs::read_to_string(transcript(home, session)).unwrap()
 }
 
-#[test]
-fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_finds_the_latest() {
-    for mut backend in Backend::all() {
+on_each_backend!(a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest);
+fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut backend: Backend) {
         let home = TempHome::new();
         let config = home.path().join("config.toml");
         std::fs::write(
@@ -224,13 +223,13 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
                 .join(".claude/projects/-work-app/memory/MEMORY.md"),
             "remember",
         );
-        daemon.signal("TERM");
+        daemon.signal(Signal::TERM);
         assert_eq!(daemon.code(), Some(0));
         // Another process says something else of one of them: what it does not name stays.
-        backend.set("SESSIOND_LABELS", "env=prod,more=yes");
+        backend.set("SESSIOND_LABEL", "env=prod,more=yes");
         stream(&backend, &home, "s2", "{\"n\":2}\n");
         stream(&backend, &home, "s3", "{\"n\":3}\n");
-        backend.set("SESSIOND_LABELS", "");
+        backend.set("SESSIOND_LABEL", "");
 
         let rows = || {
             let page = backend.run(&home, &["ls", "--json"]).ok().json();
@@ -272,7 +271,7 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
             );
             backend
                 .run(&other, &["restore", "--request", "other"])
-                .fails(3, "no session of request \"other\"", "sessiond ls");
+                .fails(3, "a session with request ID \"other\"", "sessiond ls");
             backend
                 .run(&other, &["restore", "--request", "other", "--if-exists"])
                 .ok();
@@ -309,22 +308,24 @@ fn a_daemon_says_what_it_was_told_of_every_session_it_writes_to_and_a_request_fi
         backend
             .run(&home, &["restore", "--request", ""])
             .fails(2, "a request id", "");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable() {
-    let world = World::new();
+async fn metadata_writes_never_delay_a_flush_and_are_retried() {
+    let mut world = World::new();
     let (logs, id) = (world.logs(), world.id("s1"));
-    world.store.refuse("wishes/");
-    world.feed.say_of_each();
+    world.store.fail_requests("meta/");
+    let queue = Arc::<MetadataQueue>::default();
+    world.writer.context.metadata_queue = Some(queue.clone());
     let handle = world.stream();
     let wishes = SessionMetadata {
         ttl: Some(Ttl::Never),
         ..SessionMetadata::default()
     };
     let task = tokio::spawn(metadata_writer::run(
-        world.feed.clone(),
+        queue.clone(),
+        world.writer.context.index_queue.clone(),
+        Arc::default(),
         logs.clone(),
         wishes.clone(),
     ));
@@ -332,8 +333,8 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     world.write("projects/-w/memory/m.md", "a project is no session");
     handle.flush(None).await.unwrap();
     assert!(
-        !metadata_writer::finished(
-            &world.feed,
+        !metadata_writer::wait_until_idle(
+            &queue,
             tokio::time::Instant::now() + Duration::from_millis(300)
         )
         .await
@@ -341,29 +342,29 @@ async fn saying_is_never_in_the_way_of_a_flush_and_is_tried_until_it_is_durable(
     assert!(world.stored("s1").await.is_some());
     world.store.recover();
     assert!(
-        metadata_writer::finished(
-            &world.feed,
+        metadata_writer::wait_until_idle(
+            &queue,
             tokio::time::Instant::now() + Duration::from_secs(30)
         )
         .await
     );
-    assert_eq!(logs.said(&id).await.unwrap().wishes, wishes);
-    assert!(logs.wishes(&world.id("@-w")).await.unwrap().is_empty());
+    assert_eq!(logs.metadata(&id).await.unwrap().metadata, wishes);
+    assert!(logs.list_metadata_versions(&world.id("@-w")).await.unwrap().is_empty());
     // Once for each session and process.
-    logs.say(&id, |_| Ok(SessionMetadata::default()))
+    logs.update_metadata(&id, |_| Ok(SessionMetadata::default()))
         .await
         .unwrap();
     world.append("projects/-w/s1.jsonl", "{\"n\":2}\n");
     handle.flush(None).await.unwrap();
     assert!(
-        metadata_writer::finished(
-            &world.feed,
+        metadata_writer::wait_until_idle(
+            &queue,
             tokio::time::Instant::now() + Duration::from_secs(30)
         )
         .await
     );
     assert_eq!(
-        logs.said(&id).await.unwrap().wishes,
+        logs.metadata(&id).await.unwrap().metadata,
         SessionMetadata::default()
     );
     task.abort();

@@ -1,4 +1,5 @@
-//! The pure middle of the log, generated: chains with gaps, late strangers and damage; states against a model of bytes.
+//! Property tests of the pure parts of the log: chains with gaps, late foreign entries and damage;
+//! log states against a model of bytes.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +15,11 @@ use sessiond::model::{
 
 fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> EntryHeader {
     let text = serde_json::json!({
-        "v": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
-        "prev": prev,
+        "version": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
+        "prev_digest": prev,
     });
     EntryHeader {
-        after,
+        prev_seq: after,
         ..serde_json::from_value(text).unwrap()
     }
 }
@@ -99,11 +100,11 @@ fn read(
 }
 
 fn is_linked(out: &[Entry]) -> bool {
-    let begins = out.first().is_none_or(|first| first.header.follows() == 0);
+    let begins = out.first().is_none_or(|first| first.header.predecessor() == 0);
     begins
         && out.windows(2).all(|two| {
-            two[1].header.follows() == two[0].header.seq
-                && two[1].header.prev == Some(two[0].digest)
+            two[1].header.predecessor() == two[0].header.seq
+                && two[1].header.prev_digest == Some(two[0].digest)
         })
 }
 
@@ -134,7 +135,7 @@ proptest! {
     #![proptest_config(config(600))]
 
     #[test]
-    fn everything_sound_comes_out_up_to_the_first_damage_and_damage_is_told(
+    fn the_undamaged_prefix_is_read_and_damage_is_reported(
         gaps in gaps(),
         fates in proptest::collection::vec(prop_oneof![12 => Just(Fate::Sound), 1 => Just(Fate::Missing), 1 => Just(Fate::Corrupt)], 70),
         late in proptest::collection::vec(any::<bool>(), 70),
@@ -171,13 +172,13 @@ proptest! {
         let goes_on = (at + 1..all.len()).any(|at| fate(at) != Fate::Missing);
         let first = before.map_or(0, |before| before + 1);
         let unread = (first..all.len()).any(|at| fate(at) == Fate::Corrupt);
-        let follows = |at: usize, before: usize| all[at].entry.header.prev == Some(all[before].entry.digest);
+        let follows = |at: usize, before: usize| all[at].entry.header.prev_digest == Some(all[before].entry.digest);
         let torn = (first + 1..at).any(|at| fate(at) == Fate::Sound && fate(at - 1) == Fate::Missing && follows(at, at - 1));
         prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(ErrorKind::Corrupt));
     }
 
     #[test]
-    fn whatever_stands_in_the_bucket_only_a_linked_chain_comes_out(
+    fn only_a_linked_chain_is_read_from_any_bucket(
         numbers in proptest::collection::vec((1u64..4, after(), any::<Index>(), link()), 0..14),
     ) {
         let mut seq = 0;
@@ -263,7 +264,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn a_state_is_what_the_bytes_amount_to(changes in changes(), beyond in any::<bool>()) {
+    fn the_log_state_matches_the_bytes(changes in changes(), beyond in any::<bool>()) {
         let path = |file: usize| PATHS[file].parse::<RelPath>().unwrap();
         let mut model: BTreeMap<RelPath, Vec<u8>> = BTreeMap::new();
         let mut state = LogState::default();
@@ -303,7 +304,7 @@ proptest! {
         });
         let first = header(state.seq, None, Some(0), "w");
         let (digest, began) = (state.digest.unwrap(), first.at);
-        let covers = CoveredRange { from: 1, digest, began, entries: state.seq, raw: state.raw, stored: 0, writers: BTreeMap::new() };
+        let covers = CoveredRange { first_seq: 1, digest, first_at: began, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
         let snapshot = EntryHeader { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
         let mut again = LogState::default();
         let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };

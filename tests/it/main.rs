@@ -1,23 +1,29 @@
-//! The one integration-test binary: behaviour through the library and the program, against real servers.
+//! The integration tests: behavior through the library and the program, on files and on real
+//! servers.
+//!
+//! One binary, because linking is slow. `support` is the harness; CONTRIBUTING.md describes the
+//! quick loop.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
     missing_docs,
-    reason = "a test stops at the first surprise, and nobody links against it"
+    reason = "a test may panic, and no crate links against it"
 )]
 
 mod agents;
-mod asleep;
+mod idle_writer;
 mod bad_bucket;
 mod bad_input;
-mod broken;
+mod damaged_stores;
 mod clients;
+mod command_line;
 mod compaction;
 mod corpus;
-mod cutter_model;
+mod file_operations;
 mod deploy;
+mod docs;
 mod doctor;
 mod encryption;
 mod errors;
@@ -26,7 +32,7 @@ mod exchange;
 mod fallback;
 mod fencing;
 mod format;
-mod found;
+mod regressions;
 mod hook;
 mod http;
 mod index_contract;
@@ -35,12 +41,12 @@ mod layers;
 mod ledger_props;
 mod lifecycle;
 mod log_props;
-mod looking;
+mod show_and_tail;
 mod messages;
 mod opencode;
-mod other_cwd;
+mod restore_cwd;
 mod outage;
-mod private;
+mod privacy;
 mod program;
 mod real_transcripts;
 mod repair;
@@ -56,4 +62,4 @@ mod torture;
 mod torture_disk;
 mod torture_net;
 mod walkthrough;
-mod walls;
+mod namespace_isolation;

@@ -1,28 +1,31 @@
-//! What transcripts say, in the index: on both databases, from what the real program wrote, and the same again from the bucket.
+//! Messages in the index: on both databases, from real transcripts, and identical after a rebuild
+//! from the bucket.
 
 use std::path::Path;
 
-use sessiond::capture::feed::News;
+use sessiond::capture::IndexTask;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::config::Prices;
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
-    By, Catalog, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SessionRow,
-    StatsFilter, StatsRow, Words,
+    GroupBy, Catalog, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SessionRow,
+    StatsFilter, StatsRow, SearchQuery,
 };
 use sessiond::model::{LogId, PathState, Role};
 use sessiond::sys::Disk;
-use sessiond::upkeep::collect::Rules;
+use sessiond::upkeep::collect::RetentionPolicy;
 use sessiond::upkeep::compact::compact;
 use sessiond::upkeep::gc;
 use sessiond::upkeep::reindex::{catch_up, rebuild};
 use sqlx::{AnyConnection, Connection, Row};
 
 use crate::index_contract::{Place, contract, entry, log, postgres_place, sqlite_place};
+use crate::support::on_each_backend;
+use crate::support::backend::Backend;
+use crate::support::files::{Files, append, files_below};
+use crate::support::world::World;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append};
-use crate::support::world::{Files, World, files_below};
 
 contract!(
     what_an_answer_took_counts_once_and_costs_what_is_known,
@@ -37,7 +40,7 @@ contract!(
 fn prices(text: &str) -> IndexOptions {
     IndexOptions {
         prices: toml::from_str::<Prices>(text).unwrap(),
-        text: true,
+        index_text: true,
         ..IndexOptions::default()
     }
 }
@@ -66,10 +69,12 @@ pub fn fixture(name: &str) -> (String, Files) {
 
 /// Tells the index what was shipped since the last time.
 pub async fn tell(world: &World, index: &SqlIndex) {
-    while let Some(news) = world.feed.try_next() {
-        let News::Entry(record) = news else { continue };
+    while let Some(task) = world.writer.context.index_queue.try_next() {
+        let IndexTask::Entry(record) = task else {
+            continue;
+        };
         if let RecordOutcome::Gap { .. } = index.record(&record).await.unwrap() {
-            catch_up(&world.logs(), index, &*world.profile, &record.log)
+            catch_up(&world.logs(), index, world.profile(), &record.log)
                 .await
                 .unwrap();
         }
@@ -91,7 +96,7 @@ pub async fn stream(
                 bytes.len() * step / flushes,
             );
             world.append(path, &bytes[from..to]);
-            shipment.hints.insert(path.parse().unwrap());
+            shipment.paths.insert(path.parse().unwrap());
         }
         shipment
             .flush(&world.context(), step == flushes)
@@ -118,10 +123,10 @@ async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
 }
 
 /// A session that the real program wrote, streamed in a few flushes.
-async fn streamed(place: &Place, terms: IndexOptions, name: &str) -> (SessionRow, Vec<MessageRow>) {
-    let (world, (session, files), index) = (World::new(), fixture(name), place.open().on(terms));
+async fn streamed(place: &Place, options: IndexOptions, name: &str) -> (SessionRow, Vec<MessageRow>) {
+    let (world, (session, files), index) = (World::new(), fixture(name), place.open().with_options(options));
     let id = world.id(&session);
-    index.forget(&id).await.unwrap();
+    index.delete_log(&id).await.unwrap();
     stream(&world, &index, &mut LogFlusher::new(id.clone()), &files, 4).await;
     (
         index.session(&id).await.unwrap().unwrap(),
@@ -146,7 +151,7 @@ async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
             tokens(&row),
             row.totals.cost,
             row.totals.turns,
-            row.totals.unread
+            row.totals.unparsed_lines
         ),
         ([480, 168, 4000, 120], Some(6680), 1, 0)
     );
@@ -154,7 +159,7 @@ async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
     let counted: Vec<&MessageRow> = said.iter().filter(|row| row.tokens.is_some()).collect();
     let answers: std::collections::BTreeSet<&str> = said
         .iter()
-        .filter_map(|row| row.answer.as_deref())
+        .filter_map(|row| row.response_id.as_deref())
         .collect();
     assert_eq!(
         (counted.len(), answers.len()),
@@ -367,7 +372,7 @@ async fn a_page_is_found_by_an_index_however_deep_it_lies(place: Place) {
             limit: 100,
         };
         let plan = index
-            .plan_of_messages(&log, &filter)
+            .explain_messages(&log, &filter)
             .await
             .unwrap()
             .join("\n");
@@ -402,9 +407,9 @@ async fn a_page_is_found_by_an_index_however_deep_it_lies(place: Place) {
 
 fn search(words: &str) -> SearchFilter {
     SearchFilter {
-        namespace: "test".parse().unwrap(),
+        namespace: "team".parse().unwrap(),
         agent: None,
-        words: Words::read(words).unwrap(),
+        query: SearchQuery::parse(words).unwrap(),
         project: None,
         since: None,
         until: None,
@@ -444,8 +449,8 @@ async fn label(place: &Place, id: &LogId, name: &str, value: &str) {
 
 async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     let world = World::new();
-    let index = place.open().on(prices(""));
-    assert!(!index.search(&search("anything")).await.unwrap().indexed);
+    let index = place.open().with_options(prices(""));
+    assert!(!index.search(&search("anything")).await.unwrap().has_text);
     let said = |first: &str, second: &str| line(1, "user", first) + &line(2, "assistant", second);
     let sessions = [
         (
@@ -484,11 +489,11 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     label(&place, &world.id("s2"), "team", "infra").await;
     let find = async |filter: SearchFilter| {
         let found = index.search(&filter).await.unwrap();
-        assert!(found.indexed);
+        assert!(found.has_text);
         found
             .hits
             .iter()
-            .map(|hit| format!("{} {} {}", hit.session, hit.role, hit.snippet.marks.len()))
+            .map(|hit| format!("{} {} {}", hit.session, hit.role, hit.snippet.matches.len()))
             .collect::<Vec<_>>()
     };
     let sorted = |mut found: Vec<String>| {
@@ -566,7 +571,7 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
         })
         .await
         .unwrap();
-    assert_eq!((found.hits.len(), found.more), (1, true));
+    assert_eq!((found.hits.len(), found.has_more), (1, true));
     assert!(
         !index
             .search(&SearchFilter {
@@ -575,13 +580,13 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
             })
             .await
             .unwrap()
-            .indexed
+            .has_text
     );
     // What a query language might mean by it is text like any other.
     for odd in [
         "bug'",
         "bug*",
-        "body:bug",
+        "text:bug",
         "bug NEAR",
         "a^b bug",
         "bug) OR (x",
@@ -596,7 +601,7 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     world.append("projects/-other/s3.jsonl", long);
     let mut shipment = LogFlusher::new(world.id("s3"));
     shipment
-        .hints
+        .paths
         .insert("projects/-other/s3.jsonl".parse().unwrap());
     shipment.flush(&world.context(), true).await.unwrap();
     tell(&world, &index).await;
@@ -607,7 +612,7 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
         ),
         (1, 0)
     );
-    index.forget(&world.id("s3")).await.unwrap();
+    index.delete_log(&world.id("s3")).await.unwrap();
     assert_eq!(
         (
             find(search("straw")).await.len(),
@@ -617,8 +622,8 @@ async fn what_was_said_is_found_where_it_is_kept(place: Place) {
     );
     // Not asked for: not kept.
     let index = place.open();
-    index.forget(&world.id("s1")).await.unwrap();
-    catch_up(&world.logs(), &index, &*world.profile, &world.id("s1"))
+    index.delete_log(&world.id("s1")).await.unwrap();
+    catch_up(&world.logs(), &index, world.profile(), &world.id("s1"))
         .await
         .unwrap();
     assert!(
@@ -635,17 +640,17 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     let world = World::new();
     let index = place
         .open()
-        .on(prices("claude-opus-4 = { input = 1.0, output = 0.0 }"));
-    let filter = |by| StatsFilter {
-        namespace: "test".parse().unwrap(),
+        .with_options(prices("claude-opus-4 = { input = 1.0, output = 0.0 }"));
+    let filter = |group_by| StatsFilter {
+        namespace: "team".parse().unwrap(),
         agent: None,
-        by,
+        group_by,
         since: None,
         until: None,
     };
     assert!(
         index
-            .stats(&filter(Some(By::Day)))
+            .stats(&filter(Some(GroupBy::Day)))
             .await
             .unwrap()
             .is_empty()
@@ -695,7 +700,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         180 + 150 + 120 + 30,
     ];
     assert_eq!(counted(filter(None)).await, [(None, 4, Some(6), all, None)]);
-    let labels = counted(filter(Some(By::Label))).await;
+    let labels = counted(filter(Some(GroupBy::Label))).await;
     assert_eq!(
         labels[0],
         (
@@ -711,7 +716,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         (2, None, 3)
     );
     assert_eq!(
-        counted(filter(Some(By::Project)))
+        counted(filter(Some(GroupBy::Project)))
             .await
             .iter()
             .map(|row| (row.0.clone(), row.1))
@@ -719,7 +724,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         [(some("-work-work"), 4)]
     );
     // What is known of a model is known, whatever the others cost.
-    let models = counted(filter(Some(By::Model))).await;
+    let models = counted(filter(Some(GroupBy::Model))).await;
     assert_eq!(
         models[0],
         (
@@ -735,7 +740,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         (some("claude-opus-5-5"), 3, None)
     );
     // By day it is the same in all.
-    let days = index.stats(&filter(Some(By::Day))).await.unwrap();
+    let days = index.stats(&filter(Some(GroupBy::Day))).await.unwrap();
     assert!(
         days.iter()
             .all(|row| row.group.as_ref().is_none_or(|day| day.len() == 10)),
@@ -754,8 +759,8 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     );
     assert_eq!(days.iter().filter_map(|row| row.turns).sum::<u64>(), 6);
     assert_eq!(
-        days.iter().filter_map(|row| row.bytes).sum::<u64>(),
-        total.bytes.unwrap()
+        days.iter().filter_map(|row| row.raw_bytes).sum::<u64>(),
+        total.raw_bytes.unwrap()
     );
     // A time that everything is in changes nothing; before it there is nothing.
     let wide = StatsFilter {
@@ -773,7 +778,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     assert!(index.stats(&early).await.unwrap().is_empty());
     // The label's session alone, in a span of time: what it says of the whole still counts.
     let spanned = counted(StatsFilter {
-        by: Some(By::Label),
+        group_by: Some(GroupBy::Label),
         ..wide
     })
     .await;
@@ -783,7 +788,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     sessiond::upkeep::remove::remove(&world.logs(), &id)
         .await
         .unwrap();
-    catch_up(&world.logs(), &index, &*world.profile, &id)
+    catch_up(&world.logs(), &index, world.profile(), &id)
         .await
         .unwrap();
     assert_eq!(counted(filter(None)).await[0].1, 3);
@@ -800,9 +805,9 @@ struct All {
 }
 
 async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
-    let texts = "SELECT file || ' ' || CAST(start AS TEXT) || ' ' || body AS line FROM texts \
+    let texts = "SELECT file || ' ' || CAST(start AS TEXT) || ' ' || text AS line FROM message_texts \
          WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY file, start";
-    let checkpoints = "SELECT CAST(number AS TEXT) || ' ' || CAST(seq AS TEXT) || ' ' || body AS line FROM checkpoints \
+    let checkpoints = "SELECT CAST(number AS TEXT) || ' ' || CAST(seq AS TEXT) || ' ' || detail AS line FROM checkpoints \
          WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY number";
     let mut connection = AnyConnection::connect(&place.url).await.unwrap();
     let mut lines = async |sql: &'static str| {
@@ -831,7 +836,7 @@ async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
 
 async fn the_bucket_alone_gives_the_same_rows(place: Place) {
     let world = World::new();
-    let index = place.open().on(prices(
+    let index = place.open().with_options(prices(
         "claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }",
     ));
     let mut ids = Vec::new();
@@ -871,7 +876,7 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
                 let moved = path.replace("-work-work", "-elsewhere");
                 std::fs::create_dir_all(world.root().join(&moved).parent().unwrap()).unwrap();
                 std::fs::rename(world.root().join(path), world.root().join(&moved)).unwrap();
-                shipment.hints.insert(moved.parse().unwrap());
+                shipment.paths.insert(moved.parse().unwrap());
                 for number in 3..40 {
                     world.append(
                         &moved,
@@ -901,7 +906,7 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
         && !all.texts.is_empty()
         && !all.checkpoints.is_empty()));
     let again = async || {
-        let rebuilt = rebuild(&world.logs(), &index, &*world.profile, |_, done| {
+        let rebuilt = rebuild(&world.logs(), &index, world.profile(), |_, done| {
             assert!(done.is_ok(), "{done:?}")
         })
         .await
@@ -917,14 +922,14 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
     for (id, head) in &ids {
         for seq in 1..=*head {
             if sessiond::log::schedule::is_due(seq) {
-                made += compact(&world.logs(), id, seq).await.unwrap().pieces;
+                made += compact(&world.logs(), id, seq).await.unwrap().segments;
             }
         }
     }
     assert!(made > 2, "{made} merges");
     again().await;
     let scratch = tempfile::tempdir().unwrap();
-    let rules = Rules {
+    let rules = RetentionPolicy {
         history: std::time::Duration::ZERO,
         ttl: None,
         grace: std::time::Duration::ZERO,
@@ -949,12 +954,12 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
         again().await;
     }
     for (id, _) in &ids {
-        assert_eq!(world.logs().pieces(id).await.unwrap().len(), 1, "{id}");
+        assert_eq!(world.logs().list_segments(id).await.unwrap().len(), 1, "{id}");
     }
 }
 
 async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
-    let (world, index) = (World::new(), place.open().on(prices("")));
+    let (world, index) = (World::new(), place.open().with_options(prices("")));
     let (id, mut shipment) = (world.id("s1"), LogFlusher::new(world.id("s1")));
     let (one, two) = (line(1, "user", "first"), line(2, "assistant", "second"));
     let (head, tail) = two.split_at(100);
@@ -971,7 +976,7 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
             std::fs::rename(world.root().join(from), world.root().join(to)).unwrap();
         }
         world.append(to, text);
-        shipment.hints.insert(to.parse().unwrap());
+        shipment.paths.insert(to.parse().unwrap());
         // The agent is gone: what it did not finish goes out too.
         shipment.flush(&world.context(), true).await.unwrap();
         tell(&world, &index).await;
@@ -981,19 +986,18 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
         (
             before.texts.len(),
             before.messages.len(),
-            before.session.as_ref().unwrap().totals.unread
+            before.session.as_ref().unwrap().totals.unparsed_lines
         ),
         (2, 2, 0)
     );
-    rebuild(&world.logs(), &index, &*world.profile, |_, _| ())
+    rebuild(&world.logs(), &index, world.profile(), |_, _| ())
         .await
         .unwrap();
     assert_eq!(all(&place, &index, &id).await, before);
 }
 
-#[test]
-fn the_program_lists_searches_and_counts() {
-    for backend in Backend::all() {
+on_each_backend!(the_program_lists_searches_and_counts);
+fn the_program_lists_searches_and_counts(backend: Backend) {
         let home = TempHome::new();
         let (session, files) = fixture("tools");
         for (path, bytes) in files {
@@ -1024,7 +1028,7 @@ fn the_program_lists_searches_and_counts() {
             .lines()
             .last()
             .unwrap()
-            .strip_prefix("more: sessiond ")
+            .strip_prefix("next page: sessiond ")
             .unwrap_or_else(|| panic!("{page}"))
             .replace('\'', "");
         let rest = backend
@@ -1081,7 +1085,7 @@ fn the_program_lists_searches_and_counts() {
         // Nothing is kept to search in unless it is asked for.
         backend.run(&home, &["search", "lines"]).fails(
             3,
-            "holds no text",
+            "contains no message texts",
             "sessiond reindex --index-text",
         );
         backend
@@ -1127,5 +1131,4 @@ fn the_program_lists_searches_and_counts() {
             (&0.00835.into(), &1.into()),
             "{stats}"
         );
-    }
 }

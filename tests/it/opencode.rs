@@ -1,5 +1,5 @@
-//! OpenCode keeps its sessions in a database: its rows go out line by line, come back as the same rows, and what is secret in
-//! other tables stays where it is.
+//! OpenCode stores its sessions in a database: rows are uploaded line by line and restored as the
+//! same rows; secrets in other tables stay behind.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
 use crate::agents::{holds, objects};
-use crate::support::backend::{Backend, Ran, append, eventually};
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Ran, eventually};
+use crate::support::files::append;
 use crate::support::{TempHome, block_on};
 
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -179,9 +181,8 @@ fn raw_bytes(ran: Ran) -> u64 {
         .unwrap()
 }
 
-#[test]
-fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
-    for mut backend in Backend::all() {
+on_each_backend!(an_opencode_session_restores_row_by_row_without_secrets);
+fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend) {
         backend.set("SESSIOND_AGENT", "opencode");
         let home = TempHome::new();
         let mut database = Database::made(&home);
@@ -253,11 +254,10 @@ fn a_session_comes_back_row_for_row_and_no_secret_leaves() {
                 "a secret is in the bucket"
             );
         }
-    }
 }
 
 #[test]
-fn rows_that_are_only_here_are_never_overwritten() {
+fn local_opencode_rows_are_never_overwritten() {
     let (backend, _home, mut database) = stored(1);
     let stored = database.rows();
 
@@ -297,7 +297,7 @@ fn rows_that_are_only_here_are_never_overwritten() {
 }
 
 #[test]
-fn going_back_takes_rows_away_and_going_on_ships_the_new_ones_alone() {
+fn an_opencode_rollback_removes_rows_and_continues() {
     let (backend, home, mut database) = stored(3);
     let early: Vec<String> = database
         .rows()
@@ -317,7 +317,7 @@ fn going_back_takes_rows_away_and_going_on_ships_the_new_ones_alone() {
 }
 
 #[test]
-fn a_database_that_cannot_be_read_only_delays() {
+fn an_unreadable_opencode_database_only_delays_uploads() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
@@ -354,7 +354,7 @@ fn a_database_that_cannot_be_read_only_delays() {
 }
 
 #[test]
-fn odd_ids_and_odd_bytes_hold_up_nothing() {
+fn odd_ids_and_bytes_in_opencode_rows_are_stored() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
@@ -376,7 +376,7 @@ fn odd_ids_and_odd_bytes_hold_up_nothing() {
 }
 
 #[test]
-fn a_torn_line_of_ours_is_written_again() {
+fn a_torn_mirror_line_is_rewritten() {
     let (backend, home, mut database) = stored(1);
     let mirror = data(&home).join(".sessiond-mirror/sessions/ses_a.jsonl");
     let whole = std::fs::read(&mirror).unwrap();
@@ -395,14 +395,14 @@ fn a_torn_line_of_ours_is_written_again() {
 }
 
 #[test]
-fn a_fork_goes_to_a_database_of_its_own() {
+fn an_opencode_fork_restores_into_its_own_database() {
     let (backend, home, mut database) = stored(2);
     backend
         .run(&home, &["fork", "ses_a", "--id", "ses_fork"])
         .ok();
     backend.run(&home, &["restore", "ses_fork"]).fails(
         7,
-        "another session holds messages",
+        "another session has messages",
         "a home of its own",
     );
     let before = database.rows();

@@ -1,4 +1,5 @@
-//! Servers that go away: the agent goes on, nothing is lost or doubled, lag is visible, and catching up needs nobody.
+//! Server outages: the agent continues, nothing is lost or duplicated, lag is visible, and catching
+//! up needs no operator.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,9 +12,11 @@ use sessiond::index::sql::SqlIndex;
 use sessiond::log::fence::FencingPolicy;
 use sessiond::upkeep::reindex::rebuild;
 
+use crate::support::needs_servers;
+use crate::support::files::{Files, files_below};
+use crate::support::storage::{Rows, Storage, assert_same_rows, profile, rows};
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{Postgres, S3, postgres, s3};
-use crate::support::writers::{Files, Place, Rows, assert_same_rows, files_in, profile, rows};
 use crate::support::{TempHome, block_on, sessiond};
 
 const SESSION: &str = "s1";
@@ -173,17 +176,17 @@ impl Host {
             "--to",
             other.home.path().join("copy").to_str().unwrap(),
         ]);
-        files_in(&other.home.path().join("copy"))
+        files_below(&other.home.path().join("copy"))
     }
 
     /// Everything is stored, byte for byte, and no byte twice.
     fn assert_all_stored_once(&self) {
-        let files = files_in(&self.root());
+        let files = files_below(&self.root());
         assert_eq!(self.restored(), files);
         let directory = tempfile::tempdir_in(self.home.path()).unwrap();
         let raw = directory.path().join("raw");
         self.ok(&["pull", SESSION, "--raw", "--to", raw.to_str().unwrap()]);
-        let stored: usize = files_in(&raw)
+        let stored: usize = files_below(&raw)
             .iter()
             .filter(|(path, _)| path.starts_with("log/"))
             .map(|(_, bytes)| body_len(bytes))
@@ -257,14 +260,14 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn rows_of(host: &Host) -> Vec<Rows> {
     let url = host.index.clone();
     block_on(async move {
-        let index: std::sync::Arc<dyn Index> = std::sync::Arc::new(SqlIndex::open(&url).unwrap());
-        let place = Place {
+        let index = std::sync::Arc::new(SqlIndex::open(&url).unwrap());
+        let place = Storage {
             index: index.clone(),
-            ..Place::files()
+            ..Storage::files()
         };
         let logs = sessiond::log::Logs {
             namespace: "default".parse().unwrap(),
-            ..place.logs_fenced(FencingPolicy::Off)
+            ..place.logs_with_fencing(FencingPolicy::Off)
         };
         rows(&logs, &*index).await
     })
@@ -281,12 +284,12 @@ fn assert_reindex_agrees(host: &Host, what: &str) {
 fn wait_for_index(host: &Host) {
     until("the index has caught up", || {
         let status = host.status();
-        status["index_waiting"] == 0 && status["index_answers"] == true
+        status["index_backlog"] == 0 && status["index_reachable"] == true
     });
 }
 
-#[test]
-fn the_last_entry_of_a_run_is_in_the_index_when_the_daemon_has_stopped() {
+needs_servers!(the_last_entry_is_indexed_before_the_daemon_exits);
+fn the_last_entry_is_indexed_before_the_daemon_exits() {
     let mut urls = vec![None];
     urls.extend(postgres().map(|server| Some(server.fresh_database())));
     for url in urls {
@@ -303,8 +306,8 @@ fn the_last_entry_of_a_run_is_in_the_index_when_the_daemon_has_stopped() {
     }
 }
 
-#[test]
-fn a_slow_database_is_told_the_last_entry_before_the_daemon_leaves() {
+needs_servers!(a_slow_database_receives_the_last_entry_before_exit);
+fn a_slow_database_receives_the_last_entry_before_exit() {
     let Some(server) = postgres() else { return };
     let proxy = TcpProxy::start(server.addr());
     let slow = server
@@ -323,8 +326,8 @@ fn a_slow_database_is_told_the_last_entry_before_the_daemon_leaves() {
     assert_eq!(entries.iter().map(|entry| entry.seq).max(), Some(3));
 }
 
-#[test]
-fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() {
+needs_servers!(an_index_outage_stops_nothing_and_the_index_catches_up);
+fn an_index_outage_stops_nothing_and_the_index_catches_up() {
     let Some(server) = Postgres::start_private() else {
         return;
     };
@@ -336,7 +339,7 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     host.append_to("projects/-w/memory/M.md", "of the project");
     host.flush();
     until("the status tells", || {
-        host.status()["index_answers"] == false
+        host.status()["index_reachable"] == false
     });
     daemon.kill();
     host.append("while nobody was there");
@@ -344,14 +347,14 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     host.flush();
     assert_eq!(
         host.restored(),
-        files_in(&host.root())
+        files_below(&host.root())
             .into_iter()
             .filter(|(path, _)| !path.contains("memory"))
             .collect()
     );
     let other = host.elsewhere();
     other.ok(&["restore", SESSION]);
-    assert_eq!(files_in(&other.root()), files_in(&host.root()));
+    assert_eq!(files_below(&other.root()), files_below(&host.root()));
     // The old one finds out, and its branch too is written without the database.
     other.append("elsewhere");
     let second = other.daemon(&[]);
@@ -420,8 +423,8 @@ fn with_the_database_down_everything_works_and_the_index_catches_up_by_itself() 
     );
 }
 
-#[test]
-fn with_the_store_down_the_agent_goes_on_and_the_daemon_catches_up() {
+needs_servers!(a_store_outage_never_stops_the_agent_and_the_daemon_catches_up);
+fn a_store_outage_never_stops_the_agent_and_the_daemon_catches_up() {
     let Some(server) = S3::start_private() else {
         return;
     };
@@ -474,19 +477,19 @@ fn with_the_store_down_the_agent_goes_on_and_the_daemon_catches_up() {
     assert_reindex_agrees(&host, "after an outage of the store");
 }
 
-#[test]
-fn whatever_the_network_does_nothing_is_lost_or_doubled_and_attempts_are_numbered() {
+needs_servers!(network_faults_lose_and_duplicate_nothing);
+fn network_faults_lose_and_duplicate_nothing() {
     let Some(server) = s3() else { return };
     let proxy = TcpProxy::start(server.addr());
     let host = Host::with_bucket(server, &format!("http://{}", proxy.addr()));
     let daemon = host.daemon(&["--request-timeout", "500ms"]);
     let modes = [
-        Mode::DropReplies,
+        Mode::DropResponses,
         Mode::Refuse,
         Mode::Hang,
         Mode::CutAfter(40),
         Mode::Delay(Duration::from_millis(700)),
-        Mode::DropReplies,
+        Mode::DropResponses,
     ];
     for (round, mode) in modes.into_iter().enumerate() {
         proxy.set(mode);
@@ -539,8 +542,8 @@ fn whatever_the_network_does_nothing_is_lost_or_doubled_and_attempts_are_numbere
     assert_reindex_agrees(&host, "after a bad network");
 }
 
-#[test]
-fn a_store_that_hangs_does_not_keep_the_agent_from_starting() {
+needs_servers!(a_hanging_store_does_not_block_the_agents_start);
+fn a_hanging_store_does_not_block_the_agents_start() {
     let Some(server) = s3() else { return };
     let proxy = TcpProxy::start(server.addr());
     let host = Host::with_bucket(server, &format!("http://{}", proxy.addr()));
@@ -568,8 +571,8 @@ fn a_store_that_hangs_does_not_keep_the_agent_from_starting() {
     );
 }
 
-#[test]
-fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
+needs_servers!(the_final_flush_respects_its_deadline);
+fn the_final_flush_respects_its_deadline() {
     let Some(server) = s3() else { return };
     let proxy = TcpProxy::start(server.addr());
     let endpoint = format!("http://{}", proxy.addr());
@@ -581,11 +584,11 @@ fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
         host.flush();
         proxy.set(mode);
         host.append("not durable");
-        let files = files_in(&host.root());
+        let files = files_below(&host.root());
         let (code, took) = daemon.stop();
         assert_eq!(code, Some(9), "{mode:?}");
         assert!(took < Duration::from_secs(5), "{mode:?}: {took:?}");
-        assert_eq!(files_in(&host.root()), files, "{mode:?}");
+        assert_eq!(files_below(&host.root()), files, "{mode:?}");
         // Twice is enough.
         let daemon = host.daemon(&["--flush-deadline", "60s"]);
         let began = Instant::now();
@@ -629,7 +632,7 @@ fn the_final_flush_gives_up_in_time_and_leaves_the_files_alone() {
 }
 
 #[test]
-fn a_daemon_killed_at_any_moment_loses_nothing_and_ships_nothing_twice() {
+fn a_killed_daemon_loses_nothing_and_uploads_nothing_twice() {
     let host = Host::new();
     for round in 0..8u64 {
         let daemon = host.daemon(&[]);
@@ -649,11 +652,11 @@ fn a_daemon_killed_at_any_moment_loses_nothing_and_ships_nothing_twice() {
 }
 
 #[test]
-fn an_index_made_from_nothing_is_the_same_as_one_that_followed() {
+fn a_rebuilt_index_equals_the_live_one() {
     block_on(async {
-        let place = Place::files();
-        let fresh = Place::files();
-        let mut writer = crate::support::writers::Writer::new(&place);
+        let place = Storage::files();
+        let fresh = Storage::files();
+        let mut writer = crate::support::writer::Writer::new(&place);
         for round in 0..4 {
             writer.append(
                 TRANSCRIPT,
@@ -663,7 +666,7 @@ fn an_index_made_from_nothing_is_the_same_as_one_that_followed() {
             writer.replace("tasks/s1/1.json", &format!("{{\"v\":{round}}}"));
             writer.flush().await.unwrap();
         }
-        writer.tell_index().await;
+        writer.update_index().await;
         rebuild(&place.logs(), &*fresh.index, &*profile(), |_, _| {})
             .await
             .unwrap();

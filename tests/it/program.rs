@@ -1,9 +1,13 @@
-//! The program as a newcomer meets it: stream, restore, pull, flush, status, and `run` around an agent.
+//! The program as a new user meets it: stream, restore, pull, flush, status, and `run` with an
+//! agent.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::backend::{Backend, Running, append, eventually, transcript};
+use crate::support::needs_servers;
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Running, Signal, eventually, transcript};
+use crate::support::files::append;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, sessiond, skip};
@@ -20,9 +24,8 @@ fn text(path: &std::path::Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-#[test]
-fn stream_kill_restore_in_a_new_home_is_byte_equal() {
-    for backend in Backend::all() {
+on_each_backend!(stream_kill_restore_in_a_new_home_is_byte_equal);
+fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
         let home = TempHome::new();
         let mut daemon = backend.daemon(&home, &[]);
         let root = home.home().join(".claude");
@@ -102,14 +105,12 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal() {
             Some(before["head"].as_u64().unwrap() + 1)
         );
         assert_eq!(row()["cwd"], "/work/app");
-        daemon.signal("TERM");
+        daemon.signal(Signal::TERM);
         assert_eq!(daemon.code(), Some(0));
-    }
 }
 
-#[test]
-fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last() {
-    for backend in Backend::all() {
+on_each_backend!(run_restores_streams_launches_and_flushes_what_the_agent_writes_last);
+fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend: Backend) {
         let home = TempHome::new();
         // Writes once more after SIGTERM, as the real one does.
         let agent = script(
@@ -126,7 +127,7 @@ fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last() {
                 .unwrap(),
         );
         eventually("the agent is up", || home.home().join("up").exists());
-        run.signal("TERM");
+        run.signal(Signal::TERM);
         assert_eq!(run.code(), Some(143));
 
         let other = TempHome::new();
@@ -152,11 +153,10 @@ fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last() {
             .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
             .ok();
         assert!(text(&other.home().join("copy/projects/-work-app/s1.jsonl")).ends_with("torn"));
-    }
 }
 
 #[test]
-fn run_passes_on_exit_codes_and_signals() {
+fn run_forwards_exit_codes_and_signals() {
     let backend = Backend::file();
     let home = TempHome::new();
     let run = |arguments: &[&str]| backend.run(&home, &[&["run", "--"], arguments].concat());
@@ -170,11 +170,18 @@ fn run_passes_on_exit_codes_and_signals() {
         127
     );
     assert_eq!(run(&["/dev/null"]).fails(126, "/dev/null", "").code(), 126);
-    for signal in ["INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"] {
+    for (name, signal) in [
+        ("INT", Signal::INT),
+        ("HUP", Signal::HUP),
+        ("QUIT", Signal::QUIT),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("WINCH", Signal::WINCH),
+    ] {
         let _ = std::fs::remove_file(home.home().join("up"));
         let agent = script(
             &home,
-            &format!("trap 'exit 9' {signal}; touch $HOME/up; while :; do sleep 0.02; done"),
+            &format!("trap 'exit 9' {name}; touch $HOME/up; while :; do sleep 0.02; done"),
         );
         let mut run = Running(
             backend
@@ -185,7 +192,7 @@ fn run_passes_on_exit_codes_and_signals() {
         );
         eventually("the agent is up", || home.home().join("up").exists());
         run.signal(signal);
-        assert_eq!(run.code(), Some(9), "{signal}");
+        assert_eq!(run.code(), Some(9), "{name}");
     }
 }
 
@@ -226,7 +233,7 @@ fn run_as_process_1_reaps_orphans() {
 }
 
 #[test]
-fn a_key_at_the_terminal_reaches_the_agent_once() {
+fn a_terminal_interrupt_reaches_the_agent_once() {
     let backend = Backend::file();
     let home = TempHome::new();
     let agent = script(
@@ -272,7 +279,7 @@ fn a_key_at_the_terminal_reaches_the_agent_once() {
 }
 
 #[test]
-fn a_failed_restore_keeps_the_agent_from_starting_unless_told_otherwise() {
+fn a_failed_restore_blocks_the_agent_by_default() {
     let backend = Backend::file();
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE);
@@ -328,7 +335,7 @@ fn the_daemon_waits_for_a_process_and_flushes_after_it() {
         ],
     );
     append(&transcript(&home, "s1"), LINE);
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     std::thread::sleep(Duration::from_millis(300));
     assert!(daemon.0.try_wait().unwrap().is_none(), "it did not wait");
     append(
@@ -347,7 +354,7 @@ fn the_daemon_waits_for_a_process_and_flushes_after_it() {
 }
 
 #[test]
-fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
+fn the_daemon_notifies_systemd_and_status_shows_lag() {
     let backend = Backend::file();
     let home = TempHome::new();
     let socket = home.path().join("notify");
@@ -368,7 +375,7 @@ fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
     );
     let mut said = [0; 64];
     let got = manager.recv(&mut said).unwrap();
-    assert_eq!(&said[..got], b"READY=1");
+    assert_eq!(&said[..got], b"READY=1\n");
     let status = || backend.run(&home, &["status", "--json"]).ok().json();
     assert_eq!(status()["ready"], true);
     append(&transcript(&home, "s1"), LINE);
@@ -397,7 +404,7 @@ fn the_daemon_says_ready_to_its_manager_and_status_shows_lag() {
         .map(|name| mode(&home.home().join(".claude/.sessiond").join(name)))
         .collect();
     assert_eq!(modes, [0o700, 0o600]);
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
     let mut log = String::new();
     std::io::Read::read_to_string(&mut daemon.0.stderr.take().unwrap(), &mut log).unwrap();
@@ -416,7 +423,7 @@ fn mode(path: &std::path::Path) -> u32 {
 }
 
 #[test]
-fn flush_waits_for_what_is_on_disk_and_not_for_what_comes_after() {
+fn flush_waits_only_for_bytes_already_on_disk() {
     let backend = Backend::file();
     let home = TempHome::new();
     let _daemon = backend.daemon(&home, &[]);
@@ -441,9 +448,8 @@ fn flush_waits_for_what_is_on_disk_and_not_for_what_comes_after() {
     });
 }
 
-#[test]
-fn restore_finds_by_prefix_by_latest_by_project_and_all() {
-    for backend in Backend::all() {
+on_each_backend!(restore_finds_by_prefix_by_latest_by_project_and_all);
+fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
         let home = TempHome::new();
         append(&transcript(&home, "aaa-1"), LINE);
         append(&transcript(&home, "aaa-2"), LINE);
@@ -487,7 +493,6 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all() {
             .ok()
             .json();
         assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
-    }
 }
 
 #[test]
@@ -533,7 +538,7 @@ fn a_local_file_that_differs_is_never_overwritten() {
 }
 
 #[test]
-fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
+fn a_restart_continues_with_an_outdated_ledger() {
     let backend = Backend::file();
     let home = TempHome::new();
     let task = home.home().join(".claude/tasks/s1/1.json");
@@ -574,7 +579,7 @@ fn a_restart_on_the_same_volume_goes_on_even_if_the_ledger_is_a_step_behind() {
 }
 
 #[test]
-fn a_restored_file_belongs_to_the_owner_of_the_dir() {
+fn restored_files_belong_to_the_owner_of_the_root() {
     use std::os::unix::fs::MetadataExt;
     let backend = Backend::file();
     let home = TempHome::new();
@@ -608,9 +613,8 @@ fn a_restored_file_belongs_to_the_owner_of_the_dir() {
     );
 }
 
-#[test]
-fn pull_is_only_a_copy() {
-    for backend in Backend::all() {
+on_each_backend!(pull_never_claims);
+fn pull_never_claims(backend: Backend) {
         let home = TempHome::new();
         let mut daemon = backend.daemon(&home, &[]);
         append(&transcript(&home, "s1"), LINE);
@@ -640,14 +644,12 @@ fn pull_is_only_a_copy() {
         backend.run(&home, &["flush", "--wait"]).ok();
         let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
         assert_eq!(row["branches"], serde_json::json!([]));
-        daemon.signal("INT");
+        daemon.signal(Signal::INT);
         assert_eq!(daemon.code(), Some(0));
-    }
 }
 
-#[test]
-fn two_daemons_on_one_session_never_interleave() {
-    for backend in Backend::all() {
+on_each_backend!(two_daemons_on_one_session_never_interleave);
+fn two_daemons_on_one_session_never_interleave(backend: Backend) {
         let first = TempHome::new();
         let _first = backend.daemon(&first, &[]);
         append(&transcript(&first, "s1"), LINE);
@@ -661,11 +663,11 @@ fn two_daemons_on_one_session_never_interleave() {
         // What the loser had is durable, and it is told where.
         backend
             .run(&first, &["flush", "--wait"])
-            .fails(4, "taken over", "pull s1 --branch");
+            .fails(4, "another writer owns", "pull s1 --branch");
         // And told again, also when there is nothing new.
         backend
             .run(&first, &["flush", "--wait"])
-            .fails(4, "taken over", "pull s1 --branch");
+            .fails(4, "another writer owns", "pull s1 --branch");
         append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
         backend.run(&second, &["flush", "--wait"]).ok();
 
@@ -692,7 +694,6 @@ fn two_daemons_on_one_session_never_interleave() {
             text(&transcript(&first, "s1"))
         );
         backend.run(&copy, &["verify", "--all"]).ok();
-    }
 }
 
 #[test]
@@ -720,9 +721,8 @@ fn a_custom_agent_needs_only_patterns() {
     assert!(!other.home().join("state/chats/a b/secret.txt").exists());
 }
 
-#[test]
-fn reindex_gives_the_same_rows() {
-    for backend in Backend::all() {
+on_each_backend!(reindex_gives_the_same_rows);
+fn reindex_gives_the_same_rows(backend: Backend) {
         let home = TempHome::new();
         for session in ["s1", "s2", "s3"] {
             append(&transcript(&home, session), &LINE.repeat(3));
@@ -745,11 +745,10 @@ fn reindex_gives_the_same_rows() {
             "{}",
             backend.name
         );
-    }
 }
 
 #[test]
-fn the_demo_shows_the_point() {
+fn the_demo_restores_after_kill_9() {
     let home = TempHome::new();
     let output = home.command(&sessiond()).arg("demo").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -759,7 +758,7 @@ fn the_demo_shows_the_point() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(
-        said.contains("equal: nothing that was acknowledged is lost"),
+        said.contains("equal: no acknowledged byte is lost"),
         "{said}"
     );
     assert_eq!(
@@ -770,7 +769,7 @@ fn the_demo_shows_the_point() {
 }
 
 #[test]
-fn help_version_completions_and_manual_are_there() {
+fn help_version_completions_and_manual_are_printed() {
     let home = TempHome::new();
     let run = |arguments: &[&str]| {
         let output = home.command(&sessiond()).args(arguments).output().unwrap();
@@ -817,15 +816,22 @@ fn help_version_completions_and_manual_are_there() {
     ] {
         let (short, long) = (run(&[verb, "-h"]), run(&[verb, "--help"]));
         assert!(long.contains("Example"), "{verb} --help has no example");
-        assert!(
-            short.contains("SESSIOND_STORE"),
-            "{verb} -h does not name the variables"
-        );
+        for help in [&short, &long] {
+            assert!(
+                !help.contains("SESSIOND_STORE") && help.contains("sessiond --help"),
+                "{verb} repeats the global options:\n{help}"
+            );
+        }
     }
+    let help = run(&["--help"]);
+    for text in ["Run:", "Time travel:", "Global options:", "SESSIOND_STORE"] {
+        assert!(help.contains(text), "{text} is not in\n{help}");
+    }
+    assert!(!run(&["-h"]).contains("SESSIOND_STORE"));
 }
 
-#[test]
-fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
+needs_servers!(progress_is_shown_on_a_terminal_only);
+fn progress_is_shown_on_a_terminal_only() {
     let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
         return;
     };
@@ -870,12 +876,12 @@ fn long_work_shows_how_far_it_has_come_on_a_terminal_only_and_not_if_quiet() {
     };
     let shown = on_a_terminal("");
     assert!(
-        shown.contains("verifying") && shown.contains("1 logs, 0 damaged"),
+        shown.contains("verifying") && shown.contains("1 log, 0 damaged"),
         "{shown}"
     );
     let quiet = on_a_terminal("--quiet");
     assert!(
-        !quiet.contains("verifying") && quiet.contains("1 logs, 0 damaged"),
+        !quiet.contains("verifying") && quiet.contains("1 log, 0 damaged"),
         "{quiet}"
     );
     let elsewhere = backend.run(&home, &["verify", "s1"]).ok();

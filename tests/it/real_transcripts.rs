@@ -1,5 +1,5 @@
-//! What real transcripts say: `tests/fixtures/claude`, `codex` and `gemini` were written by the programs themselves, against a
-//! model server that made its answers up. Only the names of directories in them were changed.
+//! Parsing of real transcripts: `tests/fixtures/claude`, `codex` and `gemini` were written by the
+//! agents against a model server with invented responses. Only directory names were changed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::agent::codex::Codex;
 use sessiond::agent::gemini::Gemini;
-use sessiond::agent::transcript::Reader;
+use sessiond::agent::transcript::TranscriptReader;
 use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker};
+use crate::support::files::files_below;
 
-use crate::support::world::files_below;
 
 /// What the session in a directory says, in a few words a line.
 fn told(profile: &dyn Profile, root: &Path) -> String {
@@ -21,12 +21,12 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
         .map(|(path, bytes)| (path.parse().unwrap(), bytes))
         .collect();
     let (mut reader, mut turns, mut out) =
-        (Reader::default(), TurnTracker::default(), String::new());
+        (TranscriptReader::default(), TurnTracker::default(), String::new());
     let mut took: BTreeMap<String, Tokens> = BTreeMap::new();
     let mut unread = 0;
     for (path, bytes) in files
         .iter()
-        .filter(|(path, _)| profile.is_conversation(path))
+        .filter(|(path, _)| profile.has_messages(path))
     {
         let part = Part {
             path: path.clone(),
@@ -40,9 +40,9 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
         };
         let told = reader.read(profile, [(&part, bytes.as_slice())].into_iter());
         let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
-        for said in &told.said {
+        for said in &told.messages {
             *roles.entry(said.message.role).or_default() += 1;
-            if let (Some(answer), Some(tokens)) = (&said.message.answer, said.message.tokens) {
+            if let (Some(answer), Some(tokens)) = (&said.message.response_id, said.message.tokens) {
                 took.insert(answer.clone(), tokens);
             }
         }
@@ -53,21 +53,21 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
         };
         let counts: Vec<String> = roles
             .iter()
-            .map(|(role, count)| format!(" {count} {}", role.word()))
+            .map(|(role, count)| format!(" {count} {}", role.as_str()))
             .collect();
         writeln!(out, "{side}:{}", counts.join(",")).unwrap();
-        for point in turns.take(&told.marks, &BTreeMap::new()) {
+        for point in turns.apply(&told.turn_events, &BTreeMap::new()) {
             writeln!(
                 out,
                 "  turn {} checkpoint {} {}",
                 point.turn,
                 point.number,
-                point.stop.unwrap_or_default()
+                point.stop_reason.unwrap_or_default()
             )
             .unwrap();
         }
         if profile.is_transcript(path) {
-            for call in &turns.pending {
+            for call in &turns.pending_calls {
                 writeln!(out, "  pending {} {}", call.name, call.input).unwrap();
             }
             if let Some(model) = told
@@ -88,11 +88,11 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
                 writeln!(out, "  cost {cost}").unwrap();
             }
         }
-        unread += told.unread.values().sum::<u64>();
+        unread += told.unparsed_lines.values().sum::<u64>();
     }
     let all = took
         .values()
-        .fold(Tokens::default(), |all, tokens| all.and(*tokens));
+        .fold(Tokens::default(), |all, tokens| all.plus(*tokens));
     writeln!(
         out,
         "tokens {} {} {} {}; unread {unread}",
@@ -125,7 +125,7 @@ fn all_told(profile: &dyn Profile, directory: &str) -> String {
 }
 
 #[test]
-fn what_claude_code_wrote_is_understood() {
+fn claude_code_transcripts_are_parsed() {
     let profile = ClaudeCode::new("claude-code".parse().unwrap());
     assert_eq!(
         all_told(&profile, "claude"),
@@ -134,7 +134,7 @@ fn what_claude_code_wrote_is_understood() {
 }
 
 #[test]
-fn what_codex_wrote_is_understood() {
+fn codex_transcripts_are_parsed() {
     let profile = Codex::new("codex".parse().unwrap());
     assert_eq!(
         all_told(&profile, "codex"),
@@ -143,7 +143,7 @@ fn what_codex_wrote_is_understood() {
 }
 
 #[test]
-fn what_gemini_cli_wrote_is_understood() {
+fn gemini_transcripts_are_parsed() {
     let profile = Gemini::new("gemini".parse().unwrap());
     assert_eq!(
         all_told(&profile, "gemini"),

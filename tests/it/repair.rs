@@ -1,10 +1,12 @@
-//! Damage that exists in the wild: kept as it is in the bucket, and left out of what an agent gets with `--repair`.
+//! Damaged transcripts: the bucket keeps them as they are, and `--repair` removes the damage from
+//! what the agent gets.
 
 use std::path::PathBuf;
 
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, transcript};
+use crate::support::files::{append, files_below};
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
-use crate::support::world::files_below;
 
 const PATH: &str = "projects/-work-app/s1.jsonl";
 
@@ -48,9 +50,8 @@ fn aside(root: PathBuf) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
-    for backend in Backend::all() {
+on_each_backend!(a_repaired_transcript_continues_and_the_log_keeps_the_original);
+fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backend) {
         let home = TempHome::new();
         append(&transcript(&home, "s1"), &damaged());
         backend.run(&home, &["run", "--", "true"]).ok();
@@ -92,12 +93,12 @@ fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
             .ok()
             .out();
         for change in [
-            "30 bytes of a torn line",
+            "30 bytes of a torn record",
             "line 3, ",
             "4 zero bytes",
-            "2 records on one line",
+            "split 2 records",
             "line 5, ",
-            "the end of the line added",
+            "added the newline at the end",
             ".damaged",
         ] {
             assert!(told.contains(change), "{change} is not in\n{told}");
@@ -132,11 +133,10 @@ fn a_repaired_view_goes_on_and_the_log_keeps_what_was() {
             [1; 7],
             "{messages}"
         );
-    }
 }
 
 #[test]
-fn what_is_here_is_repaired_in_its_place() {
+fn repair_fixes_local_files_in_place() {
     let backend = Backend::file();
     let home = TempHome::new();
     append(

@@ -1,10 +1,11 @@
-//! How long things are kept: history, sessions, what was removed. Time passes by giving files another time.
+//! Retention of history, sessions and removed sessions. Tests pass time by changing file times.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use crate::support::backend::{Backend, transcript};
+use crate::support::files::append;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -60,7 +61,7 @@ fn restored(backend: &Backend, arguments: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
+fn history_is_kept_for_the_grace_period_and_then_compacted() {
     let backend = Backend::file();
     let home = TempHome::new();
     let whole = stream(&backend, &home, 40);
@@ -88,8 +89,8 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
         .run(&home, &["gc", "--ttl", "never", "--dry-run", "--json"])
         .json();
     assert_eq!(
-        (&plan["objects"], &plan["outcomes"][0]["steps"]),
-        (&31.into(), &serde_json::json!(["collect", "squeeze"])),
+        (&plan["objects"], &plan["collected"][0]["steps"]),
+        (&31.into(), &serde_json::json!(["delete_covered", "merge_small"])),
         "{plan}"
     );
     assert_eq!(
@@ -136,7 +137,7 @@ fn history_is_kept_for_its_time_and_then_one_object_stands_for_all() {
 }
 
 #[test]
-fn a_session_expires_can_be_brought_back_and_goes_for_good_after_the_grace_period() {
+fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     let backend = Backend::file();
     let home = TempHome::new();
     let whole = stream(&backend, &home, 3);
@@ -151,7 +152,7 @@ fn a_session_expires_can_be_brought_back_and_goes_for_good_after_the_grace_perio
 
     backend.run(&home, &["ttl", "s1", "default"]).ok();
     assert_eq!(
-        backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0],
+        backend.run(&home, &["gc", "--json"]).json()["collected"][0]["steps"][0],
         "expire"
     );
     let elsewhere = TempHome::new();
@@ -211,22 +212,22 @@ fn a_session_expires_can_be_brought_back_and_goes_for_good_after_the_grace_perio
 }
 
 #[test]
-fn what_is_left_of_a_deleted_session_goes_too() {
+fn leftovers_of_a_deleted_session_are_removed() {
     let backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, 2);
     backend.run(&home, &["label", "s1", "a=b"]).ok();
-    assert_eq!(count(&session(&backend).join("wishes")), 1);
+    assert_eq!(count(&session(&backend).join("meta")), 1);
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     let_pass(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
-    assert_eq!(count(&session(&backend).join("wishes")), 0);
+    assert_eq!(count(&session(&backend).join("meta")), 0);
     // Somebody who found the session before says something of what is left.
     backend.run(&home, &["label", "s1", "a=c"]).ok();
     let_pass(&backend, 8 * DAY);
     assert_eq!(
-        backend.run(&home, &["gc", "--json"]).json()["outcomes"][0]["steps"][0],
-        "forget"
+        backend.run(&home, &["gc", "--json"]).json()["collected"][0]["steps"][0],
+        "delete_purge_entry"
     );
     assert!(!session(&backend).exists());
     assert_eq!(
@@ -244,7 +245,7 @@ fn what_is_left_of_a_deleted_session_goes_too() {
 }
 
 #[test]
-fn rm_asks_and_a_writer_brings_the_session_back() {
+fn rm_confirms_and_a_writer_revives_the_session() {
     let backend = Backend::file();
     let home = TempHome::new();
     let daemon = backend.daemon(&home, &[]);
@@ -253,7 +254,7 @@ fn rm_asks_and_a_writer_brings_the_session_back() {
     backend.run(&home, &["flush", "--wait"]).ok();
     backend
         .run(&home, &["rm", "s1"])
-        .fails(2, "nobody is here to ask", "--yes");
+        .fails(2, "needs confirmation", "--yes");
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     backend
@@ -261,7 +262,7 @@ fn rm_asks_and_a_writer_brings_the_session_back() {
         .fails(3, "was removed", "undelete");
     backend
         .run(&home, &["rm", "nobody", "--yes"])
-        .fails(3, "there is no", "sessiond ls");
+        .fails(3, "does not exist", "sessiond ls");
     append(&path, "{\"n\":2}\n");
     backend.run(&home, &["flush", "--wait"]).ok();
     assert_eq!(restored(&backend, &[]), std::fs::read(&path).unwrap());
@@ -298,27 +299,27 @@ fn a_removed_id_can_be_used_again_and_the_old_session_is_history() {
 }
 
 #[test]
-fn a_session_that_was_said_to_be_short_lived_expires_first() {
+fn a_sessions_own_ttl_wins() {
     let backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, 2);
     backend.run(&home, &["ttl", "s1", "1h"]).ok();
     let_pass(&backend, DAY / 48);
     assert!(
-        backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"]
+        backend.run(&home, &["gc", "--json"]).ok().json()["collected"]
             .as_array()
             .unwrap()
             .is_empty()
     );
     let_pass(&backend, DAY / 48);
     assert_eq!(
-        backend.run(&home, &["gc", "--json"]).ok().json()["outcomes"][0]["steps"][0],
+        backend.run(&home, &["gc", "--json"]).ok().json()["collected"][0]["steps"][0],
         "expire"
     );
 }
 
 #[test]
-fn what_was_deleted_for_good_can_be_imported_again() {
+fn a_purged_session_can_be_imported_again() {
     let backend = Backend::file();
     let home = TempHome::new();
     let whole = stream(&backend, &home, 3);

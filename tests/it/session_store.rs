@@ -1,4 +1,5 @@
-//! `sessiond serve-store`: the SDK's own suite, servers that are killed, and sessions that change hands.
+//! `sessiond serve-store`: the SDK's conformance suite, killed servers, and takeovers between
+//! servers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,9 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::backend::{Backend, Running};
+use crate::support::needs_tools;
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Running, Signal, send_signal};
+use crate::support::rng::TestRng;
 use crate::support::fetch;
-use crate::support::writers::Dice;
 use crate::support::{TempHome, or_skip, sessiond};
 use crate::torture::seed;
 
@@ -110,11 +113,11 @@ fn said(number: usize) -> Value {
 }
 
 fn append(key: &Value, batch: &str, entries: &[Value]) -> Value {
-    json!({ "key": key, "batch": batch, "entries": entries })
+    json!({ "key": key, "batch_id": batch, "entries": entries })
 }
 
-/// Every contract of the SDK's suite, on both back ends, over a port and over a socket.
-#[test]
+needs_tools!(the_python_sdks_conformance_suite_passes);
+/// Runs every contract of the SDK's suite on both backends, over a port and over a socket.
 fn the_python_sdks_conformance_suite_passes() {
     let Some(sdk) = or_skip(fetch::python_agent_sdk()) else {
         return;
@@ -151,20 +154,20 @@ fn the_python_sdks_conformance_suite_passes() {
     }
 }
 
-/// Servers die with -9 at any moment, half of them with their disk; whoever asks repeats what was not answered, as the SDK does.
-#[test]
-fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
+on_each_backend!(a_killed_session_store_loses_and_duplicates_nothing);
+/// Servers are killed at any moment, half of them lose their disk. The client repeats requests without a
+/// response, as the SDK does.
+fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
     const LIVES: usize = 10;
     let seed = seed();
-    for backend in Backend::all() {
         let context = format!("{}, replay with SESSIOND_TEST_SEED={seed}", backend.name);
-        let mut dice = Dice::new(seed);
+        let mut dice = TestRng::new(seed);
         let mut home = TempHome::new();
         let (mut sent, mut sent_below) = (Vec::new(), Vec::new());
         let mut number = 0;
         for life in 0..=LIVES {
             let server = Server::start(&backend, &home);
-            let victim = server.process.0.id().to_string();
+            let victim = server.process.0.id();
             let last = life == LIVES;
             // Some answers, then any moment of the next calls.
             let (answers, after) = (
@@ -176,13 +179,7 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
                 if !last {
                     heard.iter().take(answers).for_each(drop);
                     std::thread::sleep(after);
-                    assert!(
-                        Command::new("kill")
-                            .args(["-9", &victim])
-                            .status()
-                            .unwrap()
-                            .success()
-                    );
+                    send_signal(victim, Signal::KILL);
                 }
             });
             for step in 0.. {
@@ -249,12 +246,10 @@ fn a_killed_server_loses_nothing_it_answered_and_doubles_nothing() {
                 && shown.contains(&format!("question number {}", (number - 1) / 3 * 3)),
             "{shown}"
         );
-    }
 }
 
-#[test]
-fn a_session_belongs_to_who_read_it_last() {
-    for backend in Backend::all() {
+on_each_backend!(the_last_session_store_to_append_owns_the_session);
+fn the_last_session_store_to_append_owns_the_session(backend: Backend) {
         let (home_a, home_b) = (TempHome::new(), TempHome::new());
         let (a, b) = (
             Server::start(&backend, &home_a),
@@ -287,15 +282,14 @@ fn a_session_belongs_to_who_read_it_last() {
         c.expect(200, "delete", &json!({ "key": key }));
         c.expect(404, "load", &json!({ "key": key }));
         a.expect(404, "load", &json!({ "key": key }));
-    }
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_answers_and_flushes_first() {
+fn a_stopping_session_store_responds_and_flushes_first() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut server = Server::start(&backend, &home);
     server.expect(200, "append", &append(&main_key(), "1", &[said(1)]));
-    server.process.signal("TERM");
+    server.process.signal(Signal::TERM);
     assert_eq!(server.process.code(), Some(0));
     // Somebody made room, and left what says how far it was shipped.
     std::fs::remove_dir_all(
@@ -314,7 +308,7 @@ fn a_server_that_is_told_to_stop_answers_and_flushes_first() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_said() {
+fn invalid_session_store_requests_are_rejected() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let refused = |arguments: &[&str]| backend.run(&home, &[&["serve-store"], arguments].concat());
     refused(&["--listen", "http://0.0.0.0:80"]).fails(2, "other machines", "127.0.0.1");
@@ -329,8 +323,8 @@ fn what_makes_no_sense_is_refused_and_said() {
         let text = server.expect(status, call, &body);
         assert!(text.contains(why), "{call} {body}: {text}");
     };
-    bad(404, "no-such-call", json!({}), "there is no call");
-    bad(400, "append", json!([]), "read the body");
+    bad(404, "no-such-call", json!({}), "unknown path");
+    bad(400, "append", json!([]), "invalid request body");
     bad(
         400,
         "append",
@@ -347,7 +341,7 @@ fn what_makes_no_sense_is_refused_and_said() {
         400,
         "load",
         json!({ "key": { "project_key": "p", "session_id": "../x" } }),
-        "session id",
+        "session ID",
     );
     bad(
         400,
@@ -355,7 +349,7 @@ fn what_makes_no_sense_is_refused_and_said() {
         json!({ "key": { "project_key": "p", "session_id": "s", "subpath": "../../x" } }),
         "leaves its directory",
     );
-    bad(404, "load", json!({ "key": main_key() }), "absent");
+    bad(404, "load", json!({ "key": main_key() }), "not found");
     let head = |more: &str| {
         format!(
             "POST /v1/load HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}"

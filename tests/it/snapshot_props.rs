@@ -1,4 +1,4 @@
-//! Snapshots, generated: what goes in comes out, and whatever happens to a stored one is noticed.
+//! Property tests of snapshots: they round-trip, and any change to a stored one is detected.
 
 use std::io::Read;
 
@@ -77,10 +77,10 @@ fn files() -> impl Strategy<Value = Files> {
 
 fn header(files: &Files) -> EntryHeader {
     let text = serde_json::json!({
-        "v": 1, "kind": EntryKind::Snapshot, "agent": "a", "session": "s", "seq": 7, "writer": "w", "at": "2026-05-01T12:00:00Z",
-        "prev": null, "after": 0,
+        "version": 1, "kind": EntryKind::Snapshot, "agent": "a", "session": "s", "seq": 7, "writer": "w", "at": "2026-05-01T12:00:00Z",
+        "prev_digest": null, "prev_seq": 0,
         "covers": {
-            "from": 1, "digest": Digest::of(b"entry 7"), "began": "2026-05-01T11:00:00Z", "entries": 7, "raw": 9, "stored": 9, "writers": {},
+            "first_seq": 1, "digest": Digest::of(b"entry 7"), "first_at": "2026-05-01T11:00:00Z", "entries": 7, "raw_bytes": 9, "stored_bytes": 9, "writers": {},
         },
     });
     EntryHeader {
@@ -123,14 +123,14 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn what_goes_into_a_snapshot_comes_out(files in files()) {
+    fn a_snapshot_round_trips(files in files()) {
         let entry = read(&stored(&files)).unwrap();
         prop_assert_eq!(&entry.header, &header(&files));
         prop_assert!(entry.parts().map(|(_, bytes)| bytes).eq(files.iter().map(|(_, bytes)| bytes.as_slice())));
     }
 
     #[test]
-    fn a_snapshot_that_ends_too_soon_is_refused(files in files(), at in any::<Index>()) {
+    fn a_truncated_snapshot_is_rejected(files in files(), at in any::<Index>()) {
         let stored = stored(&files);
         let cut = read(&stored[..at.index(stored.len())]);
         prop_assert_eq!(cut.err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
@@ -141,7 +141,7 @@ proptest! {
     #![proptest_config(config(1500))]
 
     #[test]
-    fn a_flipped_byte_in_a_snapshot_is_noticed(at in any::<Index>(), flip in 1u8.., many in any::<bool>()) {
+    fn a_flipped_byte_in_a_snapshot_is_detected(at in any::<Index>(), flip in 1u8.., many in any::<bool>()) {
         let file = |path: &str, bytes: &[u8]| (part(path, bytes, 0o600, 5, 1), bytes.to_vec());
         let mut files = vec![file("projects/-w/s.jsonl", &b"{\"type\":\"user\"}\n".repeat(20))];
         if many {

@@ -1,4 +1,5 @@
-//! The contract of `Store`, run over every backend and decorator, and what each backend says when its server or disk fails.
+//! The contract of `Store`, run over every back end and decorator, and the errors of each back end
+//! when its server or disk fails.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,15 +9,17 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use sessiond::config::Settings;
 use sessiond::error::{Error, ErrorKind, Result};
 use sessiond::store::encrypted::EncryptedStore;
-use sessiond::store::encrypted::keyring::{self, Keyring};
+use sessiond::store::encrypted::keyring::{self, KeySettings, Keyring};
+use sessiond::store::encrypted::policy::EncryptionPolicy;
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::{Created, Object, Page, Store, list_dirs, list_objects};
+use sessiond::store::{CreateOutcome, Object, Page, Store, list_dirs, list_objects};
 
+use crate::support::needs_servers;
+use crate::support::slow;
 use crate::support::servers::{S3, s3};
 
 /// Objects in the directory that needs more than one page.
@@ -34,7 +37,7 @@ async fn contract(store: Arc<dyn Store>) {
 
 /// All of it but sizes, which are those of what is stored, whatever a decorator makes of a body.
 async fn behaviour(store: &Arc<dyn Store>) {
-    creates_once(&**store).await;
+    has_conditional_create(&**store).await;
     one_racer_wins(store).await;
     keeps_bodies(&**store).await;
     takes_odd_keys(&**store).await;
@@ -43,18 +46,18 @@ async fn behaviour(store: &Arc<dyn Store>) {
     deletes(&**store).await;
 }
 
-async fn creates_once(store: &dyn Store) {
+async fn has_conditional_create(store: &dyn Store) {
     assert_eq!(store.get("c/once").await.expect("get"), None);
     assert_eq!(
         store.create("c/once", text("first")).await.expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     assert_eq!(
         store
             .create("c/once", text("second"))
             .await
             .expect("create"),
-        Created::Exists
+        CreateOutcome::AlreadyExists
     );
     assert_eq!(store.get("c/once").await.expect("get"), Some(text("first")));
     store.put("c/once", text("third")).await.expect("put");
@@ -64,7 +67,7 @@ async fn creates_once(store: &dyn Store) {
             .create("c/once", text("fourth"))
             .await
             .expect("create"),
-        Created::Exists
+        CreateOutcome::AlreadyExists
     );
     // Neither a directory nor what would be below an object is an object.
     assert_eq!(store.get("c").await.expect("get"), None);
@@ -86,8 +89,8 @@ async fn one_racer_wins(store: &Arc<dyn Store>) {
             let (racer, created) = racer.expect("racer");
             // A server may call a race off with 409, which is "unknown"; the winner still is one of those who heard so.
             match created {
-                Ok(Created::New) => winners.push(racer),
-                Ok(Created::Exists) => {}
+                Ok(CreateOutcome::Created) => winners.push(racer),
+                Ok(CreateOutcome::AlreadyExists) => {}
                 Err(error) => assert!(error.is_retryable(), "{error}"),
             }
         }
@@ -111,7 +114,7 @@ async fn keeps_bodies(store: &dyn Store) {
             .create("b/empty2", Bytes::new())
             .await
             .expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     assert_eq!(store.get("b/empty").await.expect("get"), Some(Bytes::new()));
     assert_eq!(
@@ -120,7 +123,7 @@ async fn keeps_bodies(store: &dyn Store) {
     );
     assert_eq!(
         store.create("b/empty", text("x")).await.expect("create"),
-        Created::Exists
+        CreateOutcome::AlreadyExists
     );
     let large: Bytes = (0..5_000_000_u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -130,7 +133,7 @@ async fn keeps_bodies(store: &dyn Store) {
             .create("b/large", large.clone())
             .await
             .expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     assert!(store.get("b/large").await.expect("get").expect("there") == large);
 }
@@ -169,7 +172,7 @@ async fn takes_odd_keys(store: &dyn Store) {
     for key in keys {
         assert_eq!(
             store.create(key, Bytes::from(key)).await.expect(key),
-            Created::New,
+            CreateOutcome::Created,
             "{key}"
         );
     }
@@ -181,7 +184,7 @@ async fn takes_odd_keys(store: &dyn Store) {
         );
         assert_eq!(
             store.create(key, text("again")).await.expect(key),
-            Created::Exists,
+            CreateOutcome::AlreadyExists,
             "{key}"
         );
     }
@@ -286,7 +289,7 @@ async fn lists_in_pages(store: &dyn Store) {
     let keys: Vec<String> = keys.collect();
     for some in keys.chunks(32) {
         for done in join_all(some.iter().map(|key| store.create(key, text("x")))).await {
-            assert_eq!(done.expect("create"), Created::New);
+            assert_eq!(done.expect("create"), CreateOutcome::Created);
         }
     }
 
@@ -342,7 +345,7 @@ async fn deletes(store: &dyn Store) {
     );
     assert_eq!(
         store.create("d/e/f", text("anew")).await.expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
 }
 
@@ -402,7 +405,7 @@ async fn file_store_keeps_the_contract() {
 async fn limited_file_store_keeps_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     let limited = ConcurrencyLimited::new(Arc::new(open(directory.path())), 3);
-    assert_eq!(limited.fences_by_itself(), Some(true));
+    assert_eq!(limited.has_atomic_create(), Some(true));
     contract(Arc::new(limited)).await;
 }
 
@@ -414,7 +417,7 @@ const PAGE_MARK: &str = "page:";
 
 #[async_trait]
 impl Store for Below {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         self.0.create(&format!("{LOG}{key}"), body).await
     }
 
@@ -456,8 +459,8 @@ impl Store for Below {
         self.0.delete(&format!("{LOG}{key}")).await
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
-        self.0.fences_by_itself()
+    fn has_atomic_create(&self) -> Option<bool> {
+        self.0.has_atomic_create()
     }
 
     fn address(&self) -> String {
@@ -469,16 +472,16 @@ impl Store for Below {
 fn sealed(inner: impl Store, directory: &Path) -> EncryptedStore {
     let path = directory.join("key.txt");
     std::fs::write(&path, keyring::generate().0).expect("write");
-    let keyring = Keyring::read(&Settings {
-        identity: vec![path],
-        ..Settings::default()
+    let keyring = Keyring::load(&KeySettings {
+        identity_files: vec![path],
+        ..KeySettings::default()
     })
     .expect("a key");
-    EncryptedStore::new(Arc::new(inner), keyring)
+    EncryptedStore::new(Arc::new(inner), EncryptionPolicy::new(keyring))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn sealed_file_store_keeps_the_contract() {
+slow!(async encrypted_file_store_keeps_the_contract);
+async fn encrypted_file_store_keeps_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     let bare = open(directory.path());
     // What is no content is left alone, so sizes are what they were.
@@ -498,9 +501,9 @@ async fn sealed_file_store_keeps_the_contract() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn sealed_s3_store_keeps_the_contract() {
-    let Some(server) = server("sealed_s3_store_keeps_the_contract") else {
+needs_servers!(async encrypted_s3_store_keeps_the_contract);
+async fn encrypted_s3_store_keeps_the_contract() {
+    let Some(server) = server("encrypted_s3_store_keeps_the_contract") else {
         return;
     };
     let directory = tempfile::tempdir().expect("directory");
@@ -511,7 +514,7 @@ async fn sealed_s3_store_keeps_the_contract() {
     behaviour(&below).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+needs_servers!(async s3_store_keeps_the_contract);
 async fn s3_store_keeps_the_contract() {
     let Some(server) = server("s3_store_keeps_the_contract") else {
         return;
@@ -519,11 +522,11 @@ async fn s3_store_keeps_the_contract() {
     let store = S3Store::connect(settings(server, &server.fresh_bucket(), ""))
         .await
         .expect("connect");
-    assert_eq!(store.fences_by_itself(), None);
+    assert_eq!(store.has_atomic_create(), None);
     contract(Arc::new(store)).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+needs_servers!(async limited_s3_store_below_a_prefix_keeps_the_contract);
 async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
     let Some(server) = server("limited_s3_store_below_a_prefix_keeps_the_contract") else {
         return;
@@ -536,9 +539,9 @@ async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
     contract(Arc::new(ConcurrencyLimited::new(Arc::new(store), 4))).await;
 }
 
-#[tokio::test]
-async fn s3_prefixes_are_apart() {
-    let Some(server) = server("s3_prefixes_are_apart") else {
+needs_servers!(async s3_prefixes_are_isolated);
+async fn s3_prefixes_are_isolated() {
+    let Some(server) = server("s3_prefixes_are_isolated") else {
         return;
     };
     let bucket = server.fresh_bucket();
@@ -551,11 +554,11 @@ async fn s3_prefixes_are_apart() {
     );
     assert_eq!(
         one.create("k", text("one")).await.expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     assert_eq!(
         two.create("k", text("two")).await.expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     assert_eq!(one.get("k").await.expect("get"), Some(text("one")));
     assert_eq!(list_objects(&one, "", None).await.expect("list").len(), 1);
@@ -573,7 +576,7 @@ async fn s3_prefixes_are_apart() {
 
 /// What a server would be asked, seen on the wire: SeaweedFS takes no encryption without keys of its own.
 #[tokio::test]
-async fn s3_creates_ask_for_condition_checksum_and_encryption() {
+async fn s3_creates_send_condition_checksum_and_encryption() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
@@ -602,7 +605,7 @@ async fn s3_creates_ask_for_condition_checksum_and_encryption() {
     let store = S3Store::connect(kms).await.expect("connect");
     assert_eq!(
         store.create("k", text("x")).await.expect("create"),
-        Created::New
+        CreateOutcome::Created
     );
     let plain = S3Settings {
         sse: Some(Sse::Aes256),
@@ -661,7 +664,7 @@ fn assert_all(errors: &[Error], kind: ErrorKind, hint: &str) {
     }
 }
 
-#[tokio::test]
+needs_servers!(async a_missing_bucket_is_a_usage_error);
 async fn a_missing_bucket_is_a_usage_error() {
     let Some(server) = server("a_missing_bucket_is_a_usage_error") else {
         return;
@@ -676,7 +679,7 @@ async fn a_missing_bucket_is_a_usage_error() {
     assert_all(&errors, ErrorKind::Usage, "no-such-bucket-here");
 }
 
-#[tokio::test]
+needs_servers!(async wrong_credentials_are_refused);
 async fn wrong_credentials_are_refused() {
     let Some(server) = server("wrong_credentials_are_refused") else {
         return;
@@ -807,7 +810,7 @@ async fn a_bad_ca_file_is_a_usage_error() {
 }
 
 #[tokio::test]
-async fn bad_keys_are_refused_by_the_file_store() {
+async fn the_file_store_rejects_bad_keys() {
     let directory = tempfile::tempdir().expect("directory");
     let store = open(directory.path());
     for key in ["", "/abs", "../up", "a/../../b", "a//b", "a/", ".tmp/x"] {
@@ -849,7 +852,7 @@ async fn bad_keys_are_refused_by_the_file_store() {
 }
 
 #[tokio::test]
-async fn a_file_store_is_private_and_leaves_no_empty_dirs() {
+async fn a_file_store_is_private_and_leaves_no_empty_directories() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().expect("directory");
     let store = open(directory.path());
@@ -881,7 +884,7 @@ async fn a_file_store_is_private_and_leaves_no_empty_dirs() {
 
 /// Deletes remove empty directories below the feet of racing creates.
 #[tokio::test(flavor = "multi_thread")]
-async fn creates_and_deletes_in_one_directory_race_well() {
+async fn racing_creates_and_deletes_in_one_directory_succeed() {
     let directory = tempfile::tempdir().expect("directory");
     let store = open(directory.path());
     let workers = (0..4).map(|worker| {
@@ -891,7 +894,7 @@ async fn creates_and_deletes_in_one_directory_race_well() {
                 let key = format!("x/y/{worker}-{n}");
                 assert_eq!(
                     store.create(&key, text("x")).await.expect("create"),
-                    Created::New
+                    CreateOutcome::Created
                 );
                 assert_eq!(store.get(&key).await.expect("get"), Some(text("x")));
                 store.delete(&key).await.expect("delete");
@@ -904,7 +907,7 @@ async fn creates_and_deletes_in_one_directory_race_well() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_no_directory_or_goes_away_is_an_error() {
+async fn a_store_path_that_is_no_directory_is_an_error() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("file");
     std::fs::write(&file, "x").expect("write");

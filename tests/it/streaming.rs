@@ -1,19 +1,23 @@
-//! The running streamer on a real directory: what events miss, what agents do to files, and stores that fail.
+//! The running streamer on a real directory: missed events, unusual file operations and failing
+//! stores.
 //!
-//! Each test ends in the bytes that a restore brings back.
+//! Each test compares the restored bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessiond::capture::feed::News;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::capture::watch::EventBuffer;
-use sessiond::capture::{StreamerHandle, tracked_log::LogStatus};
-use sessiond::codec::entry::MOST_RAW;
+use sessiond::capture::{IndexTask, StreamerHandle, tracked_log::LogStatus};
+use sessiond::codec::entry::MAX_RAW_BYTES;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
+use crate::support::slow;
+use crate::support::counting_directory::CountingDirectory;
+use crate::support::files;
+use crate::support::world::World;
+use crate::support::writer::stream;
 
-use crate::support::world::{self, CountingDirectory, World};
 
 /// Longer than anything here takes on a busy machine; a hang becomes a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,10 +58,10 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_event_told_is_found_by_the_scan() {
+async fn a_missed_event_is_found_by_the_scan() {
     let world = World::new();
     world.write(&transcript("before"), lines("before", 0, 3));
-    let handle = world.stream_unwatched();
+    let handle = world.stream_by_scans();
     world.write(&transcript("after"), lines("after", 0, 3));
     world
         .wait_for(
@@ -88,7 +92,7 @@ async fn what_no_event_told_is_found_by_the_scan() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_append_is_stored_without_anyone_asking() {
+async fn an_append_is_stored_without_a_flush_request() {
     let world = World::new();
     let handle = world.stream();
     world.write(&transcript("s"), lines("s", 0, 1));
@@ -102,8 +106,8 @@ async fn an_append_is_stored_without_anyone_asking() {
     drop(handle);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn directory_trees_that_grow_faster_than_their_watch_are_stored_whole() {
+slow!(async directory_trees_that_outgrow_their_watch_are_stored);
+async fn directory_trees_that_outgrow_their_watch_are_stored() {
     let world = World::new();
     let handle = world.stream();
     world.write(&transcript("s"), lines("s", 0, 1));
@@ -115,18 +119,18 @@ async fn directory_trees_that_grow_faster_than_their_watch_are_stored_whole() {
     }
     flush(&handle).await;
     let stored = world.stored("s").await.unwrap();
-    assert_eq!(stored, world::files_below(&world.root()));
+    assert_eq!(stored, files::files_below(&world.root()));
     assert_eq!(stored.len(), 501);
 }
 
 #[tokio::test]
-async fn what_is_made_in_a_new_directory_before_its_watch_is_found_soon() {
+async fn files_created_before_the_watch_are_found() {
     let world = World::new();
     let hints = Arc::new(EventBuffer::default());
     std::fs::create_dir_all(world.root()).unwrap();
-    let _handle = world.stream_told(hints.clone());
+    let _handle = world.stream_with_events(hints.clone());
     std::fs::create_dir_all(world.root().join("projects/-w")).unwrap();
-    hints.path(world.root().join("projects"));
+    hints.push(world.root().join("projects"));
     // The directory was looked into, and no event tells of the file.
     sleep(Duration::from_millis(300)).await;
     let text = lines("s1", 0, 3);
@@ -137,7 +141,7 @@ async fn what_is_made_in_a_new_directory_before_its_watch_is_found_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_replaced_shrunk_or_grown_anew_between_two_looks_is_stored_as_it_is() {
+async fn a_file_replaced_or_truncated_between_scans_is_stored_correctly() {
     let world = World::new();
     for session in ["renamed", "shrunk", "regrown"] {
         world.write(&transcript(session), lines(session, 0, 100));
@@ -198,7 +202,7 @@ async fn a_session_that_moves_to_another_project_is_not_uploaded_again() {
     flush(&handle).await;
     assert_eq!(
         world.stored("s").await.unwrap(),
-        world::files_below(&world.root())
+        files::files_below(&world.root())
     );
     assert_eq!(
         world.uploaded("s").await - before,
@@ -225,7 +229,7 @@ async fn a_new_file_with_the_bytes_of_a_deleted_one_does_not_take_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flush_that_is_asked_for_during_another_one_covers_files_that_came_in_between() {
+async fn a_flush_requested_during_another_covers_new_files() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 10));
     let handle = world.stream();
@@ -253,7 +257,7 @@ async fn a_flush_that_is_asked_for_during_another_one_covers_files_that_came_in_
     world.store.release();
     asked.await.unwrap();
     let stored = world.stored("s").await.unwrap();
-    assert_eq!(stored, world::files_below(&world.root()));
+    assert_eq!(stored, files::files_below(&world.root()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -335,10 +339,10 @@ async fn a_directory_that_is_deleted_and_made_again_is_watched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_pipes_and_directories_in_place_of_files_are_passed_over() {
+async fn symlinks_pipes_and_directories_are_skipped() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
-    let secret = world.directory("secret.jsonl");
+    let secret = world.path("secret.jsonl");
     std::fs::write(&secret, "secret\n").unwrap();
     std::os::unix::fs::symlink(&secret, world.root().join(transcript("link"))).unwrap();
     world.write("projects/-w/s/tool-results/t.txt", "t");
@@ -372,19 +376,19 @@ async fn links_pipes_and_directories_in_place_of_files_are_passed_over() {
         names,
         ["projects/-w/s.jsonl", "projects/-w/s/tool-results/t.txt"]
     );
-    assert_eq!(world.logs().names("").await.unwrap().len(), 1);
+    assert_eq!(world.logs().log_names("").await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_goes_out_when_it_can()
+async fn an_unreadable_file_delays_no_other_file()
  {
     let world = World::new();
     let directory = Arc::new(CountingDirectory::new(world.root()));
-    directory.close(Some("closed"));
+    directory.deny_open(Some("closed"));
     world.write(&transcript("s"), lines("s", 0, 2));
     world.write("projects/-w/s/tool-results/closed.txt", "closed");
     world.write(&transcript("other"), lines("other", 0, 2));
-    let handle = world.stream_at(world.root(), world.context_of(directory.clone()));
+    let handle = stream(world.root(), world.context_of(directory.clone()));
     world
         .wait_for(
             "other",
@@ -403,13 +407,13 @@ async fn a_file_that_cannot_be_read_holds_up_neither_its_session_nor_others_and_
     let told = status(&handle, "s").await;
     assert!(told.last_error.unwrap().contains("closed.txt"));
     assert!(told.lag_bytes > 0, "what is not durable is lag");
-    directory.close(None);
+    directory.deny_open(None);
     flush(&handle).await;
     assert_eq!(world.stored("s").await.unwrap().len(), 2);
     assert_eq!(status(&handle, "s").await.last_error, None);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+slow!(async three_hundred_sessions_at_once_are_all_stored);
 async fn three_hundred_sessions_at_once_are_all_stored() {
     let world = World::new();
     let handle = world.stream();
@@ -426,7 +430,7 @@ async fn three_hundred_sessions_at_once_are_all_stored() {
                 .unwrap(),
             lines("many", 0, at % 7 + 1).as_bytes()
         );
-        assert_eq!(world.numbers(&session).await, 2, "a claim and a delta");
+        assert_eq!(world.entry_count(&session).await, 2, "a claim and a delta");
     }
 }
 
@@ -451,21 +455,21 @@ async fn an_old_style_sub_agent_goes_with_its_session() {
     flush(&handle).await;
     assert_eq!(
         world.stored("s").await.unwrap(),
-        world::files_below(&world.root())
+        files::files_below(&world.root())
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_file() {
     let world = World::new();
-    let (a, b) = (world.directory("a"), world.directory("b"));
+    let (a, b) = (world.path("a"), world.path("b"));
     let disk = |root: &std::path::Path| Arc::new(sessiond::sys::Disk::new(root));
-    let first = world.stream_at(a.clone(), world.context_of(disk(&a)));
-    let second = world.stream_at(b.clone(), world.context_of(disk(&b)));
+    let first = stream(a.clone(), world.context_of(disk(&a)));
+    let second = stream(b.clone(), world.context_of(disk(&b)));
     let memory = |name: &str| format!("projects/-w/memory/{name}");
-    world::write(&a.join(memory("shared.md")), "by a, 1");
+    files::write(&a.join(memory("shared.md")), "by a, 1");
     flush(&first).await;
-    world::write(&b.join(memory("shared.md")), "by b, longer");
+    files::write(&b.join(memory("shared.md")), "by b, longer");
     flush(&second).await;
     assert_eq!(
         world
@@ -475,7 +479,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
         b"by b, longer"
     );
     // An unrelated file of a's: its old copy of the shared one must not come back.
-    world::write(&a.join(memory("only-a.md")), "a");
+    files::write(&a.join(memory("only-a.md")), "a");
     flush(&first).await;
     let stored = world.stored("@-w").await.unwrap();
     assert_eq!(stored[&memory("only-a.md")], b"a");
@@ -484,7 +488,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
         "by b, longer"
     );
     // Changed on a again, by appending to a's own copy: a is the last now.
-    world::append(&a.join(memory("shared.md")), ", 2");
+    files::append(&a.join(memory("shared.md")), ", 2");
     flush(&first).await;
     assert_eq!(
         world
@@ -493,7 +497,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
             .unwrap(),
         b"by a, 1, 2"
     );
-    world::append(&b.join(memory("shared.md")), ", 3");
+    files::append(&b.join(memory("shared.md")), ", 3");
     flush(&second).await;
     assert_eq!(
         world
@@ -502,7 +506,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
             .unwrap(),
         b"by b, longer, 3"
     );
-    world.numbers("@-w").await;
+    world.entry_count("@-w").await;
     assert!(world.branches("@-w").await.is_empty());
 }
 
@@ -513,7 +517,7 @@ async fn only_appended_bytes_are_read_and_uploaded() {
     world.write(&transcript("s"), lines("s", 0, 250_000));
     world.append(&transcript("s"), "\n");
     world.write("projects/-w/s/tool-results/t.txt", vec![b'x'; 1 << 20]);
-    let handle = world.stream_at(world.root(), world.context_of(directory.clone()));
+    let handle = stream(world.root(), world.context_of(directory.clone()));
     flush(&handle).await;
     let (read, uploaded) = (directory.bytes_read(), world.uploaded("s").await);
     world.append(&transcript("s"), [b'y'; 99]);
@@ -525,7 +529,7 @@ async fn only_appended_bytes_are_read_and_uploaded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flush_is_one_write_and_an_idle_daemon_asks_for_nothing() {
+async fn a_flush_is_one_put_and_an_idle_daemon_sends_nothing() {
     let world = World::new();
     for at in 0..50 {
         world.write(&transcript(&format!("s{at}")), lines("idle", 0, 3));
@@ -546,9 +550,9 @@ async fn a_flush_is_one_write_and_an_idle_daemon_asks_for_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_fails_does_not_hold_up_the_others_and_its_attempts_are_numbered() {
+async fn a_failing_session_delays_no_other() {
     let world = World::new();
-    world.store.refuse("/bad/");
+    world.store.fail_requests("/bad/");
     for session in ["bad", "good1", "good2"] {
         world.write(&transcript(session), lines(session, 0, 3));
     }
@@ -572,11 +576,11 @@ async fn a_session_that_fails_does_not_hold_up_the_others_and_its_attempts_are_n
     })
     .await;
     let told = status(&handle, "bad").await;
-    assert!(told.last_error.unwrap().contains("the test says no"));
+    assert!(told.last_error.unwrap().contains("the test fails"));
     assert!(told.lag_bytes > 0);
     let mut attempts = Vec::new();
-    while let Some(news) = world.feed.try_next() {
-        if let News::Failed(failure) = news {
+    while let Some(task) = world.writer.context.index_queue.try_next() {
+        if let IndexTask::Failure(failure) = task {
             assert_eq!(failure.session.as_deref(), Some("bad"));
             attempts.push(failure.attempt);
         }
@@ -616,16 +620,16 @@ async fn nothing_lost_nothing_doubled(world: &World, written: usize) {
         whole.as_bytes()
     );
     assert_eq!(world.uploaded("s").await, whole.len() as u64);
-    world.numbers("s").await;
+    world.entry_count("s").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_fails_for_a_while_loses_nothing_and_doubles_nothing() {
+async fn a_failing_store_loses_and_duplicates_nothing() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 3));
     let handle = world.stream();
     flush(&handle).await;
-    world.store.refuse("/s/");
+    world.store.fail_requests("/s/");
     let written = write_on(&world, 3).await;
     assert!(status(&handle, "s").await.failed_attempts > 0);
     // Asked for while nothing can be written: the answer covers all that is on disk now, not only what failed first.
@@ -640,7 +644,7 @@ async fn a_store_that_fails_for_a_while_loses_nothing_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_hangs_for_a_while_loses_nothing_and_doubles_nothing() {
+async fn a_hanging_store_loses_and_duplicates_nothing() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 3));
     let handle = world.stream();
@@ -653,12 +657,12 @@ async fn a_store_that_hangs_for_a_while_loses_nothing_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_final_flush_takes_what_was_written_while_the_store_was_down() {
+async fn the_final_flush_includes_bytes_written_during_an_outage() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 3));
     let handle = world.stream();
     flush(&handle).await;
-    world.store.refuse("/s/");
+    world.store.fail_requests("/s/");
     world.append(&transcript("s"), lines("s", 3, 4));
     until("a flush failed", async || {
         status(&handle, "s").await.failed_attempts > 0
@@ -677,7 +681,7 @@ async fn the_final_flush_takes_what_was_written_while_the_store_was_down() {
     sleep(Duration::from_millis(400)).await;
     world.store.recover();
     let report = finish.await.unwrap().unwrap();
-    assert!(report.left.is_empty(), "{report:?}");
+    assert!(report.not_durable.is_empty(), "{report:?}");
     let whole = lines("s", 0, 9) + "{\"torn";
     assert_eq!(
         String::from_utf8(world.stored_file("s", &transcript("s")).await.unwrap()).unwrap(),
@@ -686,18 +690,18 @@ async fn the_final_flush_takes_what_was_written_while_the_store_was_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_final_flush_that_runs_out_of_time_says_what_it_left() {
+async fn a_final_flush_reports_what_is_not_durable() {
     let world = World::new();
-    world.store.refuse("/s/");
+    world.store.fail_requests("/s/");
     world.write(&transcript("s"), lines("s", 0, 3));
     let handle = world.stream();
     let report = handle
         .finish(Instant::now() + Duration::from_millis(700))
         .await
         .unwrap();
-    assert_eq!(report.left.len(), 1);
-    assert_eq!(report.left[0].session, "s");
-    assert!(report.left[0].lag_bytes > 0);
+    assert_eq!(report.not_durable.len(), 1);
+    assert_eq!(report.not_durable[0].session, "s");
+    assert!(report.not_durable[0].lag_bytes > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -736,7 +740,7 @@ async fn after_a_crash_nothing_is_uploaded_again_with_and_without_a_ledger() {
     assert_eq!(world.store.writes(), writes + 1);
     drop(handle);
 
-    world.lose_ledgers();
+    world.writer.delete_ledgers();
     world.append(&transcript("s"), lines("s", 51, 52));
     let (s, writes) = (world.uploaded("s").await, world.store.writes());
     let handle = world.stream();
@@ -767,7 +771,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     let context = world.context();
     let path: RelPath = transcript("s").parse().unwrap();
     let mut shipment = LogFlusher::new(world.id("s"));
-    shipment.hints.insert(path.clone());
+    shipment.paths.insert(path.clone());
     shipment.flush(&context, false).await.unwrap();
     let ledger = world
         .root()
@@ -778,7 +782,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     std::fs::write(&ledger, older).unwrap();
     world.append(&transcript("s"), lines("s", 60, 61));
     let mut shipment = LogFlusher::new(world.id("s"));
-    shipment.hints.insert(path);
+    shipment.paths.insert(path);
     shipment.flush(&context, false).await.unwrap();
     let whole = lines("s", 0, 61);
     assert_eq!(
@@ -786,7 +790,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
         whole.as_bytes()
     );
     assert_eq!(world.uploaded("s").await, whole.len() as u64);
-    assert_eq!(world.numbers("s").await, 4, "a claim and three deltas");
+    assert_eq!(world.entry_count("s").await, 4, "a claim and three deltas");
     assert!(world.branches("s").await.is_empty());
 }
 
@@ -799,21 +803,21 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     let large = world.root().join("projects/-w/s/tool-results/b.bin");
     std::fs::File::create(&large)
         .unwrap()
-        .set_len(MOST_RAW)
+        .set_len(MAX_RAW_BYTES)
         .unwrap();
     let mut shipment = LogFlusher::new(world.id("s"));
-    shipment.hints.insert(transcript("s").parse().unwrap());
+    shipment.paths.insert(transcript("s").parse().unwrap());
     shipment.flush(&world.context(), false).await.unwrap();
     let stored = world.stored("s").await.unwrap();
     assert_eq!(
         stored["projects/-w/s/tool-results/b.bin"].len() as u64,
-        MOST_RAW
+        MAX_RAW_BYTES
     );
     assert_eq!(stored["projects/-w/s/tool-results/a.txt"], b"small");
     assert_eq!(stored[&transcript("s")], lines("s", 0, 2).as_bytes());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+slow!(async thousands_of_side_files_go_out_in_entries_of_bounded_headers);
 async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
@@ -821,12 +825,12 @@ async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
         world.write(&format!("file-history/s/{at}@v1"), "");
     }
     let mut shipment = LogFlusher::new(world.id("s"));
-    shipment.hints.insert(transcript("s").parse().unwrap());
+    shipment.paths.insert(transcript("s").parse().unwrap());
     shipment.flush(&world.context(), false).await.unwrap();
     let (logs, id) = (world.logs(), world.id("s"));
-    for entry in logs.entries(&id, 0).await.unwrap() {
+    for entry in logs.list_entries(&id, 0).await.unwrap() {
         let parts = logs
-            .read(&id, entry.seq)
+            .read_entry(&id, entry.seq)
             .await
             .unwrap()
             .unwrap()

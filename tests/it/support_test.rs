@@ -1,5 +1,6 @@
-//! Proof that the ground the other tests stand on holds: servers, proxies, and that nothing stays behind.
+//! Tests of the test support: servers, proxies, and clean-up.
 
+use crate::support::needs_servers;
 use crate::support::backend::eventually;
 use crate::support::proxy::{CountingProxy, Mode, TcpProxy};
 use crate::support::servers::{self, Postgres, S3};
@@ -47,7 +48,7 @@ async fn get(client: &Client, bucket: &str, key: &str) -> Vec<u8> {
     object.body.collect().await.unwrap().to_vec()
 }
 
-#[tokio::test]
+needs_servers!(async postgres_gives_each_test_a_database_and_checks_the_password);
 async fn postgres_gives_each_test_a_database_and_checks_the_password() {
     let Some(postgres) = servers::postgres() else {
         return;
@@ -71,7 +72,7 @@ async fn postgres_gives_each_test_a_database_and_checks_the_password() {
     );
 }
 
-#[tokio::test]
+needs_servers!(async private_postgres_comes_back_with_its_data);
 async fn private_postgres_comes_back_with_its_data() {
     let Some(postgres) = Postgres::start_private() else {
         return;
@@ -86,7 +87,7 @@ async fn private_postgres_comes_back_with_its_data() {
     assert!(!dir.exists());
 }
 
-#[tokio::test]
+needs_servers!(async s3_lets_one_create_win_unless_conditions_are_dropped);
 async fn s3_lets_one_create_win_unless_conditions_are_dropped() {
     let Some(s3) = servers::s3() else { return };
     let bucket = s3.fresh_bucket();
@@ -123,7 +124,7 @@ async fn s3_lets_one_create_win_unless_conditions_are_dropped() {
     assert_eq!(get(&direct, &bucket, "a/b").await, b"fifth");
 }
 
-#[tokio::test]
+needs_servers!(async s3_has_room_for_the_buckets_of_many_tests);
 async fn s3_has_room_for_the_buckets_of_many_tests() {
     let Some(s3) = servers::s3() else { return };
     let client = s3.client(&s3.endpoint);
@@ -132,7 +133,7 @@ async fn s3_has_room_for_the_buckets_of_many_tests() {
     }
 }
 
-#[tokio::test]
+needs_servers!(async private_s3_comes_back_with_its_data_beside_the_shared_one);
 async fn private_s3_comes_back_with_its_data_beside_the_shared_one() {
     let (Some(_shared), Some(s3)) = (servers::s3(), S3::start_private()) else {
         return;
@@ -216,7 +217,7 @@ fn tcp_proxy_modes_do_what_they_say() {
     let (before, hung) = (proxy.bytes_up(), TcpStream::connect(proxy.addr()).unwrap());
     assert_eq!(ask_on(&hung, "hang"), "(silence)");
     assert_eq!(proxy.bytes_up(), before);
-    proxy.set(Mode::DropReplies);
+    proxy.set(Mode::DropResponses);
     let before = proxy.bytes_up();
     assert_eq!(ask(&proxy, "done, unanswered"), "(closed)");
     assert!(proxy.bytes_up() >= before + 17);
@@ -268,13 +269,9 @@ fn tcp_proxy_cuts_requests_and_closes_one_direction() {
     }
 }
 
-/// Not a test: the process that the next one kills.
 #[test]
+#[ignore = "runs in the child process of servers_and_their_directories_go_when_the_tests_are_killed"]
 fn holds_servers_until_killed() {
-    // The victim of the test below; on its own there is nothing to do.
-    if std::env::var_os("SESSIOND_TEST_VICTIM").is_none() {
-        return;
-    }
     let (Some(postgres), Some(s3)) = (servers::postgres(), servers::s3()) else {
         return;
     };
@@ -288,16 +285,16 @@ fn holds_servers_until_killed() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-#[test]
+needs_servers!(servers_and_their_directories_go_when_the_tests_are_killed);
 fn servers_and_their_directories_go_when_the_tests_are_killed() {
     let mut victim = Command::new(std::env::current_exe().unwrap());
     victim
         .args([
             "--nocapture",
+            "--ignored",
             "--exact",
             "support_test::holds_servers_until_killed",
-        ])
-        .env("SESSIOND_TEST_VICTIM", "1");
+        ]);
     let mut victim = victim.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap())
         .lines()

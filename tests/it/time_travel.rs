@@ -1,12 +1,14 @@
-//! Going back in a conversation, giving points names, forking, comparing: with the program, on every back end.
+//! Rollback, named checkpoints, forks and diff, with the program, on every back end.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use crate::retention::let_pass;
+use crate::support::on_each_backend;
+use crate::support::backend::{Backend, Signal, transcript};
+use crate::support::files::append;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, append, transcript};
 
 /// A turn: a prompt, a tool call and its answer, the end. Without the last lines it was cut short.
 fn turn(session: &str, number: u64) -> Vec<String> {
@@ -62,7 +64,7 @@ fn stream(backend: &Backend, home: &TempHome, session: &str, pieces: &[String]) 
         append(&transcript(home, session), piece);
         backend.run(home, &["flush", "--wait"]).ok();
     }
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
 }
 
@@ -91,9 +93,8 @@ fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
         .collect()
 }
 
-#[test]
-fn going_back_and_writing_nothing_leaves_every_turn_where_it_is() {
-    for backend in Backend::all() {
+on_each_backend!(a_rollback_without_new_writes_keeps_the_turns);
+fn a_rollback_without_new_writes_keeps_the_turns(backend: Backend) {
         let home = TempHome::new();
         stream(
             &backend,
@@ -126,12 +127,10 @@ fn going_back_and_writing_nothing_leaves_every_turn_where_it_is() {
             numbers(&points, "parent"),
             [None, Some(1), Some(2), Some(3), Some(4)]
         );
-    }
 }
 
-#[test]
-fn going_back_to_a_turn_keeps_what_came_after() {
-    for backend in Backend::all() {
+on_each_backend!(a_rollback_to_a_turn_keeps_later_entries);
+fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
         let home = TempHome::new();
         let mut cut_short = whole_turns("s1", 1..=3);
         turn("s1", 4)[..2]
@@ -154,11 +153,11 @@ fn going_back_to_a_turn_keeps_what_came_after() {
         assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
         let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
         assert_eq!(
-            report[0]["cut_off"]["projects/-work-app/s1.jsonl"], cut_off,
+            report[0]["rewound_bytes"]["projects/-work-app/s1.jsonl"], cut_off,
             "{report}"
         );
         assert_eq!(
-            report[0]["dropped"][0]["input"], "{\"command\":\"make 4\"}",
+            report[0]["rewound_calls"][0]["input"], "{\"command\":\"make 4\"}",
             "{report}"
         );
         assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
@@ -203,12 +202,11 @@ fn going_back_to_a_turn_keeps_what_came_after() {
             .map(|item| gunzipped(&item.unwrap().path()));
         assert_eq!(
             claims
-                .filter(|entry| entry.contains("\"back_to\":2"))
+                .filter(|entry| entry.contains("\"rollback_to\":2"))
                 .count(),
             2,
             "the log records that somebody went back, twice"
         );
-    }
 }
 
 fn gunzipped(path: &std::path::Path) -> String {
@@ -221,9 +219,8 @@ fn gunzipped(path: &std::path::Path) -> String {
     text
 }
 
-#[test]
-fn after_a_crash_inspect_tells_what_was_running() {
-    for backend in Backend::all() {
+on_each_backend!(inspect_after_a_crash_lists_running_tools);
+fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         let home = TempHome::new();
         let begun = turn("s1", 2)[..2].concat();
         let agent = turn("s1", 3)[0].replace(
@@ -244,19 +241,19 @@ fn after_a_crash_inspect_tells_what_was_running() {
         );
         let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
         assert_eq!(
-            (&seen["turn"], &seen["turn_is_open"]),
+            (&seen["turn"], &seen["is_turn_open"]),
             (&1.into(), &true.into()),
             "{seen}"
         );
         assert_eq!(
-            (&seen["pending"][0]["name"], &seen["pending"][0]["input"]),
+            (&seen["pending_calls"][0]["name"], &seen["pending_calls"][0]["input"]),
             (&"Bash".into(), &"{\"command\":\"make 2\"}".into())
         );
-        assert_eq!(seen["pending"][0]["started"], "2026-05-01T12:02:01Z");
+        assert_eq!(seen["pending_calls"][0]["started"], "2026-05-01T12:02:01Z");
         assert_eq!(
             (
                 &seen["sub_agents"][0]["id"],
-                &seen["sub_agents"][0]["active"]
+                &seen["sub_agents"][0]["is_active"]
             ),
             (&"a1".into(), &true.into())
         );
@@ -265,14 +262,14 @@ fn after_a_crash_inspect_tells_what_was_running() {
             .ok()
             .json();
         assert_eq!(
-            (&seen["pending"], &seen["turn_is_open"]),
+            (&seen["pending_calls"], &seen["is_turn_open"]),
             (&serde_json::json!([]), &false.into()),
             "{seen}"
         );
-        assert_eq!(seen["checkpoint"]["stop"], "end_turn");
+        assert_eq!(seen["checkpoint"]["stop_reason"], "end_turn");
         let said = backend.run(&home, &["inspect", "s1"]).ok().out();
         assert!(
-            said.contains("running       Bash since 2026-05-01T12:02:01Z"),
+            said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
             "{said}"
         );
         // Going back says what stays behind, in however many entries it is.
@@ -284,21 +281,20 @@ fn after_a_crash_inspect_tells_what_was_running() {
             .ok()
             .out();
         let stays = format!(
-            "  {} B behind that point stay in the log: projects/-work-app/s1.jsonl",
+            "  {} B after that point stay in the log: projects/-work-app/s1.jsonl",
             begun.len()
         );
         assert!(said.contains(&stays), "{said}");
         assert!(
             said.contains(
-                "  was running since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
+                "  pending tool call since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
             ),
             "{said}"
         );
-    }
 }
 
 #[test]
-fn a_point_with_a_name_stays_although_its_history_is_collected() {
+fn a_named_checkpoint_survives_gc() {
     let backend = Backend::file();
     let home = TempHome::new();
     let pieces: Vec<String> = (1..=40)
@@ -313,7 +309,7 @@ fn a_point_with_a_name_stays_although_its_history_is_collected() {
         .ok();
     backend
         .run(&home, &["checkpoint", "s1", "--name", "here"])
-        .fails(7, "has a checkpoint named here already", "--delete");
+        .fails(7, "already has a checkpoint named here", "--delete");
     backend
         .run(&home, &["checkpoint", "s1", "--name", "7"])
         .fails(2, "read name", "letters");
@@ -348,9 +344,8 @@ fn a_point_with_a_name_stays_although_its_history_is_collected() {
         .fails(2, "read point", "turn:N");
 }
 
-#[test]
-fn a_fork_shares_the_entries_and_both_go_on() {
-    for backend in Backend::all() {
+on_each_backend!(a_fork_shares_entries_and_both_sessions_continue);
+fn a_fork_shares_entries_and_both_sessions_continue(backend: Backend) {
         let home = TempHome::new();
         stream(
             &backend,
@@ -374,7 +369,7 @@ fn a_fork_shares_the_entries_and_both_go_on() {
             .ok()
             .json();
         assert_eq!(
-            (&forked["turn"], &forked["from"]),
+            (&forked["turn"], &forked["origin"]),
             (&2.into(), &"s1".into())
         );
         let other = TempHome::new();
@@ -417,7 +412,7 @@ fn a_fork_shares_the_entries_and_both_go_on() {
         backend.run(&home, &["verify", "--deep"]).ok();
         backend
             .run(&home, &["fork", "s1", "--id", "s3"])
-            .fails(7, "s3 exists", "--id");
+            .fails(7, "s3 already exists", "--id");
         // The source may be removed; the fork holds what it needs.
         backend.run(&home, &["rm", "s1", "--yes"]).ok();
         assert_eq!(
@@ -427,11 +422,10 @@ fn a_fork_shares_the_entries_and_both_go_on() {
         let before = backend.run(&home, &["ls", "--json"]).ok().json();
         backend.run(&home, &["reindex"]).ok();
         assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
-    }
 }
 
 #[test]
-fn what_a_fork_needs_is_not_purged() {
+fn gc_keeps_the_entries_a_fork_needs() {
     let backend = Backend::file();
     let home = TempHome::new();
     stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2)]);
@@ -454,9 +448,8 @@ fn what_a_fork_needs_is_not_purged() {
     assert!(!bucket.exists(), "without the fork nothing holds it");
 }
 
-#[test]
-fn two_points_are_compared() {
-    for backend in Backend::all() {
+on_each_backend!(diff_compares_two_points);
+fn diff_compares_two_points(backend: Backend) {
         let home = TempHome::new();
         stream(
             &backend,
@@ -475,7 +468,7 @@ fn two_points_are_compared() {
             .run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"])
             .ok()
             .json();
-        let new: Vec<&str> = difference["new"]
+        let new: Vec<&str> = difference["added"]
             .as_array()
             .unwrap()
             .iter()
@@ -490,7 +483,7 @@ fn two_points_are_compared() {
                 "done 2"
             ]
         );
-        assert_eq!(difference["gone"], serde_json::json!([]));
+        assert_eq!(difference["removed"], serde_json::json!([]));
         let mut said = String::new();
         write!(
             said,
@@ -511,7 +504,7 @@ fn two_points_are_compared() {
                 .run(&home, &["diff", "s1", "latest", "latest"])
                 .ok()
                 .out()
-                .contains("are the same")
+                .contains("no difference between")
         );
         // By name, too; and what is known of points comes from the bucket.
         backend
@@ -524,7 +517,7 @@ fn two_points_are_compared() {
             .run(&home, &["diff", "s1", "first", "turn:2", "--json"])
             .ok()
             .json();
-        assert_eq!(named["new"], difference["new"]);
+        assert_eq!(named["added"], difference["added"]);
         let points = backend
             .run(&home, &["checkpoints", "s1", "--json"])
             .ok()
@@ -538,11 +531,10 @@ fn two_points_are_compared() {
                 .json(),
             points
         );
-    }
 }
 
 #[test]
-fn a_fork_in_the_middle_of_a_turn_knows_the_turns_before() {
+fn a_fork_inside_a_turn_keeps_earlier_turns() {
     let (backend, home) = (Backend::file(), TempHome::new());
     stream(
         &backend,
@@ -583,7 +575,7 @@ fn a_fork_in_the_middle_of_a_turn_knows_the_turns_before() {
 
 /// A host whose clock is behind says so in its lines; the order of the lines counts.
 #[test]
-fn turns_count_whatever_their_clock_says() {
+fn turns_are_counted_regardless_of_clocks() {
     let (backend, home) = (Backend::file(), TempHome::new());
     stream(
         &backend,
@@ -622,7 +614,7 @@ fn turns_count_whatever_their_clock_says() {
 }
 
 #[test]
-fn the_last_turn_of_a_damaged_log_is_not_guessed() {
+fn the_last_turn_of_a_damaged_log_is_an_error() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let pieces: Vec<String> = (1..=3)
         .map(|number| whole_turns("s1", number..=number))
@@ -651,7 +643,7 @@ fn the_last_turn_of_a_damaged_log_is_not_guessed() {
 
 /// An entrypoint that always asks for the last complete turn, killed before the first flush: what was said since is here.
 #[test]
-fn what_goes_on_from_the_last_turn_is_kept_on_its_volume() {
+fn appends_after_a_rollback_are_kept_on_the_same_volume() {
     let (backend, home) = (Backend::file(), TempHome::new());
     stream(
         &backend,

@@ -1,15 +1,16 @@
-//! kill -9 at random moments, of daemon and agent, with the volume kept, its ledger lost, or everything gone: what was
-//! acknowledged is in every later restore, and every restore is a byte-exact prefix.
+//! kill -9 of daemon and agent at random moments, with the volume kept, its ledger lost, or
+//! everything lost: acknowledged bytes are in every later restore, and every restore is a
+//! byte-exact prefix.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, transcript};
+use crate::support::rng::TestRng;
+use crate::support::TempHome;
 use crate::support::load::{Load, Replay};
-use crate::support::writers::Dice;
 
 /// The agents of one backend, each with a session of its own, side by side.
 const AGENTS: u64 = 5;
@@ -31,7 +32,7 @@ fn an_agent_writes_until_killed() {
     };
     let transcripts: Vec<PathBuf> = std::env::split_paths(&transcripts).collect();
     let parent = rustix::process::getppid();
-    let mut dice = Dice::new(seed());
+    let mut dice = TestRng::new(seed());
     for number in 0..100_000 {
         // Each of them first, then any of them.
         let at = if number < transcripts.len() {
@@ -90,7 +91,7 @@ pub fn start_agent(transcripts: &[PathBuf], seed: u64) -> Running {
 
 /// Lives one agent's lives; answers how many bytes were acknowledged in all.
 fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let session = format!("session-{agent}");
     let mut home = TempHome::new();
     let mut acknowledged = 0;
@@ -219,7 +220,7 @@ fn torture(backend: &Backend) {
 }
 
 #[test]
-fn a_hundred_kills_lose_nothing_on_a_directory_and_sqlite() {
+fn a_hundred_kills_lose_nothing_on_file_and_sqlite() {
     torture(&Backend::file());
 }
 
@@ -241,7 +242,7 @@ const UNHURRIED: [&str; 2] = ["--flush-interval", "1s"];
 fn hundreds(backend: &Backend, test: &'static str) {
     let seed = seed();
     let _replay = Replay { seed, test };
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let mut load = Load::new(TempHome::new());
     let names: Vec<String> = (0..SESSIONS)
         .map(|number| format!("session-{number}"))
@@ -272,25 +273,25 @@ fn hundreds(backend: &Backend, test: &'static str) {
     agent.kill();
     load.check_all(backend);
     assert_eq!(load.sessions().len(), SESSIONS);
-    load.sum_up(&format!("{SESSIONS} sessions at once on {}", backend.name));
+    load.summarize(&format!("{SESSIONS} sessions at once on {}", backend.name));
     drop(daemon);
 }
 
 #[test]
-fn hundreds_of_sessions_at_once_lose_nothing_on_a_directory_and_sqlite() {
+fn hundreds_of_sessions_lose_nothing_on_file_and_sqlite() {
     hundreds(
         &Backend::file(),
-        "torture::hundreds_of_sessions_at_once_lose_nothing_on_a_directory_and_sqlite",
+        "torture::hundreds_of_sessions_lose_nothing_on_file_and_sqlite",
     );
 }
 
 #[test]
-fn hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres() {
+fn hundreds_of_sessions_lose_nothing_on_s3_and_postgres() {
     let Some(backend) = Backend::servers() else {
         return;
     };
     hundreds(
         &backend,
-        "torture::hundreds_of_sessions_at_once_lose_nothing_on_s3_and_postgres",
+        "torture::hundreds_of_sessions_lose_nothing_on_s3_and_postgres",
     );
 }

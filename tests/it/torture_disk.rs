@@ -1,13 +1,14 @@
-//! Disks that get full, under the agent, under the store, under a restore: nobody stops, nothing is half-written, what was
-//! acknowledged can be restored, and when there is room again everything catches up.
+//! Full disks under the agent, the store and a restore: nothing stops, nothing is half-written,
+//! acknowledged bytes can be restored, and uploads catch up once there is space.
 
 use std::io::Write;
 
-use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
+use crate::support::files::{Files, copy_dir, files_below};
+use crate::support::rng::TestRng;
+use crate::support::TempHome;
 use crate::support::load::{Load, Replay};
-use crate::support::small_disk::{SmallDisk, alone_with_its_mounts};
-use crate::support::writers::{Dice, Files, copy_dir, files_in};
+use crate::support::small_disk::{SmallDisk, in_own_mount_namespace};
 use crate::torture::seed;
 
 const SESSIONS: u64 = 3;
@@ -17,14 +18,14 @@ fn session(number: u64) -> String {
 }
 
 /// Text that does not become much smaller when it is compressed.
-fn noise(dice: &mut Dice, most: u64) -> String {
+fn noise(dice: &mut TestRng, most: u64) -> String {
     (0..dice.below(most / 16))
         .map(|_| format!("{:016x}", dice.below(u64::MAX)))
         .collect()
 }
 
 /// An agent's step: a line, and perhaps a side file. What does not fit is torn, as it would be for a real one.
-fn append(home: &TempHome, dice: &mut Dice, number: u64) -> std::io::Result<()> {
+fn append(home: &TempHome, dice: &mut TestRng, number: u64) -> std::io::Result<()> {
     let path = transcript(home, &session(dice.below(SESSIONS)));
     std::fs::create_dir_all(path.parent().unwrap())?;
     let mut file = std::fs::File::options()
@@ -47,20 +48,20 @@ fn append(home: &TempHome, dice: &mut Dice, number: u64) -> std::io::Result<()> 
 #[test]
 fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     const TEST: &str = "torture_disk::a_full_disk_under_the_agent_does_not_stop_streaming";
-    if !alone_with_its_mounts(TEST) {
+    if !in_own_mount_namespace(TEST) {
         return;
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let backend = Backend::file();
     let mut load = Load::new(TempHome::new());
-    let disk = SmallDisk::on(&load.home.home(), 2048);
+    let disk = SmallDisk::mount_on(&load.home.home(), 2048);
     let mut daemon = backend.daemon(&load.home, &[]);
     let (mut number, mut refused) = (0, 0);
     for round in 0..12 {
         // Now and then there is a page or two that agent and daemon may both take.
-        disk.leave(if round == 0 {
+        disk.fill_until(if round == 0 {
             200_000
         } else {
             dice.below(4) * 4096
@@ -95,25 +96,25 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     // What fitted in no more was never written; the agent's own ballast is not of its directory.
     load.check_all(&backend);
     load.check_reindex(&backend);
-    load.sum_up(&format!(
+    load.summarize(&format!(
         "a full disk under the agent, {refused} writes refused"
     ));
     drop(daemon);
 }
 
 #[test]
-fn a_full_disk_under_the_store_only_delays() {
-    const TEST: &str = "torture_disk::a_full_disk_under_the_store_only_delays";
-    if !alone_with_its_mounts(TEST) {
+fn a_full_disk_under_the_store_only_delays_uploads() {
+    const TEST: &str = "torture_disk::a_full_disk_under_the_store_only_delays_uploads";
+    if !in_own_mount_namespace(TEST) {
         return;
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let mut backend = Backend::file();
     let place = backend.path().join("small");
     std::fs::create_dir(&place).unwrap();
-    let disk = SmallDisk::on(&place, 1024);
+    let disk = SmallDisk::mount_on(&place, 1024);
     // With the index beside it, as it is by default.
     backend.set(
         "SESSIOND_STORE",
@@ -127,7 +128,7 @@ fn a_full_disk_under_the_store_only_delays() {
     let mut daemon = backend.daemon(&load.home, &[]);
     let (mut number, mut late) = (0, 0);
     for round in 1..=6 {
-        disk.leave(dice.below(100) << 10);
+        disk.fill_until(dice.below(100) << 10);
         for _ in 0..150 {
             number += 1;
             append(&load.home, &mut dice, number).unwrap();
@@ -148,7 +149,7 @@ fn a_full_disk_under_the_store_only_delays() {
         backend.run(&load.home, &["verify", "--all"]).ok();
         if round % 2 == 0 {
             disk.resize(1024 << (round / 2));
-            disk.leave(1 << 30);
+            disk.fill_until(1 << 30);
             load.flush(&backend, "40s").unwrap();
         }
     }
@@ -156,27 +157,27 @@ fn a_full_disk_under_the_store_only_delays() {
     disk.resize(64 << 10);
     load.check_all(&backend);
     load.check_reindex(&backend);
-    let left = files_in(&place.join("bucket/.tmp"));
+    let left = files_below(&place.join("bucket/.tmp"));
     assert!(left.is_empty(), "{:?}", left.keys());
-    load.sum_up("a full disk under the store");
+    load.summarize("a full disk under the store");
     drop(daemon);
 }
 
 #[test]
-fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
-    const TEST: &str = "torture_disk::a_full_disk_under_a_restore_leaves_everything_as_it_was";
-    if !alone_with_its_mounts(TEST) {
+fn a_restore_on_a_full_disk_changes_nothing() {
+    const TEST: &str = "torture_disk::a_restore_on_a_full_disk_changes_nothing";
+    if !in_own_mount_namespace(TEST) {
         return;
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let (backend, home) = (Backend::file(), TempHome::new());
     let root = |home: &TempHome| home.home().join(".claude");
     (0..100).for_each(|number| append(&home, &mut dice, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
-    let disk = SmallDisk::on(&other.home(), 8192);
+    let disk = SmallDisk::mount_on(&other.home(), 8192);
     // An older copy is there already, with something beside it that is not ours.
     std::fs::create_dir_all(root(&other)).unwrap();
     copy_dir(&root(&home).join("projects"), &root(&other));
@@ -184,12 +185,12 @@ fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
     (100..400).for_each(|number| append(&home, &mut dice, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();
 
-    let stored: Files = files_in(&root(&home))
+    let stored: Files = files_below(&root(&home))
         .into_iter()
         .filter(|(path, _)| path.contains("session-0"))
         .collect();
     let (before, needed) = (
-        files_in(&root(&other)),
+        files_below(&root(&other)),
         stored.values().map(Vec::len).sum::<usize>() as u64,
     );
     assert!(needed > 100_000, "{needed}");
@@ -199,19 +200,19 @@ fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
         vec!["pull", "session-0", "--to", copy.to_str().unwrap()],
     ];
     for share in [0, 1, 5, 10, 20, 30, 40] {
-        disk.leave(needed * share / 100);
+        disk.fill_until(needed * share / 100);
         let free = disk.free();
         for verb in &verbs {
             backend
                 .run(&other, verb)
                 .fails(5, "No space left", "free some space");
             assert_eq!(
-                files_in(&root(&other)),
+                files_below(&root(&other)),
                 before,
                 "{verb:?} with {share} % of the room"
             );
             assert!(
-                files_in(&copy).is_empty(),
+                files_below(&copy).is_empty(),
                 "{verb:?} with {share} % of the room"
             );
             assert!(
@@ -221,17 +222,17 @@ fn a_full_disk_under_a_restore_leaves_everything_as_it_was() {
             );
         }
     }
-    disk.leave(needed * 3);
+    disk.fill_until(needed * 3);
     verbs
         .iter()
         .for_each(|verb| drop(backend.run(&other, verb).ok()));
-    assert_eq!(files_in(&copy), stored);
+    assert_eq!(files_below(&copy), stored);
     let of_others: Files = before
         .into_iter()
         .filter(|(path, _)| !path.contains("session-0"))
         .collect();
     assert_eq!(
-        files_in(&root(&other)),
+        files_below(&root(&other)),
         stored.into_iter().chain(of_others).collect()
     );
 }

@@ -1,16 +1,17 @@
-//! Real servers behind a network that fails in every way, and servers killed with -9, while agents append and the daemon is
-//! killed now and then: what was acknowledged is in every copy fetched at any time, and in the end all is as it should be.
+//! Real servers behind a network that fails in every way, and servers killed with -9, while agents
+//! append and the daemon is killed now and then: acknowledged bytes are in every copy, and in the
+//! end everything is durable.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, transcript};
+use crate::support::rng::TestRng;
+use crate::support::TempHome;
 use crate::support::load::{Load, Replay};
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{Postgres, S3, postgres, s3};
-use crate::support::writers::Dice;
 use crate::torture::{seed, start_agent};
 
 /// Agents side by side, each a process with a session of its own, all in one home.
@@ -23,7 +24,7 @@ fn session(agent: u64) -> String {
 }
 
 /// Any fault at all, or none.
-fn fault(dice: &mut Dice) -> Mode {
+fn fault(dice: &mut TestRng) -> Mode {
     // Within the header of a request or an answer, or in its body.
     let byte = usize::try_from(1 + dice.below(4000)).unwrap();
     match dice.below(12) {
@@ -32,7 +33,7 @@ fn fault(dice: &mut Dice) -> Mode {
         3 => Mode::Hang,
         4 => Mode::CutAfter(byte % 500),
         5 => Mode::CutRequestAfter(byte),
-        6 => Mode::DropReplies,
+        6 => Mode::DropResponses,
         7 => Mode::Swallow,
         8 => Mode::HalfClose,
         9 => Mode::Delay(Duration::from_millis(dice.below(600))),
@@ -52,13 +53,13 @@ fn endure(
     long: Duration,
     breakers: Vec<Breaker<'_>>,
 ) -> (Load, Running) {
-    let mut dice = Dice::new(seed);
+    let mut dice = TestRng::new(seed);
     let mut load = Load::new(TempHome::new());
     let mut daemon = broken.daemon(&load.home, &TIMEOUT);
     let transcripts: Vec<PathBuf> = (0..AGENTS)
         .map(|agent| transcript(&load.home, &session(agent)))
         .collect();
-    let start = |agent: u64, dice: &mut Dice| {
+    let start = |agent: u64, dice: &mut TestRng| {
         start_agent(
             &transcripts[usize::try_from(agent).unwrap()..][..1],
             dice.below(u64::MAX),
@@ -110,14 +111,14 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn a_network_that_fails_in_every_way_loses_nothing() {
+fn every_kind_of_network_fault_loses_nothing() {
     let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
         return;
     };
     let seed = seed();
     let _replay = Replay {
         seed,
-        test: "torture_net::a_network_that_fails_in_every_way_loses_nothing",
+        test: "torture_net::every_kind_of_network_fault_loses_nothing",
     };
     let proxies = [s3.addr(), postgres.addr()].map(TcpProxy::start);
     let (bucket, database) = (s3.fresh_bucket(), postgres.fresh_database());
@@ -131,7 +132,7 @@ fn a_network_that_fails_in_every_way_loses_nothing() {
         .map(|(proxy, number)| -> Breaker<'_> {
             let changes = &changes;
             Box::new(move |over| {
-                let mut dice = Dice::new(seed + number);
+                let mut dice = TestRng::new(seed + number);
                 while !over.load(SeqCst) {
                     proxy.set(fault(&mut dice));
                     changes.fetch_add(1, SeqCst);
@@ -150,7 +151,7 @@ fn a_network_that_fails_in_every_way_loses_nothing() {
     load.check_all(&direct);
     load.check_reindex(&direct);
     let connections = proxies.each_ref().map(TcpProxy::connections);
-    load.sum_up(&format!(
+    load.summarize(&format!(
         "a network that changed {} times, {connections:?} connections",
         changes.load(SeqCst)
     ));
@@ -170,7 +171,7 @@ fn servers_killed_under_load_lose_nothing() {
         seed,
         test: "torture_net::servers_killed_under_load_lose_nothing",
     };
-    let backend = Backend::of(
+    let backend = Backend::on_server(
         &s3,
         &s3.endpoint,
         &s3.fresh_bucket(),
@@ -181,7 +182,7 @@ fn servers_killed_under_load_lose_nothing() {
         |number: usize, kill: Box<dyn Fn() + Send>, start: Box<dyn Fn() + Send>| -> Breaker<'_> {
             let kills = &kills[number];
             Box::new(move |over| {
-                let mut dice = Dice::new(seed + 1 + number as u64);
+                let mut dice = TestRng::new(seed + 1 + number as u64);
                 // Three at least, however slow the machine; the agents go on writing until then.
                 while !over.load(SeqCst) || kills.load(SeqCst) < 3 {
                     std::thread::sleep(Duration::from_millis(dice.below(2500)));
@@ -204,5 +205,5 @@ fn servers_killed_under_load_lose_nothing() {
     load.check_all(&backend);
     load.check_reindex(&backend);
     let kills = kills.map(AtomicU32::into_inner);
-    load.sum_up(&format!("servers killed {kills:?} times"));
+    load.summarize(&format!("servers killed {kills:?} times"));
 }

@@ -1,7 +1,7 @@
-//! The agent: appends lines that are all different, leaves one unfinished, rewrites, cuts back, moves, and writes files
-//! beside its transcript.
+//! The agent: appends unique lines, leaves one unfinished, rewrites, truncates, moves, and writes
+//! side files.
 
-use super::dice::Dice;
+use super::rng::SeededRng;
 use super::disk::Disk;
 use super::history::whole_lines;
 
@@ -53,59 +53,59 @@ impl Agent {
         }
     }
 
-    fn finish_line(&mut self, disk: &Disk, path: &str, dice: &mut Dice) {
+    fn finish_line(&mut self, disk: &Disk, path: &str, rng: &mut SeededRng) {
         if let Some((_, rest)) = self.begun.take_if(|(begun, _)| begun == path) {
-            disk.agent_writes(path, None, &rest, dice);
+            disk.agent_writes(path, None, &rest, rng);
         }
     }
 
-    pub fn append(&mut self, disk: &Disk, which: Which, lines: u64, dice: &mut Dice) {
+    pub fn append(&mut self, disk: &Disk, which: Which, lines: u64, rng: &mut SeededRng) {
         let path = self.path(which);
-        self.finish_line(disk, &path, dice);
-        let text: Vec<u8> = (0..lines).flat_map(|_| line(dice, None)).collect();
-        disk.agent_writes(&path, None, &text, dice);
+        self.finish_line(disk, &path, rng);
+        let text: Vec<u8> = (0..lines).flat_map(|_| line(rng, None)).collect();
+        disk.agent_writes(&path, None, &text, rng);
     }
 
     /// Half a line; the rest comes with the next append.
-    pub fn begin_line(&mut self, disk: &Disk, which: Which, dice: &mut Dice) {
+    pub fn begin_line(&mut self, disk: &Disk, which: Which, rng: &mut SeededRng) {
         let path = self.path(which);
-        self.finish_line(disk, &path, dice);
-        let mut text = line(dice, None);
-        let rest = text.split_off(1 + dice.below(text.len() as u64 - 1) as usize);
-        disk.agent_writes(&path, None, &text, dice);
+        self.finish_line(disk, &path, rng);
+        let mut text = line(rng, None);
+        let rest = text.split_off(1 + rng.below(text.len() as u64 - 1) as usize);
+        disk.agent_writes(&path, None, &text, rng);
         self.begun = Some((path, rest));
     }
 
     /// Writes the file anew, shorter or longer: in place, or as another file under the same name.
-    pub fn rewrite(&mut self, disk: &Disk, which: Which, in_place: bool, dice: &mut Dice) {
+    pub fn rewrite(&mut self, disk: &Disk, which: Which, in_place: bool, rng: &mut SeededRng) {
         let path = self.path(which);
         self.begun.take_if(|(begun, _)| *begun == path);
-        let lines = 1 + dice.below(6);
-        let text: Vec<u8> = (0..lines).flat_map(|_| line(dice, None)).collect();
+        let lines = 1 + rng.below(6);
+        let text: Vec<u8> = (0..lines).flat_map(|_| line(rng, None)).collect();
         match in_place {
-            true => disk.agent_writes(&path, Some(0), &text, dice),
-            false => disk.agent_replaces(&path, &text, dice),
+            true => disk.agent_writes(&path, Some(0), &text, rng),
+            false => disk.agent_replaces(&path, &text, rng),
         }
     }
 
     /// Cuts the file back: behind a whole line, or anywhere.
-    pub fn cut_back(&mut self, disk: &Disk, which: Which, anywhere: bool, dice: &mut Dice) {
+    pub fn cut_back(&mut self, disk: &Disk, which: Which, anywhere: bool, rng: &mut SeededRng) {
         let path = self.path(which);
         let Some(bytes) = disk.bytes(&path).filter(|bytes| !bytes.is_empty()) else {
             return;
         };
         self.begun.take_if(|(begun, _)| *begun == path);
-        let at = dice.below(bytes.len() as u64) as usize;
+        let at = rng.below(bytes.len() as u64) as usize;
         let at = if anywhere {
             at
         } else {
             whole_lines(&bytes[..at])
         };
-        disk.agent_writes(&path, Some(at), &[], dice);
+        disk.agent_writes(&path, Some(at), &[], rng);
     }
 
     /// The agent changes its working directory: transcript and side files get another project directory.
-    pub fn move_on(&mut self, disk: &Disk, dice: &mut Dice) {
+    pub fn move_on(&mut self, disk: &Disk, rng: &mut SeededRng) {
         let from = self.directory();
         self.project = (self.project + 1) % 3;
         self.begun = None;
@@ -115,44 +115,44 @@ impl Agent {
             .into_keys()
             .filter(|path| path.starts_with(&format!("{from}/")))
         {
-            disk.agent_renames(&path, &format!("{to}{}", &path[from.len()..]), dice);
+            disk.agent_renames(&path, &format!("{to}{}", &path[from.len()..]), rng);
         }
     }
 
     /// A tool's result, then the line that names it.
-    pub fn tool(&mut self, disk: &Disk, dice: &mut Dice) -> String {
-        let name = format!("t{:x}.txt", dice.next() >> 40);
+    pub fn tool(&mut self, disk: &Disk, rng: &mut SeededRng) -> String {
+        let name = format!("t{:x}.txt", rng.next() >> 40);
         let path = format!("{}/{SESSION}/tool-results/{name}", self.directory());
-        let size = 1 + dice.below(80);
-        let bytes: Vec<u8> = (0..size).map(|_| b'a' + dice.below(26) as u8).collect();
-        disk.agent_writes(&path, None, &bytes, dice);
+        let size = 1 + rng.below(80);
+        let bytes: Vec<u8> = (0..size).map(|_| b'a' + rng.below(26) as u8).collect();
+        disk.agent_writes(&path, None, &bytes, rng);
         name
     }
 
-    pub fn name_tool(&mut self, disk: &Disk, name: &str, dice: &mut Dice) {
+    pub fn name_tool(&mut self, disk: &Disk, name: &str, rng: &mut SeededRng) {
         let path = self.path(Which::Transcript);
-        self.finish_line(disk, &path, dice);
-        disk.agent_writes(&path, None, &line(dice, Some(name)), dice);
+        self.finish_line(disk, &path, rng);
+        disk.agent_writes(&path, None, &line(rng, Some(name)), rng);
     }
 
     /// Replaces a small file as one; often with one of the same length.
-    pub fn side(&mut self, disk: &Disk, in_place: bool, dice: &mut Dice) {
+    pub fn side(&mut self, disk: &Disk, in_place: bool, rng: &mut SeededRng) {
         let path = format!("tasks/{SESSION}/1.json");
-        let text = format!("{{\"n\":{:03}}}", dice.below(1000));
+        let text = format!("{{\"n\":{:03}}}", rng.below(1000));
         match in_place {
-            true => disk.agent_writes(&path, Some(0), text.as_bytes(), dice),
-            false => disk.agent_replaces(&path, text.as_bytes(), dice),
+            true => disk.agent_writes(&path, Some(0), text.as_bytes(), rng),
+            false => disk.agent_replaces(&path, text.as_bytes(), rng),
         }
     }
 }
 
 /// A line that no other is like; now and then longer than the window that is compared at a look.
-fn line(dice: &mut Dice, names: Option<&str>) -> Vec<u8> {
-    let id = dice.next();
-    let length = if dice.percent(6) {
-        1500 + dice.below(4000)
+fn line(rng: &mut SeededRng, names: Option<&str>) -> Vec<u8> {
+    let id = rng.next();
+    let length = if rng.percent(6) {
+        1500 + rng.below(4000)
     } else {
-        dice.below(60)
+        rng.below(60)
     };
     let pad: String = (0..length)
         .map(|at| if at % 7 == 0 { ' ' } else { 'x' })

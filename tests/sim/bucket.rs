@@ -1,17 +1,19 @@
-//! The object store: a map, and each process's way to it, on which requests fail, arrive late, or lose their answer.
+//! The object store: a map, and each process's connection to it, on which requests fail, arrive
+//! late, or lose their reply.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use age::x25519::Identity;
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
-use sessiond::store::{Created, Object, Page, Store};
+use sessiond::store::{CreateOutcome, Object, Page, Store};
 
-use super::life::Life;
+use super::process::ProcessLifetime;
 use super::world::{Fate, World};
 
 /// No run needs so many entries.
@@ -20,7 +22,10 @@ const MOST_ENTRIES: usize = 1000;
 /// An object and who wrote it.
 #[derive(Clone)]
 pub struct Stored {
+    /// The object, decrypted.
     pub bytes: Bytes,
+    /// The object as stored.
+    pub raw: Bytes,
     /// The volume whose process wrote it.
     pub author: u64,
     /// When it was written, by the store's clock.
@@ -54,13 +59,16 @@ struct Inner {
 pub struct Bucket {
     /// Whether a create of what exists is refused; some stores ignore the condition.
     honours: bool,
+    /// Decrypts what is stored, so that the oracle can read it.
+    identity: Option<Identity>,
     inner: Mutex<Inner>,
 }
 
 impl Bucket {
-    pub fn new(honours: bool) -> Arc<Bucket> {
+    pub fn new(honours: bool, identity: Option<Identity>) -> Arc<Bucket> {
         Arc::new(Bucket {
             honours,
+            identity,
             inner: Mutex::default(),
         })
     }
@@ -73,12 +81,22 @@ impl Bucket {
         };
         Arc::new(Bucket {
             honours: true,
+            identity: None,
             inner: Mutex::new(inner),
         })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn decrypt(&self, body: &Bytes) -> Bytes {
+        match &self.identity {
+            Some(identity) if body.starts_with(b"age-encryption.org/v1") => {
+                Bytes::from(age::decrypt(identity, body).expect("encrypted to this identity"))
+            }
+            _ => body.clone(),
+        }
     }
 
     pub fn objects(&self) -> Objects {
@@ -111,13 +129,14 @@ impl Bucket {
         author: u64,
         now: Timestamp,
         only_new: bool,
-    ) -> Created {
+    ) -> CreateOutcome {
         let mut inner = self.inner();
         if only_new && self.honours && inner.objects.contains_key(key) {
-            return Created::Exists;
+            return CreateOutcome::AlreadyExists;
         }
         let stored = Stored {
-            bytes: body.clone(),
+            bytes: self.decrypt(body),
+            raw: body.clone(),
             author,
             modified: now,
         };
@@ -130,7 +149,7 @@ impl Bucket {
             inner.archive.insert(key.to_owned(), stored);
         }
         inner.generation += 1;
-        Created::New
+        CreateOutcome::Created
     }
 
     fn delete(&self, key: &str) {
@@ -168,7 +187,7 @@ impl Bucket {
                 }
                 None => objects.push(Object {
                     key: key.clone(),
-                    size: stored.bytes.len() as u64,
+                    size: stored.raw.len() as u64,
                     modified: stored.modified,
                 }),
             }
@@ -192,15 +211,15 @@ fn is_piece(key: &str) -> bool {
 }
 
 /// One process's way to the bucket.
-pub struct Way {
+pub struct Connection {
     pub bucket: Arc<Bucket>,
     pub world: Arc<World>,
-    pub life: Arc<Life>,
+    pub lifetime: Arc<ProcessLifetime>,
 }
 
-impl Way {
-    async fn write(&self, what: &str, key: &str, body: Bytes, only_new: bool) -> Result<Created> {
-        let step = self.life.enter().await;
+impl Connection {
+    async fn write(&self, what: &str, key: &str, body: Bytes, only_new: bool) -> Result<CreateOutcome> {
+        let step = self.lifetime.enter().await;
         {
             let mut inner = self.bucket.inner();
             inner.traffic.requests += 1;
@@ -211,7 +230,7 @@ impl Way {
         }
         self.world.delay().await;
         let fate = self.world.fate_of_write();
-        let author = self.life.volume;
+        let author = self.lifetime.volume;
         let answer = match fate {
             Fate::Well => Ok(self
                 .bucket
@@ -223,17 +242,17 @@ impl Way {
                 Err(unavailable(what, key))
             }
             Fate::Late(wait) => {
-                let (bucket, world, name, life) = (
+                let (bucket, world, name, lifetime) = (
                     self.bucket.clone(),
                     self.world.clone(),
                     key.to_owned(),
-                    self.life.number,
+                    self.lifetime.number,
                 );
                 // On its way, whatever becomes of the process.
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
                     let did = bucket.write(&name, &body, author, world.now(), only_new);
-                    world.note(|| format!("life {life}: late {name}: {did:?}"));
+                    world.note(|| format!("life {lifetime}: late {name}: {did:?}"));
                 });
                 Err(unavailable(what, key))
             }
@@ -241,12 +260,12 @@ impl Way {
         self.world.note(|| {
             format!(
                 "life {}: step {step} {what} {key}: {fate:?} {}",
-                self.life.number,
+                self.lifetime.number,
                 say(&answer)
             )
         });
         self.world.delay().await;
-        self.life.leave(step).await;
+        self.lifetime.leave(step).await;
         answer
     }
 
@@ -256,7 +275,7 @@ impl Way {
         key: &str,
         read: impl FnOnce(&Bucket) -> T + Send,
     ) -> Result<T> {
-        let step = self.life.enter().await;
+        let step = self.lifetime.enter().await;
         self.bucket.inner().traffic.requests += 1;
         self.world.delay().await;
         let answer = if self.world.read_fails() {
@@ -267,17 +286,17 @@ impl Way {
         self.world.note(|| {
             format!(
                 "life {}: step {step} {what} {key}: {}",
-                self.life.number,
+                self.lifetime.number,
                 if answer.is_ok() { "ok" } else { "fails" }
             )
         });
         self.world.delay().await;
-        self.life.leave(step).await;
+        self.lifetime.leave(step).await;
         answer
     }
 }
 
-fn say(answer: &Result<Created>) -> String {
+fn say(answer: &Result<CreateOutcome>) -> String {
     answer
         .as_ref()
         .map_or_else(|_| "fails".to_owned(), |created| format!("{created:?}"))
@@ -288,8 +307,8 @@ fn unavailable(what: &str, key: &str) -> Error {
 }
 
 #[async_trait]
-impl Store for Way {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+impl Store for Connection {
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         self.write("create", key, body, true).await
     }
 
@@ -303,7 +322,7 @@ impl Store for Way {
                 .inner()
                 .objects
                 .get(key)
-                .map(|stored| stored.bytes.clone())
+                .map(|stored| stored.raw.clone())
         })
         .await
     }
@@ -317,7 +336,7 @@ impl Store for Way {
         self.read("delete", key, |bucket| bucket.delete(key)).await
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
+    fn has_atomic_create(&self) -> Option<bool> {
         None
     }
 
@@ -331,7 +350,7 @@ pub struct Plain(pub Arc<Bucket>);
 
 #[async_trait]
 impl Store for Plain {
-    async fn create(&self, key: &str, body: Bytes) -> Result<Created> {
+    async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         Ok(self.0.write(key, &body, 0, Timestamp::UNIX_EPOCH, true))
     }
 
@@ -358,7 +377,7 @@ impl Store for Plain {
         Ok(())
     }
 
-    fn fences_by_itself(&self) -> Option<bool> {
+    fn has_atomic_create(&self) -> Option<bool> {
         Some(true)
     }
 

@@ -1,5 +1,5 @@
-//! A crash before and after every step of every process of a story in which a daemon streams, another machine takes the
-//! session over, and the first one finds out.
+//! A crash before and after every step of every process in a story: a daemon streams, another
+//! machine takes over, and the first one detects it.
 
 use super::agent::Which;
 use super::run::run;

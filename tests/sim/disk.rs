@@ -1,4 +1,5 @@
-//! A volume: files in memory with identity, time and mode, and a process's way to them. Survives its processes.
+//! A volume: files in memory with identity, time and mode, and a process's access to them. It
+//! survives its processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,9 +10,9 @@ use sessiond::capture::watch::{EventBuffer, Watcher};
 use sessiond::model::{FileStat, RelPath};
 use sessiond::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner, STATE_DIR};
 
-use super::dice::Dice;
+use super::rng::SeededRng;
 use super::history::Files;
-use super::life::Life;
+use super::process::ProcessLifetime;
 use super::world::{HostClock, World};
 
 /// The kernel's clock for files ticks this often, in microseconds.
@@ -153,11 +154,11 @@ impl Disk {
     }
 
     /// The machine loses its power: what was not made durable is as it was, torn, or there after all.
-    pub fn cut_power(&self, dice: &mut Dice) {
+    pub fn cut_power(&self, rng: &mut SeededRng) {
         let mut inner = self.inner();
         for path in std::mem::take(&mut inner.at_risk) {
             let before = inner.durable.get(&path).cloned();
-            match (dice.below(3), before) {
+            match (rng.below(3), before) {
                 (0, _) => {}
                 (1, None) => inner.drop_node(&path),
                 (1, Some(bytes)) => {
@@ -189,7 +190,7 @@ impl Disk {
     }
 
     /// Cuts a file at `at` (its end if none) and goes on with `bytes`.
-    pub fn agent_writes(&self, path: &str, at: Option<usize>, bytes: &[u8], dice: &mut Dice) {
+    pub fn agent_writes(&self, path: &str, at: Option<usize>, bytes: &[u8], rng: &mut SeededRng) {
         let mut inner = self.inner();
         let now = self.now(&mut inner, path);
         let node = match inner.nodes.get(path) {
@@ -208,11 +209,11 @@ impl Disk {
             node.bytes.extend_from_slice(bytes);
             node.mtime_ns = now;
         }
-        self.tell(&inner, path, dice);
+        self.tell(&inner, path, rng);
     }
 
     /// Puts another file in place.
-    pub fn agent_replaces(&self, path: &str, bytes: &[u8], dice: &mut Dice) {
+    pub fn agent_replaces(&self, path: &str, bytes: &[u8], rng: &mut SeededRng) {
         let mut inner = self.inner();
         let now = self.now(&mut inner, path);
         let mut node = inner.new_node(now, 0o600);
@@ -221,26 +222,26 @@ impl Disk {
         inner
             .nodes
             .insert(path.to_owned(), Arc::new(Mutex::new(node)));
-        self.tell(&inner, path, dice);
+        self.tell(&inner, path, rng);
     }
 
-    pub fn agent_renames(&self, from: &str, to: &str, dice: &mut Dice) {
+    pub fn agent_renames(&self, from: &str, to: &str, rng: &mut SeededRng) {
         let mut inner = self.inner();
         if let Some(node) = inner.nodes.remove(from) {
             inner.drop_node(to);
             inner.nodes.insert(to.to_owned(), node);
-            self.tell(&inner, from, dice);
-            self.tell(&inner, to, dice);
+            self.tell(&inner, from, rng);
+            self.tell(&inner, to, rng);
         }
     }
 
-    fn tell(&self, inner: &Inner, path: &str, dice: &mut Dice) {
+    fn tell(&self, inner: &Inner, path: &str, rng: &mut SeededRng) {
         let Some(hints) = &inner.hints else { return };
         match inner.events {
             Events::Off => {}
-            Events::Missed if dice.coin() => {}
-            Events::All | Events::Missed => hints.path(self.root().join(path)),
-            Events::Overflow => hints.rescan(),
+            Events::Missed if rng.coin() => {}
+            Events::All | Events::Missed => hints.push(self.root().join(path)),
+            Events::Overflow => hints.push_rescan(),
         }
     }
 }
@@ -249,8 +250,11 @@ impl Disk {
 pub struct SimWatch(pub Arc<Disk>);
 
 impl Watcher for SimWatch {
-    fn refresh(&mut self) -> Option<String> {
-        (self.0.inner().events == Events::Off).then(|| "there are no events".to_owned())
+    fn refresh(&mut self) -> Result<(), String> {
+        if self.0.inner().events == Events::Off {
+            return Err("there are no events".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -258,13 +262,13 @@ impl Watcher for SimWatch {
 pub struct Mount {
     pub disk: Arc<Disk>,
     pub world: Arc<World>,
-    pub life: Arc<Life>,
+    pub lifetime: Arc<ProcessLifetime>,
 }
 
 impl Mount {
     fn alive(&self) -> io::Result<()> {
-        if self.life.is_dead() {
-            Err(Life::gone())
+        if self.lifetime.is_dead() {
+            Err(ProcessLifetime::gone())
         } else {
             Ok(())
         }
@@ -278,7 +282,7 @@ impl Mount {
         takes_room: bool,
         change: impl FnOnce(&mut Inner) -> io::Result<()>,
     ) -> io::Result<()> {
-        let step = self.life.begin().ok_or_else(Life::gone)?;
+        let step = self.lifetime.begin().ok_or_else(ProcessLifetime::gone)?;
         let mut inner = self.disk.inner();
         let done = if takes_room && inner.full {
             Err(io::ErrorKind::StorageFull.into())
@@ -292,13 +296,13 @@ impl Mount {
                 .map_or_else(|error| error.to_string(), |()| "ok".to_owned());
             format!(
                 "life {}: step {step} {what} {path}: {answer}",
-                self.life.number
+                self.lifetime.number
             )
         });
-        if self.life.end(step) {
+        if self.lifetime.end(step) {
             done
         } else {
-            Err(Life::gone())
+            Err(ProcessLifetime::gone())
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What an agent wrote on a volume, version by version, and whether what a log holds is one of them.
+//! What an agent wrote on a volume, version by version, and whether the content of a log is one of
+//! these versions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub type Files = BTreeMap<String, Vec<u8>>;
 
 /// A file as it was for a while.
-pub struct FileThen {
+pub struct FileVersion {
     pub bytes: Vec<u8>,
     /// Where its last whole line ends; all of it where it is replaced as one.
     pub cut: usize,
@@ -17,15 +18,15 @@ pub struct FileThen {
     with_tail: AtomicBool,
 }
 
-impl FileThen {
-    fn new(path: &str, bytes: Vec<u8>) -> FileThen {
+impl FileVersion {
+    fn new(path: &str, bytes: Vec<u8>) -> FileVersion {
         let lines = path.ends_with(".jsonl");
         let cut = if lines {
             whole_lines(&bytes)
         } else {
             bytes.len()
         };
-        FileThen {
+        FileVersion {
             bytes,
             cut,
             lines,
@@ -56,7 +57,7 @@ pub fn whole_lines(bytes: &[u8]) -> usize {
 pub struct Version {
     /// Counts through all versions of all volumes.
     pub number: u64,
-    pub files: BTreeMap<String, Arc<FileThen>>,
+    pub files: BTreeMap<String, Arc<FileVersion>>,
 }
 
 /// What each version has that the one before did not, in bytes.
@@ -91,7 +92,7 @@ impl Version {
                 .and_then(|before| before.files.get(&path))
                 .filter(|file| file.bytes == bytes)
                 .cloned();
-            let file = same.unwrap_or_else(|| Arc::new(FileThen::new(&path, bytes)));
+            let file = same.unwrap_or_else(|| Arc::new(FileVersion::new(&path, bytes)));
             (path, file)
         });
         Version {
@@ -155,7 +156,7 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
             .all(|(path, bytes)| was(bytes, path, &chain[..at]))
 }
 
-fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
+fn is_cut(bytes: &[u8], file: &FileVersion, chain: &[&Version]) -> bool {
     let whole = file.whole();
     if bytes == whole {
         return true;
@@ -167,7 +168,7 @@ fn is_cut(bytes: &[u8], file: &FileThen, chain: &[&Version]) -> bool {
         && bytes.starts_with(whole);
     // It may have been moved since.
     let went_out =
-        |then: &Arc<FileThen>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
+        |then: &Arc<FileVersion>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
     tail && chain
         .iter()
         .rev()

@@ -1,16 +1,17 @@
 //! One machine: a volume, its agent, and the sessiond that runs there, if any.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use age::x25519::Identity;
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::capture::watch::EventBuffer;
-use sessiond::capture::{self, Feed, Streamer, StreamerHandle};
+use sessiond::capture::{self, IndexQueue, Streamer, StreamerHandle};
 use sessiond::daemon::compactor;
-use sessiond::daemon::indexer::{Indexer, mark_stale};
+use sessiond::daemon::indexer::{Indexer, queue_stale_logs};
 use sessiond::error::Result;
 use sessiond::index::Index;
 use sessiond::log::fence::FencingPolicy;
@@ -18,18 +19,36 @@ use sessiond::log::{Fencing, Logs};
 use sessiond::model::LogId;
 use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::Store;
+use sessiond::store::encrypted::EncryptedStore;
+use sessiond::store::encrypted::keyring::Keyring;
+use sessiond::store::encrypted::policy::EncryptionPolicy;
 use sessiond::store::retrying::RetryingReads;
 use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
 
 use super::agent::{Agent, SESSION};
-use super::bucket::{Bucket, Way};
-use super::dice::{Coins, Dice};
+use super::bucket::{Bucket, Connection};
+use super::rng::{ProcessRng, SeededRng};
 use super::disk::{Disk, Mount, SimWatch};
 use super::history::Files;
-use super::life::Life;
+use super::process::ProcessLifetime;
+use super::schedule::MIXES;
 use super::tables::{Session, Tables};
 use super::world::{HostClock, World};
+
+/// The key that all machines share.
+static IDENTITY: LazyLock<Identity> = LazyLock::new(Identity::generate);
+
+/// The keys of a run: one seed in eight encrypts to the shared identity, one to a configured
+/// recipient.
+fn keyring_of(seed: u64) -> Option<Keyring> {
+    let recipients = match seed / MIXES.len() as u64 % 8 {
+        3 => Vec::new(),
+        6 => vec![IDENTITY.to_public()],
+        _ => return None,
+    };
+    Some(Keyring::new(recipients, vec![IDENTITY.clone()]))
+}
 
 /// What all machines reach.
 #[derive(Clone)]
@@ -39,10 +58,16 @@ pub struct Cloud {
     pub tables: Arc<Tables>,
     pub profile: Arc<dyn Profile>,
     pub seed: u64,
+    /// How all processes encrypt.
+    encryption: EncryptionPolicy,
 }
 
 impl Cloud {
-    pub fn new(world: Arc<World>, bucket: Arc<Bucket>, seed: u64) -> Cloud {
+    pub fn new(world: Arc<World>, honors_conditions: bool, seed: u64) -> Cloud {
+        let keyring = keyring_of(seed);
+        let identity = keyring.is_some().then(|| IDENTITY.clone());
+        let bucket = Bucket::new(honors_conditions, identity);
+        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default());
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
         Cloud {
             world,
@@ -50,22 +75,23 @@ impl Cloud {
             tables: Arc::default(),
             profile,
             seed,
+            encryption,
         }
     }
 
     /// Logs as one process sees them.
-    pub fn logs(&self, life: &Arc<Life>, clock: Arc<HostClock>) -> (Logs, Arc<Session>) {
-        let way = Way {
+    pub fn logs(&self, lifetime: &Arc<ProcessLifetime>, clock: Arc<HostClock>) -> (Logs, Arc<Session>) {
+        let way = Connection {
             bucket: self.bucket.clone(),
             world: self.world.clone(),
-            life: life.clone(),
+            lifetime: lifetime.clone(),
         };
         let index = Arc::new(Session {
             tables: self.tables.clone(),
             world: self.world.clone(),
-            life: life.clone(),
+            lifetime: lifetime.clone(),
         });
-        let rng: Arc<dyn Rng> = Arc::new(Coins::new(Dice::new(self.seed, 1000 + life.number)));
+        let rng: Arc<dyn Rng> = Arc::new(ProcessRng::new(SeededRng::new(self.seed, 1000 + lifetime.number)));
         let store = Arc::new(RetryingReads::new(Arc::new(way), rng.clone()));
         let fence = Arc::new(Fencing::new(FencingPolicy::Auto, index.clone(), true));
         (self.logs_of(store, fence, clock, rng), index)
@@ -79,7 +105,7 @@ impl Cloud {
         rng: Arc<dyn Rng>,
     ) -> Logs {
         Logs {
-            store,
+            store: Arc::new(EncryptedStore::new(store, self.encryption.clone())),
             fence,
             namespace: "sim".parse().expect("plain"),
             agent: self.profile.name().clone(),
@@ -102,42 +128,42 @@ impl Cloud {
 /// What runs on a machine.
 pub enum Process {
     Daemon {
-        life: Arc<Life>,
+        lifetime: Arc<ProcessLifetime>,
         handle: StreamerHandle,
         tasks: Vec<JoinHandle<()>>,
     },
     Restore {
-        life: Arc<Life>,
+        lifetime: Arc<ProcessLifetime>,
         task: JoinHandle<Result<RestoreReport>>,
         before: Files,
     },
     /// The final flush. The handle stays until it has ended: a streamer that nobody can ask any more spins.
     Ending {
-        life: Arc<Life>,
+        lifetime: Arc<ProcessLifetime>,
         task: JoinHandle<()>,
         tasks: Vec<JoinHandle<()>>,
     },
 }
 
 impl Process {
-    pub fn life(&self) -> &Arc<Life> {
+    pub fn lifetime(&self) -> &Arc<ProcessLifetime> {
         match self {
-            Process::Daemon { life, .. }
-            | Process::Restore { life, .. }
-            | Process::Ending { life, .. } => life,
+            Process::Daemon { lifetime, .. }
+            | Process::Restore { lifetime, .. }
+            | Process::Ending { lifetime, .. } => lifetime,
         }
     }
 }
 
 /// Finds out whether an earlier life wrote what the index has not heard of.
 async fn find_stale(
-    feed: Arc<Feed>,
+    queue: Arc<IndexQueue>,
     index: Arc<dyn Index>,
     logs: Logs,
     directory: Arc<dyn Directory>,
 ) {
     let names = vec![SESSION.parse().expect("plain")];
-    while mark_stale(&feed, &*index, &logs, &*directory, &names)
+    while queue_stale_logs(&queue, &*index, &logs, &*directory, &names)
         .await
         .is_err()
     {
@@ -175,7 +201,7 @@ impl Machine {
     /// Ends the process at one of its next steps, or at one of the next process's.
     pub fn crash_in(&mut self, steps: u64, after: bool) {
         match &self.process {
-            Some(process) => process.life().crash_in(steps, after),
+            Some(process) => process.lifetime().crash_in(steps, after),
             None => self.armed = Some((steps, after)),
         }
     }
@@ -183,43 +209,45 @@ impl Machine {
     pub fn disarm(&mut self) {
         self.armed = None;
         if let Some(process) = &self.process {
-            process.life().never_mind_the_crash();
+            process.lifetime().never_mind_the_crash();
         }
     }
 
-    fn new_life(&mut self, number: u64) -> Arc<Life> {
-        let life = Arc::new(Life::new(number, self.volume()));
+    fn new_life(&mut self, number: u64) -> Arc<ProcessLifetime> {
+        let lifetime = Arc::new(ProcessLifetime::new(number, self.volume()));
         if let Some((steps, after)) = self.armed.take() {
-            life.crash_in(steps, after);
+            lifetime.crash_in(steps, after);
         }
-        life
+        lifetime
     }
 
-    fn mount(&self, cloud: &Cloud, life: &Arc<Life>) -> Arc<dyn Directory> {
+    fn mount(&self, cloud: &Cloud, lifetime: &Arc<ProcessLifetime>) -> Arc<dyn Directory> {
         Arc::new(Mount {
             disk: self.disk.clone(),
             world: cloud.world.clone(),
-            life: life.clone(),
+            lifetime: lifetime.clone(),
         })
     }
 
     /// Starts a daemon, as `daemon/service.rs` does.
     pub fn start(&mut self, cloud: &Cloud, number: u64) {
-        let life = self.new_life(number);
-        let (logs, index) = cloud.logs(&life, self.disk.clock.clone());
-        let (directory, feed, hints) = (
-            self.mount(cloud, &life),
-            Arc::new(Feed::default()),
-            Arc::new(EventBuffer::default()),
-        );
+        let lifetime = self.new_life(number);
+        let (logs, index) = cloud.logs(&lifetime, self.disk.clock.clone());
+        let directory = self.mount(cloud, &lifetime);
+        let hints = Arc::new(EventBuffer::default());
         let context = capture::Context {
             directory: directory.clone(),
             profile: cloud.profile.clone(),
             logs: logs.clone(),
-            feed: feed.clone(),
+            index_queue: Arc::default(),
+            compaction_queue: Arc::default(),
+            metadata_queue: None,
+            counters: Arc::default(),
             flush_interval: Duration::from_millis(200),
-            parallel: 8,
+            max_concurrent_flushes: 8,
         };
+        let index_queue = context.index_queue.clone();
+        let compaction_queue = context.compaction_queue.clone();
         self.disk.watched_by(Some(hints.clone()));
         let root: PathBuf = self.disk.root();
         let Ok(handle) =
@@ -228,20 +256,21 @@ impl Machine {
             return self.disk.watched_by(None);
         };
         let follower = Indexer {
-            feed: feed.clone(),
+            queue: index_queue.clone(),
+            counters: Arc::default(),
             index: index.clone(),
             logs: logs.clone(),
             profile: cloud.profile.clone(),
-            answers: Arc::new(AtomicBool::new(true)),
+            reachable: Arc::new(AtomicBool::new(true)),
         };
-        let merges = tokio::spawn(compactor::run(feed.clone(), logs.clone()));
+        let compactor = compactor::run(compaction_queue, Arc::default(), logs.clone());
         let tasks = vec![
             tokio::spawn(follower.run()),
-            merges,
-            tokio::spawn(find_stale(feed, index, logs, directory)),
+            tokio::spawn(compactor),
+            tokio::spawn(find_stale(index_queue, index, logs, directory)),
         ];
         self.process = Some(Process::Daemon {
-            life,
+            lifetime,
             handle,
             tasks,
         });
@@ -250,33 +279,30 @@ impl Machine {
     /// Takes the session over.
     pub fn restore(&mut self, cloud: &Cloud, number: u64) {
         let before = self.disk.files();
-        let life = self.new_life(number);
-        let (logs, _) = cloud.logs(&life, self.disk.clock.clone());
+        let lifetime = self.new_life(number);
+        let (logs, _) = cloud.logs(&lifetime, self.disk.clock.clone());
         let context = restore::Context {
-            directory: self.mount(cloud, &life),
+            directory: self.mount(cloud, &lifetime),
             profile: cloud.profile.clone(),
             logs,
         };
         let id = cloud.id();
         let task = tokio::task::spawn_local(async move {
-            restore::restore(
-                &context,
-                &id,
-                &Options {
-                    claim: true,
-                    ..Options::default()
-                },
-            )
-            .await
+            let options = Options {
+                claim: true,
+                ..Options::default()
+            };
+            let restored = restore::restore(&context, &id, &options).await;
+            restored.map(|restored| restored.report)
         });
-        self.process = Some(Process::Restore { life, task, before });
+        self.process = Some(Process::Restore { lifetime, task, before });
     }
 
     /// The agent is gone: the final flush, which gives up after ten seconds.
     pub fn finish(&mut self) {
         match self.process.take() {
             Some(Process::Daemon {
-                life,
+                lifetime,
                 handle,
                 tasks,
             }) => {
@@ -285,7 +311,7 @@ impl Machine {
                         .finish(tokio::time::Instant::now() + Duration::from_secs(10))
                         .await;
                 });
-                self.process = Some(Process::Ending { life, task, tasks });
+                self.process = Some(Process::Ending { lifetime, task, tasks });
             }
             other => self.process = other,
         }
@@ -297,7 +323,7 @@ impl Machine {
         let Some(process) = self.process.take() else {
             return;
         };
-        process.life().kill();
+        process.lifetime().kill();
         match process {
             Process::Daemon { tasks, .. } => tasks.iter().for_each(JoinHandle::abort),
             Process::Restore { task, .. } => task.abort(),

@@ -1,5 +1,6 @@
-//! What a log amounts to, read from the bucket's objects by the rules of docs/FORMAT.md and nothing else: the entries
-//! from the last one back along their links, and their parts from the first one on.
+//! The content of a log, read from the bucket's objects by the rules of docs/reference/format.md
+//! alone: entries are followed backwards along their links, then their parts are applied from the
+//! first on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ impl Reader {
             .take_while(|(key, _)| key.starts_with(directory));
         let mut found = BTreeMap::new();
         for (key, stored) in below {
-            let seq = keys::entry_number(key).ok_or_else(|| format!("{key} is no entry"))?;
+            let seq = keys::entry_seq(key).ok_or_else(|| format!("{key} is no entry"))?;
             found.insert(seq, self.entry(key, stored)?);
         }
         Ok(found)
@@ -103,14 +104,14 @@ pub fn path_to(all: &BTreeMap<Seq, Written>, last: Seq) -> Result<Vec<Written>, 
             .get(&at)
             .ok_or_else(|| format!("entry {at} is missing and nothing passes over it"))?;
         if let Some(next) = path.last()
-            && next.entry.header.prev != Some(written.entry.digest)
+            && next.entry.header.prev_digest != Some(written.entry.digest)
         {
             return Err(format!(
                 "entry {} does not name entry {at} by its digest",
                 next.entry.header.seq
             ));
         }
-        at = written.entry.header.follows();
+        at = written.entry.header.predecessor();
         path.push(written.clone());
     }
     path.reverse();
@@ -141,7 +142,7 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
             }
             EntryKind::Delta | EntryKind::Tombstone | EntryKind::Purge => {}
             EntryKind::Merge | EntryKind::Snapshot => {
-                return Err(format!("entry {} is a {}", header.seq, header.kind.word()));
+                return Err(format!("entry {} is a {}", header.seq, header.kind.as_str()));
             }
         }
     }
@@ -150,7 +151,7 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
 
 /// Takes one more entry in.
 pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
-    if entry.header.begins_anew() {
+    if entry.header.resets_log() {
         files.clear();
     }
     for moved in &entry.header.moves {

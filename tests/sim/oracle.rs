@@ -1,7 +1,8 @@
-//! What must hold at every moment, whatever went wrong: the invariants.
+//! The invariants that must hold at every moment.
 //!
-//! The history of a log is the concatenation of its writers' histories, each cut where the next one took over. What the
-//! log amounts to must be a version of it, and no older than any version that was acknowledged.
+//! The history of a log is the concatenation of its writers' histories, each cut where the next
+//! writer took over. The content of the log must be a version of it, and no older than any
+//! acknowledged version.
 
 use std::collections::BTreeMap;
 
@@ -115,7 +116,7 @@ impl Oracle {
         let anew = path
             .iter()
             .rev()
-            .find(|written| written.entry.header.begins_anew())
+            .find(|written| written.entry.header.resets_log())
             .map_or(0, |written| written.entry.header.seq);
         // What was acknowledged before the session was removed and begun anew is history.
         self.acks
@@ -275,7 +276,7 @@ impl Oracle {
         let mut held = Files::new();
         let mut author = None;
         for written in path {
-            if written.entry.header.begins_anew() {
+            if written.entry.header.resets_log() {
                 held.clear();
                 chain.clear();
                 author = None;

@@ -1,28 +1,29 @@
-//! Runs a schedule: does each action, lets time pass, and asks the oracle after every step. In the end the faults stop,
-//! and everything must become durable within a bounded time.
+//! Runs a schedule: performs each action, advances time, and checks the invariants after every
+//! step. In the end the faults stop, and everything must become durable within a bounded time.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sessiond::capture::handle::FlushReport;
 use sessiond::error::ErrorKind;
-use sessiond::model::{Digest, LogId, LogPoint, Seq, WriterId, keys};
+use sessiond::model::{Digest, LogId, LogPoint, ResolvedPoint, Seq, WriterId, keys};
 use sessiond::restore::{self, Options, RestoreReport};
+use sessiond::store::encrypted::EncryptedStore;
 use sessiond::sys::Rng;
 use sessiond::upkeep::reindex::rebuild;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bucket::{Bucket, Objects, Plain};
-use super::dice::{Coins, Dice};
+use super::rng::{ProcessRng, SeededRng};
 use super::disk::{Disk, Events, Mount};
 use super::history::Files;
-use super::life::Life;
+use super::process::ProcessLifetime;
 use super::machine::{Cloud, Machine, Process};
 use super::oracle::{Ack, Oracle};
 use super::schedule::{Action, Schedule};
 use super::tables::Tables;
 use super::upkeep::{Kept, Upkeep};
-use super::world::{HostClock, Weather, World};
+use super::world::{HostClock, FaultConditions, World};
 
 /// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -53,7 +54,7 @@ pub struct Run {
     cloud: Cloud,
     machines: Vec<Machine>,
     oracle: Oracle,
-    agents_dice: Dice,
+    agents_dice: SeededRng,
     lives: u64,
     volumes: u64,
     checked: Option<u64>,
@@ -88,7 +89,7 @@ pub fn run(schedule: &Schedule, traced: bool) -> (Result<Outcome, Violation>, Ve
 
 impl Run {
     fn new(world: &Arc<World>, schedule: &Schedule) -> Run {
-        let cloud = Cloud::new(world.clone(), Bucket::new(!schedule.mix.lax), schedule.seed);
+        let cloud = Cloud::new(world.clone(), !schedule.mix.lax, schedule.seed);
         let oracle = Oracle::new(cloud.id(), !schedule.mix.lax);
         let machines: Vec<Machine> = (1..=schedule.mix.machines as u64)
             .map(|volume| Machine::new(world, volume))
@@ -98,7 +99,7 @@ impl Run {
             cloud,
             machines,
             oracle,
-            agents_dice: Dice::new(schedule.seed, 3),
+            agents_dice: SeededRng::new(schedule.seed, 3),
             lives: 0,
             checked: None,
             upkeeps: Vec::new(),
@@ -145,7 +146,7 @@ impl Run {
         Ok(())
     }
 
-    fn life(&mut self) -> u64 {
+    fn lifetime(&mut self) -> u64 {
         self.lives += 1;
         self.lives
     }
@@ -166,11 +167,11 @@ impl Run {
             | Action::Side { on, .. } => self.agent_acts(*on, action),
             Action::Start { on } => {
                 if self.machines[*on].process.is_none() {
-                    let life = self.life();
+                    let lifetime = self.lifetime();
                     let machine = &mut self.machines[*on];
                     machine.agent_gone = false;
                     machine.agent.launch(&machine.disk);
-                    machine.start(&self.cloud, life);
+                    machine.start(&self.cloud, lifetime);
                 }
             }
             Action::Flush { on } => self.flush(*on),
@@ -190,8 +191,8 @@ impl Run {
                     self.volumes += 1;
                     self.machines[*on] = Machine::new(&self.cloud.world, self.volumes);
                 }
-                let life = self.life();
-                self.machines[*on].restore(&self.cloud, life);
+                let lifetime = self.lifetime();
+                self.machines[*on].restore(&self.cloud, lifetime);
             }
             Action::Kill { on } => self.machines[*on].kill(),
             Action::CutPower { on } => {
@@ -200,8 +201,8 @@ impl Run {
                 machine.disk.cut_power(&mut self.agents_dice);
             }
             Action::CrashIn { on, steps, after } => self.machines[*on].crash_in(*steps, *after),
-            Action::Pause { on } => self.with_life(*on, Life::pause),
-            Action::Wake { on } => self.with_life(*on, Life::wake),
+            Action::Pause { on } => self.with_life(*on, ProcessLifetime::pause),
+            Action::Wake { on } => self.with_life(*on, ProcessLifetime::wake),
             Action::LoseState { on } => {
                 if self.machines[*on].process.is_none() {
                     self.machines[*on].disk.lose_state();
@@ -212,44 +213,44 @@ impl Run {
                 self.machines[*on].disk.clock.jump(minutes * 60_000_000)
             }
             Action::Watching { on, events } => self.machines[*on].disk.set_events(*events),
-            Action::Weather(weather) => {
-                if weather.index_old {
+            Action::FaultConditions(fault_conditions) => {
+                if fault_conditions.index_old {
                     self.cloud.tables.copy();
                 }
-                *self.cloud.world.weather() = weather.clone();
+                *self.cloud.world.fault_conditions() = fault_conditions.clone();
             }
             Action::Advance { millis } => {
                 // Hours in which every write arrives and none is answered make a log of thousands of claims, which only takes time.
                 if *millis >= 3_600_000 {
-                    let mut weather = self.cloud.world.weather();
-                    (weather.late, weather.after) = (0, 0);
+                    let mut fault_conditions = self.cloud.world.fault_conditions();
+                    (fault_conditions.late, fault_conditions.after) = (0, 0);
                 }
             }
             Action::Upkeep { chore, ends, hangs } => {
-                let life = self.life();
-                if let Some(upkeep) = Upkeep::start(&self.cloud, life, *chore, self.acknowledged) {
+                let lifetime = self.lifetime();
+                if let Some(upkeep) = Upkeep::start(&self.cloud, lifetime, *chore, self.acknowledged) {
                     if let Some((steps, after)) = ends {
-                        upkeep.life.crash_in(*steps, *after);
+                        upkeep.lifetime.crash_in(*steps, *after);
                     }
                     if *hangs {
-                        upkeep.life.pause();
+                        upkeep.lifetime.pause();
                     }
                     self.chores += 1;
                     self.upkeeps.push(upkeep);
                 }
             }
-            Action::WakeUpkeep => self.upkeeps.iter().for_each(|upkeep| upkeep.life.wake()),
+            Action::WakeUpkeep => self.upkeeps.iter().for_each(|upkeep| upkeep.lifetime.wake()),
         }
     }
 
-    fn with_life(&self, on: usize, act: impl Fn(&Life)) {
+    fn with_life(&self, on: usize, act: impl Fn(&ProcessLifetime)) {
         if let Some(process) = &self.machines[on].process {
-            act(process.life());
+            act(process.lifetime());
         }
     }
 
     fn agent_acts(&mut self, on: usize, action: &Action) {
-        let dice = &mut self.agents_dice;
+        let rng = &mut self.agents_dice;
         let Machine {
             disk,
             agent,
@@ -261,22 +262,22 @@ impl Run {
             return;
         }
         match action {
-            Action::Append { which, lines, .. } => agent.append(disk, *which, *lines, dice),
-            Action::BeginLine { which, .. } => agent.begin_line(disk, *which, dice),
+            Action::Append { which, lines, .. } => agent.append(disk, *which, *lines, rng),
+            Action::BeginLine { which, .. } => agent.begin_line(disk, *which, rng),
             Action::Rewrite {
                 which, in_place, ..
-            } => agent.rewrite(disk, *which, *in_place, dice),
+            } => agent.rewrite(disk, *which, *in_place, rng),
             Action::CutBack {
                 which, anywhere, ..
-            } => agent.cut_back(disk, *which, *anywhere, dice),
-            Action::FileMove { .. } => agent.move_on(disk, dice),
+            } => agent.cut_back(disk, *which, *anywhere, rng),
+            Action::FileMove { .. } => agent.move_on(disk, rng),
             Action::Tool { .. } => {
-                let name = agent.tool(disk, dice);
+                let name = agent.tool(disk, rng);
                 self.saw(on);
                 let Machine { disk, agent, .. } = &mut self.machines[on];
                 agent.name_tool(disk, &name, &mut self.agents_dice);
             }
-            Action::Side { in_place, .. } => agent.side(disk, *in_place, dice),
+            Action::Side { in_place, .. } => agent.side(disk, *in_place, rng),
             _ => {}
         }
         self.saw(on);
@@ -342,7 +343,7 @@ impl Run {
                 let held = self.oracle.at(&archive, seq)?;
                 self.forks.push((
                     id.clone(),
-                    super::placed::under_another_id(&held, &self.cloud.id(), &id),
+                    super::restored_files::under_another_id(&held, &self.cloud.id(), &id),
                 ));
             }
             Kept::Named(name, seq) => {
@@ -367,7 +368,7 @@ impl Run {
             Ok(report) => report,
             Err(error)
                 if error.kind() == ErrorKind::Internal
-                    && !error.to_string().contains("it has stopped") =>
+                    && !error.to_string().contains("has stopped") =>
             {
                 return Err(format!("a flush failed for a fault of ours: {error}"));
             }
@@ -379,10 +380,10 @@ impl Run {
         self.cloud.world.note(|| {
             format!(
                 "version {version} is acknowledged on {} {} as entry {}",
-                log.target, log.writer, log.head
+                log.write_target, log.writer, log.head
             )
         });
-        let branch = match log.target.as_str() {
+        let branch = match log.write_target.as_str() {
             "main" => {
                 self.acknowledged = self.acknowledged.max(log.head);
                 None
@@ -409,7 +410,7 @@ impl Run {
         let Some(process) = &self.machines[on].process else {
             return Ok(());
         };
-        if process.life().is_dead() {
+        if process.lifetime().is_dead() {
             self.outcome.crashes += 1;
             self.machines[on].kill();
             self.saw(on);
@@ -471,7 +472,7 @@ impl Run {
         });
         let held = self.oracle.at(&self.cloud.bucket.archive(), report.seq)?;
         let placed = self.machines[on].disk.files();
-        super::placed::is_the_log(&report, &held, before, &placed)
+        super::restored_files::is_the_log(&report, &held, before, &placed)
     }
 
     /// Checks the bucket, and that a restore makes of it what the rules say.
@@ -548,7 +549,7 @@ impl Run {
         let there: Vec<Seq> = objects
             .keys()
             .filter(|key| key.starts_with(&directory))
-            .filter_map(|key| keys::entry_number(key))
+            .filter_map(|key| keys::entry_seq(key))
             .collect();
         let composites = objects
             .keys()
@@ -581,42 +582,47 @@ impl Run {
         let clock = HostClock::new(self.cloud.world.clone());
         let disk = Disk::new(0, clock.clone());
         let quiet = World::new(0, false);
-        let life = Arc::new(Life::new(0, 0));
-        let rng: Arc<dyn Rng> = Arc::new(Coins::new(Dice::new(0, 0)));
-        let (mut logs, _) = self.cloud.logs(&life, clock);
-        (logs.store, logs.rng) = (Arc::new(Plain(Bucket::of(objects))), rng);
+        let lifetime = Arc::new(ProcessLifetime::new(0, 0));
+        let rng: Arc<dyn Rng> = Arc::new(ProcessRng::new(SeededRng::new(0, 0)));
+        let (mut logs, _) = self.cloud.logs(&lifetime, clock);
+        let store = Arc::new(Plain(Bucket::of(objects)));
+        (logs.store, logs.rng) = (Arc::new(EncryptedStore::without_keys(store)), rng);
         let directory = Arc::new(Mount {
             disk: disk.clone(),
             world: quiet,
-            life,
+            lifetime,
         });
         let context = restore::Context {
             directory,
             profile: self.cloud.profile.clone(),
             logs,
         };
-        let options = Options {
+        let point = ResolvedPoint {
             at,
+            checkpoint: None,
+        };
+        let options = Options {
+            point,
             branch: branch.cloned(),
             ..Options::default()
         };
-        let report = restore::restore(&context, id, &options).await;
-        report.map_err(|error| format!("{} cannot be restored: {error}", id.name))?;
+        let restored = restore::restore(&context, id, &options).await;
+        restored.map_err(|error| format!("{} cannot be restored: {error}", id.name))?;
         Ok(disk.files())
     }
 
     /// The faults stop: everything that is on a volume becomes durable, the index follows, and then nobody asks anything.
     async fn settle(&mut self) -> Result<(), String> {
-        *self.cloud.world.weather() = Weather::default();
+        *self.cloud.world.fault_conditions() = FaultConditions::default();
         for on in 0..self.machines.len() {
             self.machines[on].disarm();
             self.machines[on].disk.set_full(false);
             self.machines[on].disk.set_events(Events::All);
-            self.with_life(on, Life::wake);
+            self.with_life(on, ProcessLifetime::wake);
         }
         for upkeep in &self.upkeeps {
-            upkeep.life.never_mind_the_crash();
-            upkeep.life.wake();
+            upkeep.lifetime.never_mind_the_crash();
+            upkeep.lifetime.wake();
         }
         // What is still on its way arrives; what was paused and lost its session finds out.
         self.pass(Duration::from_secs(60)).await?;
@@ -682,7 +688,7 @@ impl Run {
         let unclaimed = report
             .logs
             .first()
-            .is_some_and(|log| log.target == "unclaimed");
+            .is_some_and(|log| log.write_target == "unclaimed");
         if written && !unclaimed && self.outcome.acks == acks {
             return Err(format!(
                 "volume {volume} was flushed and nothing was acknowledged"
@@ -718,7 +724,7 @@ impl Run {
             ));
         }
         let (logs, index) = self.cloud.logs(
-            &Arc::new(Life::new(0, 0)),
+            &Arc::new(ProcessLifetime::new(0, 0)),
             HostClock::new(self.cloud.world.clone()),
         );
         rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {})
@@ -758,7 +764,7 @@ impl Run {
             ));
         }
         let (logs, index) = self.cloud.logs(
-            &Arc::new(Life::new(0, 0)),
+            &Arc::new(ProcessLifetime::new(0, 0)),
             HostClock::new(self.cloud.world.clone()),
         );
         rebuild(&logs, &*index, &*self.cloud.profile, |_, _| {})
@@ -795,7 +801,7 @@ impl Run {
         });
         self.is_durable_soon(on).await?;
         let objects = self.cloud.bucket.objects();
-        super::placed::only_what_is_new(
+        super::restored_files::only_what_is_new(
             &placed,
             &self.machines[on].disk.files(),
             self.oracle
@@ -806,8 +812,8 @@ impl Run {
             .check(&self.cloud.bucket.archive())?
             .main
             .unwrap_or_default();
-        super::placed::goes_on(&held, &now)?;
-        if let Some(rotten) = super::placed::rotten(&objects, &self.cloud.id())
+        super::restored_files::goes_on(&held, &now)?;
+        if let Some(rotten) = super::restored_files::rotten(&objects, &self.cloud.id())
             && self
                 .pull(rotten, &self.cloud.id(), LogPoint::Latest, None)
                 .await

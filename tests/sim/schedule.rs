@@ -1,10 +1,12 @@
-//! What happens in a run, made from the seed before it begins, so that a failing run can be made shorter by leaving
-//! actions out. Every kind of fault has seeds in which it is alone, and there are seeds with all of them.
+//! The actions of a run, generated from the seed before it begins, so that a failing run can be
+//! shortened by omitting actions.
+//!
+//! Every kind of fault has seeds in which it occurs alone; other seeds combine all of them.
 
 use super::agent::Which;
-use super::dice::Dice;
+use super::rng::SeededRng;
 use super::disk::Events;
-use super::world::Weather;
+use super::world::FaultConditions;
 
 /// One thing that happens. `on` is one of the machines; what makes no sense there is passed over.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,13 +88,13 @@ pub enum Action {
         on: usize,
         events: Events,
     },
-    Weather(Weather),
+    FaultConditions(FaultConditions),
     Advance {
         millis: u64,
     },
     /// A process that keeps the bucket clean. It may end at one of its steps, or hang at one until somebody wakes it.
     Upkeep {
-        chore: Chore,
+        chore: MaintenanceTask,
         ends: Option<(u64, bool)>,
         hangs: bool,
     },
@@ -101,7 +103,7 @@ pub enum Action {
 
 /// What it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chore {
+pub enum MaintenanceTask {
     /// Makes one piece of a part of what was acknowledged, in percent.
     Merge {
         from: u64,
@@ -289,15 +291,15 @@ impl Schedule {
     /// The run of a seed.
     pub fn of(seed: u64) -> Schedule {
         let mix = &MIXES[(seed % MIXES.len() as u64) as usize];
-        let mut dice = Dice::new(seed, 1);
+        let mut rng = SeededRng::new(seed, 1);
         let mut actions = vec![Action::Start { on: 0 }];
-        let length = 6 + dice.below(22);
+        let length = 6 + rng.below(22);
         while (actions.len() as u64) < length {
-            if !mix.faults.is_empty() && dice.percent(35) {
-                let fault = mix.faults[dice.below(mix.faults.len() as u64) as usize];
-                befall(fault, mix, &mut actions, &mut dice);
+            if !mix.faults.is_empty() && rng.percent(35) {
+                let fault = mix.faults[rng.below(mix.faults.len() as u64) as usize];
+                befall(fault, mix, &mut actions, &mut rng);
             } else {
-                let action = plain(mix, &mut dice);
+                let action = plain(mix, &mut rng);
                 actions.push(action);
             }
         }
@@ -318,180 +320,180 @@ impl Schedule {
     }
 }
 
-fn which(dice: &mut Dice) -> Which {
-    if dice.percent(75) {
+fn which(rng: &mut SeededRng) -> Which {
+    if rng.percent(75) {
         Which::Transcript
     } else {
         Which::SubAgent
     }
 }
 
-fn machine(mix: &Mix, dice: &mut Dice) -> usize {
-    dice.below(mix.machines as u64) as usize
+fn machine(mix: &Mix, rng: &mut SeededRng) -> usize {
+    rng.below(mix.machines as u64) as usize
 }
 
 /// What happens on a good day.
-fn plain(mix: &Mix, dice: &mut Dice) -> Action {
-    let on = machine(mix, dice);
-    match dice.below(100) {
+fn plain(mix: &Mix, rng: &mut SeededRng) -> Action {
+    let on = machine(mix, rng);
+    match rng.below(100) {
         0..30 => Action::Append {
             on,
-            which: which(dice),
-            lines: 1 + dice.below(3),
+            which: which(rng),
+            lines: 1 + rng.below(3),
         },
         30..38 => Action::BeginLine {
             on,
-            which: which(dice),
+            which: which(rng),
         },
         38..44 => Action::Tool { on },
         44..50 => Action::Side {
             on,
-            in_place: dice.coin(),
+            in_place: rng.coin(),
         },
         50..68 => Action::Flush { on },
         68..84 => Action::Advance {
-            millis: [5, 40, 300, 1_000, 20_000, 90_000][dice.below(6) as usize],
+            millis: [5, 40, 300, 1_000, 20_000, 90_000][rng.below(6) as usize],
         },
         84..87 => Action::FileMove { on },
         87..90 => Action::Finish { on },
         90..93 => Action::Restore {
             on,
-            wipe: dice.coin(),
+            wipe: rng.coin(),
         },
         _ => Action::Start { on },
     }
 }
 
-fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
-    let on = machine(mix, dice);
-    let share = [10, 30, 60, 100][dice.below(4) as usize];
-    let calm = Weather::default();
-    let weather = |weather: Weather, dice: &mut Dice| {
-        Action::Weather(if dice.percent(25) {
-            Weather::default()
+fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRng) {
+    let on = machine(mix, rng);
+    let share = [10, 30, 60, 100][rng.below(4) as usize];
+    let calm = FaultConditions::default();
+    let fault_conditions = |fault_conditions: FaultConditions, rng: &mut SeededRng| {
+        Action::FaultConditions(if rng.percent(25) {
+            FaultConditions::default()
         } else {
-            weather
+            fault_conditions
         })
     };
     let last = match fault {
-        Fault::Before => weather(
-            Weather {
+        Fault::Before => fault_conditions(
+            FaultConditions {
                 before: share,
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::LostReply => weather(
-            Weather {
+        Fault::LostReply => fault_conditions(
+            FaultConditions {
                 after: share,
                 index: share / 3,
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::Late => weather(
-            Weather {
+        Fault::Late => fault_conditions(
+            FaultConditions {
                 late: share,
                 delay: 20,
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::TwentyPercent => Action::Weather(Weather {
+        Fault::TwentyPercent => Action::FaultConditions(FaultConditions {
             before: 8,
             after: 7,
             late: 5,
             index: 10,
             ..calm
         }),
-        Fault::Reads => weather(
-            Weather {
+        Fault::Reads => fault_conditions(
+            FaultConditions {
                 reads: share,
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::Slow => weather(
-            Weather {
-                delay: [10, 200, 3_000, 40_000][dice.below(4) as usize],
+        Fault::Slow => fault_conditions(
+            FaultConditions {
+                delay: [10, 200, 3_000, 40_000][rng.below(4) as usize],
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::Rewrites if dice.coin() => Action::Rewrite {
+        Fault::Rewrites if rng.coin() => Action::Rewrite {
             on,
-            which: which(dice),
-            in_place: dice.coin(),
+            which: which(rng),
+            in_place: rng.coin(),
         },
         Fault::Rewrites => Action::CutBack {
             on,
-            which: which(dice),
-            anywhere: dice.coin(),
+            which: which(rng),
+            anywhere: rng.coin(),
         },
         Fault::Events => Action::Watching {
             on,
             events: [Events::All, Events::Missed, Events::Overflow, Events::Off]
-                [dice.below(4) as usize],
+                [rng.below(4) as usize],
         },
-        Fault::IndexDown => weather(
-            Weather {
-                index_down: dice.coin(),
+        Fault::IndexDown => fault_conditions(
+            FaultConditions {
+                index_down: rng.coin(),
                 index: 30,
                 ..calm
             },
-            dice,
+            rng,
         ),
-        Fault::IndexOld => weather(
-            Weather {
+        Fault::IndexOld => fault_conditions(
+            FaultConditions {
                 index_old: true,
                 ..calm
             },
-            dice,
+            rng,
         ),
         Fault::FullDisk => Action::FullDisk {
             on,
-            full: dice.percent(70),
+            full: rng.percent(70),
         },
-        Fault::Crash => match dice.below(3) {
+        Fault::Crash => match rng.below(3) {
             0 => Action::Kill { on },
             _ => Action::CrashIn {
                 on,
-                steps: 1 + dice.below(12),
-                after: dice.coin(),
+                steps: 1 + rng.below(12),
+                after: rng.coin(),
             },
         },
         Fault::PowerCut => Action::CutPower { on },
         // Where there is a collector, mostly the story that it must stand.
         Fault::Pause
-            if mix.faults.contains(&Fault::Upkeep) && mix.machines > 1 && dice.percent(60) =>
+            if mix.faults.contains(&Fault::Upkeep) && mix.machines > 1 && rng.percent(60) =>
         {
-            return asleep(actions, dice);
+            return asleep(actions, rng);
         }
-        Fault::Pause if dice.coin() => Action::Pause { on },
+        Fault::Pause if rng.coin() => Action::Pause { on },
         Fault::Pause => {
             actions.push(Action::Advance { millis: 3_600_000 });
             Action::Wake { on }
         }
         Fault::Clock => Action::ClockJump {
             on,
-            minutes: dice.below(720) as i64 - 360,
+            minutes: rng.below(720) as i64 - 360,
         },
         Fault::LostLedger => {
             actions.push(Action::Kill { on });
             Action::LoseState { on }
         }
-        Fault::Upkeep => return upkeep(mix, actions, dice),
+        Fault::Upkeep => return upkeep(mix, actions, rng),
         Fault::TakeOver => {
             actions.push(Action::Restore {
                 on,
-                wipe: dice.percent(70),
+                wipe: rng.percent(70),
             });
             Action::Start { on }
         }
     };
     actions.push(last);
     // What ended is mostly started again.
-    if matches!(fault, Fault::Crash | Fault::PowerCut | Fault::LostLedger) && dice.percent(70) {
+    if matches!(fault, Fault::Crash | Fault::PowerCut | Fault::LostLedger) && rng.percent(70) {
         actions.push(Action::Start { on });
     }
 }
@@ -500,7 +502,7 @@ const HOUR: u64 = 3_600_000;
 
 /// A writer hangs with a write under way; another takes the session over, goes on, and what it wrote is merged and collected. The
 /// first wakes: sooner than anything may be collected, or so late that its number may be free.
-fn asleep(actions: &mut Vec<Action>, dice: &mut Dice) {
+fn asleep(actions: &mut Vec<Action>, rng: &mut SeededRng) {
     let append = |on| Action::Append {
         on,
         which: Which::Transcript,
@@ -536,14 +538,14 @@ fn asleep(actions: &mut Vec<Action>, dice: &mut Dice) {
         ]);
     }
     actions.extend([
-        chore(Chore::Merge { from: 0, to: 100 }),
+        chore(MaintenanceTask::Merge { from: 0, to: 100 }),
         Action::Advance { millis: 1_000 },
         Action::Kill { on: 1 },
     ]);
     actions.push(Action::Advance {
-        millis: [1, 25][dice.below(2) as usize] * HOUR,
+        millis: [1, 25][rng.below(2) as usize] * HOUR,
     });
-    actions.push(chore(Chore::Collect {
+    actions.push(chore(MaintenanceTask::Collect {
         history: 0,
         ttl: None,
     }));
@@ -554,72 +556,72 @@ fn asleep(actions: &mut Vec<Action>, dice: &mut Dice) {
     ]);
 }
 
-fn upkeep(mix: &Mix, actions: &mut Vec<Action>, dice: &mut Dice) {
-    let merge = |dice: &mut Dice| {
-        let from = if dice.coin() { 0 } else { dice.below(90) };
-        Chore::Merge {
+fn upkeep(mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRng) {
+    let merge = |rng: &mut SeededRng| {
+        let from = if rng.coin() { 0 } else { rng.below(90) };
+        MaintenanceTask::Merge {
             from,
-            to: if dice.coin() {
+            to: if rng.coin() {
                 100
             } else {
-                from + 10 + dice.below(90 - from.min(89))
+                from + 10 + rng.below(90 - from.min(89))
             },
         }
     };
-    let collect = |dice: &mut Dice| Chore::Collect {
-        history: [0, 1, 30][dice.below(3) as usize],
-        ttl: dice.percent(20).then_some(20),
+    let collect = |rng: &mut SeededRng| MaintenanceTask::Collect {
+        history: [0, 1, 30][rng.below(3) as usize],
+        ttl: rng.percent(20).then_some(20),
     };
-    let process = |chore: Chore, dice: &mut Dice| Action::Upkeep {
+    let process = |chore: MaintenanceTask, rng: &mut SeededRng| Action::Upkeep {
         chore,
-        ends: dice.percent(15).then(|| (1 + dice.below(30), dice.coin())),
-        hangs: dice.percent(10),
+        ends: rng.percent(15).then(|| (1 + rng.below(30), rng.coin())),
+        hangs: rng.percent(10),
     };
-    match dice.below(10) {
+    match rng.below(10) {
         0..3 => {
-            let chore = merge(dice);
-            actions.push(process(chore, dice));
+            let chore = merge(rng);
+            actions.push(process(chore, rng));
         }
         // In the order in which it happens: merged, a day later collected.
         3..7 => {
-            for chore in [merge(dice), merge(dice)] {
-                actions.push(process(chore, dice));
+            for chore in [merge(rng), merge(rng)] {
+                actions.push(process(chore, rng));
             }
             // A daemon that lives through it scans every 15 seconds, which takes its time here too.
-            let asleep = 0..if dice.percent(70) { mix.machines } else { 0 };
+            let asleep = 0..if rng.percent(70) { mix.machines } else { 0 };
             actions.extend(asleep.clone().map(|on| Action::Kill { on }));
             actions.push(Action::Advance {
-                millis: [13, 25, 40][dice.below(3) as usize] * HOUR,
+                millis: [13, 25, 40][rng.below(3) as usize] * HOUR,
             });
             actions.extend(
                 asleep
-                    .filter(|_| dice.percent(80))
+                    .filter(|_| rng.percent(80))
                     .map(|on| Action::Start { on }),
             );
-            let chore = collect(dice);
-            actions.push(process(chore, dice));
+            let chore = collect(rng);
+            actions.push(process(chore, rng));
         }
         7 => {
-            let chore = collect(dice);
-            actions.push(process(chore, dice));
+            let chore = collect(rng);
+            actions.push(process(chore, rng));
         }
         8 => {
-            let chore = if dice.percent(70) {
-                Chore::Remove
+            let chore = if rng.percent(70) {
+                MaintenanceTask::Remove
             } else {
-                Chore::Undelete
+                MaintenanceTask::Undelete
             };
-            actions.push(process(chore, dice));
+            actions.push(process(chore, rng));
         }
-        9 if dice.percent(40) => {
-            let chore = if dice.percent(60) {
-                Chore::ForkOrigin
+        9 if rng.percent(40) => {
+            let chore = if rng.percent(60) {
+                MaintenanceTask::ForkOrigin
             } else {
-                Chore::Name
+                MaintenanceTask::Name
             };
-            actions.push(process(chore, dice));
+            actions.push(process(chore, rng));
         }
-        _ => actions.push(if dice.coin() {
+        _ => actions.push(if rng.coin() {
             Action::WakeUpkeep
         } else {
             Action::Advance { millis: 25 * HOUR }

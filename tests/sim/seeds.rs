@@ -1,92 +1,131 @@
-//! Runs many seeds, or one that is to be looked at.
+//! Runs many seeds, or replays one.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sessiond::model::Digest;
 
-use super::run::{Outcome, run};
+use super::run::{Outcome, Violation, run};
 use super::schedule::{MIXES, Schedule};
 use super::shrink::report;
 
-/// So many seeds a plain `cargo test` runs.
+/// Number of seeds of a plain `cargo test`.
 const SEEDS: u64 = 20_000;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| {
         text.replace('_', "")
             .parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is no number"))
+            .unwrap_or_else(|_| panic!("invalid {name} {text:?}: expected a number"))
     })
 }
 
+/// A range of seeds, of all mixes or of one.
+pub struct Sweep {
+    pub first: u64,
+    pub count: u64,
+    /// The index of the mix in `MIXES`.
+    pub mix: Option<u64>,
+}
+
+/// The result of a sweep.
+pub struct SweepResult {
+    pub totals: Outcome,
+    /// Number of runs and microseconds of each mix.
+    pub mixes: Vec<(u64, u64)>,
+    /// The failed run with the lowest seed. The sweep stops at the first failure.
+    pub failure: Option<(Schedule, Violation)>,
+}
+
+/// Returns the index of a mix.
+pub fn mix_by_name(name: &str) -> u64 {
+    let found = MIXES.iter().position(|mix| mix.name == name);
+    found.unwrap_or_else(|| panic!("unknown mix {name:?}")) as u64
+}
+
+impl Sweep {
+    /// Runs the seeds on all cores until one fails.
+    pub fn run(&self) -> SweepResult {
+        let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let (next, has_failed) = (AtomicU64::new(self.first), AtomicBool::new(false));
+        let result = Mutex::new(SweepResult {
+            totals: Outcome::default(),
+            mixes: vec![(0, 0); MIXES.len()],
+            failure: None,
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while !has_failed.load(Ordering::Relaxed) {
+                        let nth = next.fetch_add(1, Ordering::Relaxed);
+                        if nth >= self.first + self.count {
+                            return;
+                        }
+                        let seed = self
+                            .mix
+                            .map_or(nth, |mix| nth * MIXES.len() as u64 + mix);
+                        let (schedule, started) = (Schedule::of(seed), Instant::now());
+                        let done = run(&schedule, false).0;
+                        has_failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                        result.lock().unwrap().add(schedule, done, started.elapsed());
+                    }
+                });
+            }
+        });
+        result.into_inner().unwrap()
+    }
+}
+
+impl SweepResult {
+    fn add(&mut self, schedule: Schedule, done: Result<Outcome, Violation>, elapsed: Duration) {
+        match done {
+            Ok(outcome) => {
+                let mix = &mut self.mixes[(schedule.seed % MIXES.len() as u64) as usize];
+                *mix = (mix.0 + 1, mix.1 + elapsed.as_micros() as u64);
+                self.totals.acks += outcome.acks;
+                self.totals.restores += outcome.restores;
+                self.totals.entries += outcome.entries;
+                self.totals.crashes += outcome.crashes;
+            }
+            Err(violation) => {
+                let lowest = self.failure.as_ref().map(|(failed, _)| failed.seed);
+                if lowest.is_none_or(|lowest| schedule.seed < lowest) {
+                    self.failure = Some((schedule, violation));
+                }
+            }
+        }
+    }
+}
+
 #[test]
-fn whatever_goes_wrong_nothing_acknowledged_is_lost() {
+fn no_seed_loses_an_acknowledged_byte() {
     if number("SESSIOND_SIM_SEED").is_some() {
         return println!("one seed is replayed by the other test");
     }
-    let (from, count) = (
-        number("SESSIOND_SIM_FROM").unwrap_or(0),
-        number("SESSIOND_SIM_SEEDS").unwrap_or(SEEDS),
-    );
-    let mix = std::env::var("SESSIOND_SIM_MIX").ok().map(|name| {
-        let found = MIXES.iter().position(|mix| mix.name == name);
-        found.unwrap_or_else(|| panic!("SESSIOND_SIM_MIX={name}: there is no such mix")) as u64
-    });
-    let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get) as u64;
-    let (next, failed, began) = (AtomicU64::new(from), AtomicBool::new(false), Instant::now());
-    let (failures, totals) = (Mutex::new(Vec::new()), Mutex::new(Outcome::default()));
-    let mixes: Vec<[AtomicU64; 2]> = MIXES.iter().map(|_| Default::default()).collect();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while !failed.load(Ordering::Relaxed) {
-                    let nth = next.fetch_add(1, Ordering::Relaxed);
-                    if nth >= from + count {
-                        return;
-                    }
-                    let seed = mix.map_or(nth, |mix| nth * MIXES.len() as u64 + mix);
-                    let schedule = Schedule::of(seed);
-                    let began = Instant::now();
-                    match run(&schedule, false).0 {
-                        Ok(outcome) => {
-                            let mix = &mixes[(seed % MIXES.len() as u64) as usize];
-                            mix[0].fetch_add(1, Ordering::Relaxed);
-                            mix[1].fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
-                            let mut totals = totals.lock().unwrap();
-                            totals.acks += outcome.acks;
-                            totals.restores += outcome.restores;
-                            totals.entries += outcome.entries;
-                            totals.crashes += outcome.crashes;
-                        }
-                        Err(violation) => {
-                            failed.store(true, Ordering::Relaxed);
-                            failures.lock().unwrap().push((schedule, violation));
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let failures = failures.into_inner().unwrap();
-    if let Some((schedule, violation)) = failures
-        .into_iter()
-        .min_by_key(|(schedule, _)| schedule.seed)
-    {
+    let count = number("SESSIOND_SIM_SEEDS").unwrap_or(SEEDS);
+    let sweep = Sweep {
+        first: number("SESSIOND_SIM_FROM").unwrap_or(0),
+        count,
+        mix: std::env::var("SESSIOND_SIM_MIX")
+            .ok()
+            .map(|name| mix_by_name(&name)),
+    };
+    let started = Instant::now();
+    let result = sweep.run();
+    if let Some((schedule, violation)) = result.failure {
         panic!("{}", report(&schedule, violation));
     }
-    let totals = totals.into_inner().unwrap();
-    println!("{count} seeds in {:.1?}: {totals:?}", began.elapsed());
-    for (mix, [runs, micros]) in MIXES.iter().zip(&mixes) {
-        let (runs, micros) = (runs.load(Ordering::Relaxed), micros.load(Ordering::Relaxed));
+    let totals = result.totals;
+    println!("{count} seeds in {:.1?}: {totals:?}", started.elapsed());
+    for (mix, (runs, micros)) in MIXES.iter().zip(result.mixes) {
         println!(
             "  {:<24} {runs:>6} runs, {:>6} µs each",
             mix.name,
             micros / runs.max(1)
         );
     }
-    // A net that catches nothing because nothing swims in it is no net.
+    // A simulation in which little happens proves nothing.
     assert!(
         totals.acks > count && totals.restores > count && totals.entries > 3 * count,
         "too little happened: {totals:?}"

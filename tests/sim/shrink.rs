@@ -1,4 +1,4 @@
-//! Makes a failing schedule short: leaves actions out as long as it still fails.
+//! Shortens a failing schedule: omits actions while it still fails.
 
 use super::run::{Violation, run};
 use super::schedule::Schedule;
@@ -35,12 +35,6 @@ pub fn shrink(schedule: &Schedule, violation: Violation) -> (Vec<usize>, Violati
 /// What a person needs to see of a failing seed.
 pub fn report(schedule: &Schedule, violation: Violation) -> String {
     let first = violation.what.clone();
-    if std::env::var_os("SESSIOND_SIM_LONG").is_some() {
-        return format!(
-            "seed {} ({}) fails: {first}",
-            schedule.seed, schedule.mix.name
-        );
-    }
     let (kept, violation) = shrink(schedule, violation);
     let short = schedule.keeping(&kept);
     let actions: Vec<String> = short

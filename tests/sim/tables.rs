@@ -1,5 +1,6 @@
-//! The database: rows in memory by the index's contract, and each process's way to it. A copy that is behind may answer
-//! for the rows, never for the fence.
+//! The database: rows in memory under the contract of `Index`, and each process's connection to it.
+//!
+//! A lagging replica may serve rows, never the fence.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{
-    EntryRecord, EntryRow, Failure, FenceRow, Filter, Index, RecordOutcome, SessionPage,
-    SessionRow, Totals,
+    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, SessionFilter, Index, RecordOutcome,
+    SessionPage, SessionRow, SessionTotals,
 };
 use sessiond::model::{AgentName, Checkpoint, LogId, Namespace, PathState, Seq, SessionMetadata};
 
-use super::life::Life;
+use super::process::ProcessLifetime;
 use super::world::{Fate, World};
 
 /// The rows of all logs: main entries by number, branch entries by writer and number.
@@ -30,20 +31,20 @@ impl Rows {
         if let Some(writer) = &record.branch {
             let rows = self.branches.entry(record.log.clone()).or_default();
             return match rows.insert((writer.to_string(), seq), record.clone()) {
-                None => RecordOutcome::New,
-                Some(_) => RecordOutcome::Already,
+                None => RecordOutcome::Recorded,
+                Some(_) => RecordOutcome::AlreadyRecorded,
             };
         }
         let rows = self.main.entry(record.log.clone()).or_default();
         let have = rows.last_key_value().map_or(0, |(seq, _)| *seq);
         if rows.contains_key(&seq) {
-            return RecordOutcome::Already;
+            return RecordOutcome::AlreadyRecorded;
         }
-        if record.header.follows() != have && !(record.header.begins_anew() && have < seq) {
-            return RecordOutcome::Gap { have };
+        if record.header.predecessor() != have && !(record.header.resets_log() && have < seq) {
+            return RecordOutcome::Gap { head: have };
         }
         rows.insert(seq, record.clone());
-        RecordOutcome::New
+        RecordOutcome::Recorded
     }
 
     fn session(&self, log: &LogId) -> Option<SessionRow> {
@@ -82,8 +83,8 @@ impl Rows {
             head: last.header.seq,
             writer: last.header.writer.to_string(),
             raw_bytes: rows.values().map(|row| row.header.body_len()).sum(),
-            stored_bytes: rows.values().map(|row| row.stored).sum(),
-            totals: Totals::default(),
+            stored_bytes: rows.values().map(|row| row.stored_bytes).sum(),
+            totals: SessionTotals::default(),
             branches,
         })
     }
@@ -98,11 +99,11 @@ impl Rows {
         let row = |record: &EntryRecord| EntryRow {
             seq: record.header.seq,
             branch: record.branch.as_ref().map(ToString::to_string),
-            kind: record.header.kind.word().to_owned(),
+            kind: record.header.kind.as_str().to_owned(),
             writer: record.header.writer.to_string(),
             at: record.header.at,
             raw_bytes: record.header.body_len(),
-            stored_bytes: record.stored,
+            stored_bytes: record.stored_bytes,
             digest: record.digest,
         };
         main.chain(branches).map(row).collect()
@@ -142,7 +143,7 @@ impl Tables {
 pub struct Session {
     pub tables: Arc<Tables>,
     pub world: Arc<World>,
-    pub life: Arc<Life>,
+    pub lifetime: Arc<ProcessLifetime>,
 }
 
 impl Session {
@@ -151,7 +152,7 @@ impl Session {
         what: &str,
         run: impl FnOnce(&mut Inner) -> T + Send,
     ) -> Result<T> {
-        let step = self.life.enter().await;
+        let step = self.lifetime.enter().await;
         self.world.delay().await;
         let fate = self.world.fate_of_statement();
         let failed = || Error::unavailable(format!("{what}: the database did not answer"));
@@ -164,14 +165,14 @@ impl Session {
             _ => Err(failed()),
         };
         self.world
-            .note(|| format!("life {}: step {step} {what}: {fate:?}", self.life.number));
+            .note(|| format!("life {}: step {step} {what}: {fate:?}", self.lifetime.number));
         self.world.delay().await;
-        self.life.leave(step).await;
+        self.lifetime.leave(step).await;
         answer
     }
 
     async fn query<T>(&self, what: &str, run: impl FnOnce(&Rows) -> T + Send) -> Result<T> {
-        let old = self.world.weather().index_old;
+        let old = self.world.fault_conditions().index_old;
         self.statement(what, move |inner| {
             run(if old { &inner.old } else { &inner.rows })
         })
@@ -186,19 +187,24 @@ impl Index for Session {
             .await
     }
 
-    async fn say(&self, log: &LogId, number: u64, wishes: &SessionMetadata) -> Result<()> {
-        self.statement("say", |inner| {
+    async fn set_metadata(
+        &self,
+        log: &LogId,
+        version: u64,
+        metadata: &SessionMetadata,
+    ) -> Result<()> {
+        self.statement("set metadata", |inner| {
             if inner.rows.main.contains_key(log)
                 && inner
                     .rows
                     .said
                     .get(log)
-                    .is_none_or(|(known, _)| *known <= number)
+                    .is_none_or(|(known, _)| *known <= version)
             {
                 inner
                     .rows
                     .said
-                    .insert(log.clone(), (number, wishes.clone()));
+                    .insert(log.clone(), (version, metadata.clone()));
             }
         })
         .await
@@ -208,7 +214,7 @@ impl Index for Session {
         self.query("select session", |rows| rows.session(log)).await
     }
 
-    async fn sessions(&self, _filter: &Filter) -> Result<SessionPage> {
+    async fn sessions(&self, _filter: &SessionFilter) -> Result<SessionPage> {
         let list = |rows: &Rows| {
             rows.main
                 .keys()
@@ -237,15 +243,15 @@ impl Index for Session {
             .await
     }
 
-    async fn name_points(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
-        self.statement("name points", |inner| {
+    async fn replace_named_checkpoints(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+        self.statement("replace named checkpoints", |inner| {
             inner.rows.named.insert(log.clone(), named.to_vec());
         })
         .await
     }
 
-    async fn forget(&self, log: &LogId) -> Result<()> {
-        self.statement("forget", |inner| {
+    async fn delete_log(&self, log: &LogId) -> Result<()> {
+        self.statement("delete log", |inner| {
             inner.rows.main.remove(log);
             inner.rows.branches.remove(log);
             inner.rows.named.remove(log);
@@ -254,34 +260,12 @@ impl Index for Session {
         .await
     }
 
-    async fn note_failure(&self, _failure: &Failure) -> Result<()> {
-        self.statement("note failure", |_| ()).await
+    async fn record_failure(&self, _failure: &Failure) -> Result<()> {
+        self.statement("record failure", |_| ()).await
     }
 
     async fn failures(&self, _namespace: &Namespace, _limit: u32) -> Result<Vec<Failure>> {
         Ok(Vec::new())
-    }
-
-    async fn fence(&self, log: &LogId) -> Result<Option<FenceRow>> {
-        self.statement("select fence", |inner| inner.fences.get(log).cloned())
-            .await
-    }
-
-    async fn move_fence(
-        &self,
-        log: &LogId,
-        from: Option<&FenceRow>,
-        to: &FenceRow,
-    ) -> Result<bool> {
-        let what = format!("move fence to {} {}", to.seq, to.writer);
-        self.statement(&what, |inner| {
-            let at = inner.fences.get(log) == from;
-            if at {
-                inner.fences.insert(log.clone(), to.clone());
-            }
-            at
-        })
-        .await
     }
 
     async fn ping(&self) -> Result<()> {
@@ -290,5 +274,30 @@ impl Index for Session {
 
     fn address(&self) -> String {
         "sim://tables".to_owned()
+    }
+}
+
+#[async_trait]
+impl FenceTable for Session {
+    async fn read_fence(&self, log: &LogId) -> Result<Option<FenceRow>> {
+        self.statement("select fence", |inner| inner.fences.get(log).cloned())
+            .await
+    }
+
+    async fn compare_and_swap_fence(
+        &self,
+        log: &LogId,
+        expected: Option<&FenceRow>,
+        new: &FenceRow,
+    ) -> Result<bool> {
+        let what = format!("move fence to {} {}", new.seq, new.writer);
+        self.statement(&what, |inner| {
+            let is_current = inner.fences.get(log) == expected;
+            if is_current {
+                inner.fences.insert(log.clone(), new.clone());
+            }
+            is_current
+        })
+        .await
     }
 }

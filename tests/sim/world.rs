@@ -1,4 +1,4 @@
-//! What all processes share: time, the weather that makes requests fail, and the trace of what happened.
+//! What all processes share: time, the fault conditions for requests, and the trace.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,14 +8,14 @@ use jiff::Timestamp;
 use sessiond::sys::Clock;
 use tokio::time::{Instant, sleep};
 
-use super::dice::Dice;
+use super::rng::SeededRng;
 
 /// The world begins here, in microseconds since 1970.
 const BEGIN: i64 = 1_800_000_000_000_000;
 
 /// What goes wrong, in so many of a hundred requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Weather {
+pub struct FaultConditions {
     /// A write fails and has no effect.
     pub before: u8,
     /// A write takes effect and its answer is lost.
@@ -46,8 +46,8 @@ pub enum Fate {
 /// What all processes share.
 pub struct World {
     began: Instant,
-    weather: Mutex<Weather>,
-    dice: Mutex<Dice>,
+    fault_conditions: Mutex<FaultConditions>,
+    rng: Mutex<SeededRng>,
     trace: Option<Mutex<Vec<String>>>,
 }
 
@@ -55,8 +55,8 @@ impl World {
     pub fn new(seed: u64, traced: bool) -> Arc<World> {
         Arc::new(World {
             began: Instant::now(),
-            weather: Mutex::default(),
-            dice: Mutex::new(Dice::new(seed, 2)),
+            fault_conditions: Mutex::default(),
+            rng: Mutex::new(SeededRng::new(seed, 2)),
             trace: traced.then(Mutex::default),
         })
     }
@@ -75,28 +75,28 @@ impl World {
         Timestamp::from_microsecond(self.micros()).expect("within a century")
     }
 
-    pub fn weather(&self) -> MutexGuard<'_, Weather> {
-        self.weather.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn fault_conditions(&self) -> MutexGuard<'_, FaultConditions> {
+        self.fault_conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn dice(&self) -> MutexGuard<'_, Dice> {
-        self.dice.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn rng(&self) -> MutexGuard<'_, SeededRng> {
+        self.rng.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What becomes of a write.
     pub fn fate_of_write(&self) -> Fate {
-        let weather = self.weather().clone();
-        let mut dice = self.dice();
-        if dice.percent(weather.before) {
+        let fault_conditions = self.fault_conditions().clone();
+        let mut rng = self.rng();
+        if rng.percent(fault_conditions.before) {
             Fate::Before
-        } else if dice.percent(weather.after) {
+        } else if rng.percent(fault_conditions.after) {
             Fate::After
-        } else if dice.percent(weather.late) {
+        } else if rng.percent(fault_conditions.late) {
             // Some arrive before the next try, some long after it.
-            Fate::Late(if dice.coin() {
-                1 + dice.below(400)
+            Fate::Late(if rng.coin() {
+                1 + rng.below(400)
             } else {
-                1 + dice.below(60_000)
+                1 + rng.below(60_000)
             })
         } else {
             Fate::Well
@@ -104,19 +104,19 @@ impl World {
     }
 
     pub fn read_fails(&self) -> bool {
-        let reads = self.weather().reads;
-        self.dice().percent(reads)
+        let reads = self.fault_conditions().reads;
+        self.rng().percent(reads)
     }
 
     /// What becomes of a statement.
     pub fn fate_of_statement(&self) -> Fate {
         let (down, faults) = {
-            let weather = self.weather();
-            (weather.index_down, weather.index)
+            let fault_conditions = self.fault_conditions();
+            (fault_conditions.index_down, fault_conditions.index)
         };
-        let mut dice = self.dice();
-        match down || dice.percent(faults) {
-            true if down || dice.coin() => Fate::Before,
+        let mut rng = self.rng();
+        match down || rng.percent(faults) {
+            true if down || rng.coin() => Fate::Before,
             true => Fate::After,
             false => Fate::Well,
         }
@@ -124,9 +124,9 @@ impl World {
 
     /// The way of a request or an answer.
     pub async fn delay(&self) {
-        let most = self.weather().delay;
+        let most = self.fault_conditions().delay;
         if most > 0 {
-            let took = self.dice().below(most);
+            let took = self.rng().below(most);
             sleep(Duration::from_millis(took)).await;
         }
     }

@@ -1,6 +1,7 @@
-//! What Claude Code tells its hooks, and whether a transcript holds yet what the agent has said.
+//! The events that Claude Code sends to its hooks.
 //!
-//! Owns reading an event and the last lines of a transcript. Does not own waiting for them or what is done about them.
+//! Owns parsing an event, and checking whether a transcript ends with the event's message. Does not
+//! own waiting for the message or the reaction to an event.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +10,9 @@ use serde::Deserialize;
 use super::lines::{self, lenient};
 use crate::model::{Block, Role, SessionId};
 
-/// What a hook is told, as far as it matters here.
+/// The input of a hook, as far as sessiond uses it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Event {
+pub struct HookEvent {
     #[serde(rename = "hook_event_name", default, deserialize_with = "lenient")]
     name: Option<String>,
     #[serde(default, deserialize_with = "lenient")]
@@ -24,50 +25,50 @@ pub struct Event {
     last_assistant_message: Option<String>,
 }
 
-/// What an event means for us.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    /// A session begins; it has no transcript yet.
-    Start,
+pub enum HookEventKind {
+    /// A session starts. It has no transcript yet.
+    SessionStart,
     /// A turn, a sub-agent or the session has ended.
     End,
-    /// A tool has answered; its answer is written only when the hooks have returned.
-    Tool,
-    /// Nothing.
+    /// A tool has returned. Claude Code writes the result after its hooks have finished.
+    ToolResult,
+    /// Any other event.
     Other,
 }
 
-impl Event {
-    /// Reads an event; none if it is not one.
-    pub fn read(text: &[u8]) -> Option<Event> {
+impl HookEvent {
+    /// Parses an event; none if the text is not one.
+    pub fn parse(text: &[u8]) -> Option<HookEvent> {
         serde_json::from_slice(text)
             .ok()
-            .filter(|event: &Event| event.name.is_some())
+            .filter(|event: &HookEvent| event.name.is_some())
     }
 
-    /// Its name.
+    /// The name of the event.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }
 
-    /// What it means for us.
-    pub fn moment(&self) -> Moment {
+    /// The kind of the event.
+    pub fn kind(&self) -> HookEventKind {
         match self.name() {
-            "SessionStart" => Moment::Start,
-            "Stop" | "StopFailure" | "SubagentStop" | "SessionEnd" => Moment::End,
-            "PostToolUse" | "PostToolUseFailure" => Moment::Tool,
-            _ => Moment::Other,
+            "SessionStart" => HookEventKind::SessionStart,
+            "Stop" | "StopFailure" | "SubagentStop" | "SessionEnd" => HookEventKind::End,
+            "PostToolUse" | "PostToolUseFailure" => HookEventKind::ToolResult,
+            _ => HookEventKind::Other,
         }
     }
 
-    /// The session's transcript, which need not exist.
+    /// The transcript of the session. It may not exist.
     pub fn transcript(&self) -> Option<&Path> {
         self.transcript_path
             .as_deref()
             .filter(|path| path.is_absolute())
     }
 
-    /// The session, by the file that it is kept by.
+    /// The session ID, from the name of its transcript.
     pub fn session(&self) -> Option<SessionId> {
         let stem = self
             .transcript()
@@ -78,9 +79,9 @@ impl Event {
             .map(SessionId::escape)
     }
 
-    /// What the agent said last, and the transcript that is to hold it. It need not exist: a compaction names a sub-agent
-    /// whose transcript is never written.
-    pub fn awaited(&self) -> Option<(&Path, &str)> {
+    /// The last message of the agent, and the transcript that will contain it. The transcript may
+    /// not exist: a compaction names a sub-agent that never writes one.
+    pub fn expected_message(&self) -> Option<(&Path, &str)> {
         let path = match self.name() {
             "Stop" | "StopFailure" => self.transcript(),
             "SubagentStop" => self.agent_transcript_path.as_deref(),
@@ -94,10 +95,11 @@ impl Event {
     }
 }
 
-/// Whether the end of a transcript holds a message as the last that the agent said. `tail` may begin within a line.
-pub fn holds(tail: &[u8], message: &str) -> bool {
-    let mut said: Vec<String> = Vec::new();
-    let mut answer = None;
+/// Whether a message is the last one of the agent in the end of a transcript. `tail` may start
+/// within a line.
+pub fn ends_with_message(tail: &[u8], message: &str) -> bool {
+    let mut texts: Vec<String> = Vec::new();
+    let mut response_id = None;
     for line in tail
         .split_inclusive(|byte| *byte == b'\n')
         .filter(|line| line.ends_with(b"\n"))
@@ -105,19 +107,22 @@ pub fn holds(tail: &[u8], message: &str) -> bool {
         let Some(message) = lines::read(line).and_then(|line| line.message) else {
             continue;
         };
-        let goes_on = message
+        let has_tool_call = message
             .blocks
             .iter()
             .any(|block| matches!(block, Block::ToolCall(_)));
         match message.role {
             Role::Assistant => {
-                // An answer comes in lines, a block each.
-                if goes_on || message.answer.is_none() || message.answer != answer {
-                    said.clear();
+                // Each block of a response is a line of its own.
+                if has_tool_call
+                    || message.response_id.is_none()
+                    || message.response_id != response_id
+                {
+                    texts.clear();
                 }
-                answer = message.answer;
-                if !goes_on {
-                    said.extend(message.blocks.into_iter().filter_map(|block| {
+                response_id = message.response_id;
+                if !has_tool_call {
+                    texts.extend(message.blocks.into_iter().filter_map(|block| {
                         if let Block::Text(text) = block {
                             Some(text)
                         } else {
@@ -126,22 +131,23 @@ pub fn holds(tail: &[u8], message: &str) -> bool {
                     }));
                 }
             }
-            // What was said before somebody spoke is not the last: the same words may come again.
-            Role::User | Role::Tool => said.clear(),
+            // The message must come after the last input: the agent may repeat an earlier one.
+            Role::User | Role::Tool => texts.clear(),
             Role::System
                 if matches!(
                     message.kind.as_str(),
                     "meta" | "summary" | "task_notification"
                 ) =>
             {
-                said.clear()
+                texts.clear()
             }
             Role::System => {}
         }
     }
-    let bare = |text: &str| text.split_whitespace().collect::<String>();
-    let wanted = bare(message);
-    said.last().is_some_and(|last| bare(last) == wanted) || bare(&said.concat()) == wanted
+    let normalize = |text: &str| text.split_whitespace().collect::<String>();
+    let expected = normalize(message);
+    texts.last().is_some_and(|last| normalize(last) == expected)
+        || normalize(&texts.concat()) == expected
 }
 
 #[cfg(test)]
@@ -150,7 +156,7 @@ mod tests {
 
     const PROMPT: &str = r#"{"type":"user","message":{"role":"user","content":"do it"}}"#;
 
-    fn answer(id: &str, text: &str) -> String {
+    fn response(id: &str, text: &str) -> String {
         format!(
             r#"{{"type":"assistant","message":{{"id":"{id}","content":[{{"type":"text","text":"{text}"}}]}}}}"#
         )
@@ -164,15 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn the_last_message_is_known_when_it_is_there_and_not_by_the_same_words_before() {
+    fn only_a_message_after_the_last_input_counts() {
         let call = r#"{"type":"assistant","message":{"id":"m1","content":[{"type":"tool_use","id":"t","name":"Bash","input":{}}]}}"#;
         let result = r#"{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t","content":"x"}]}}"#;
         let meta = r#"{"type":"user","isMeta":true,"message":{"content":"Stop hook feedback"}}"#;
-        let done = answer("m1", "Done.");
-        assert!(!holds(&tail(&[PROMPT]), "Done."));
-        assert!(holds(&tail(&[PROMPT, &done]), "Done."));
-        // Behind it stands what the client notes.
-        assert!(holds(
+        let done = response("m1", "Done.");
+        assert!(!ends_with_message(&tail(&[PROMPT]), "Done."));
+        assert!(ends_with_message(&tail(&[PROMPT, &done]), "Done."));
+        // Claude Code writes notes after it.
+        assert!(ends_with_message(
             &tail(&[
                 PROMPT,
                 &done,
@@ -181,48 +187,59 @@ mod tests {
             ]),
             "Done."
         ));
-        assert!(!holds(&tail(&[PROMPT, &done, PROMPT]), "Done."));
-        assert!(!holds(&tail(&[PROMPT, &done, call]), "Done."));
-        assert!(!holds(&tail(&[PROMPT, &done, call, result]), "Done."));
-        assert!(!holds(&tail(&[PROMPT, &done, meta]), "Done."));
-        assert!(holds(
-            &tail(&[PROMPT, &done, meta, &answer("m2", "Done.")]),
+        assert!(!ends_with_message(&tail(&[PROMPT, &done, PROMPT]), "Done."));
+        assert!(!ends_with_message(&tail(&[PROMPT, &done, call]), "Done."));
+        assert!(!ends_with_message(
+            &tail(&[PROMPT, &done, call, result]),
             "Done."
         ));
-        // A line that is not whole is not there.
-        assert!(!holds(done.as_bytes(), "Done."));
-        // The window begins within a line, and garbage is passed over.
-        assert!(holds(
+        assert!(!ends_with_message(&tail(&[PROMPT, &done, meta]), "Done."));
+        assert!(ends_with_message(
+            &tail(&[PROMPT, &done, meta, &response("m2", "Done.")]),
+            "Done."
+        ));
+        // A partial line does not count.
+        assert!(!ends_with_message(done.as_bytes(), "Done."));
+        // The tail starts within a line, and invalid lines are ignored.
+        assert!(ends_with_message(
             &[b"\"}}\n\xff\xfe\n".as_slice(), &tail(&[PROMPT, &done])].concat(),
             " Done.\n"
         ));
-        // Several pieces of one answer.
-        let both = tail(&[PROMPT, &answer("m3", "First."), &answer("m3", "Second.")]);
+        // Several blocks of one response.
+        let both = tail(&[
+            PROMPT,
+            &response("m3", "First."),
+            &response("m3", "Second."),
+        ]);
         assert!(
-            holds(&both, "Second.")
-                && holds(&both, "First.\\n\\nSecond.".replace("\\n", "\n").as_str())
-                && !holds(&both, "First.")
+            ends_with_message(&both, "Second.")
+                && ends_with_message(&both, "First.\\n\\nSecond.".replace("\\n", "\n").as_str())
+                && !ends_with_message(&both, "First.")
         );
     }
 
     #[test]
-    fn an_event_is_read_and_garbage_is_none() {
-        let event = Event::read(br#"{"hook_event_name":"Stop","session_id":"a","transcript_path":"/r/projects/-w/s1.jsonl","last_assistant_message":"ok","background_tasks":[]}"#).unwrap();
+    fn an_event_is_parsed_and_garbage_is_none() {
+        let event = HookEvent::parse(br#"{"hook_event_name":"Stop","session_id":"a","transcript_path":"/r/projects/-w/s1.jsonl","last_assistant_message":"ok","background_tasks":[]}"#).unwrap();
         assert_eq!(
-            (event.moment(), event.session().unwrap().as_str()),
-            (Moment::End, "s1")
+            (event.kind(), event.session().unwrap().as_str()),
+            (HookEventKind::End, "s1")
         );
         assert_eq!(
-            event.awaited(),
+            event.expected_message(),
             Some((Path::new("/r/projects/-w/s1.jsonl"), "ok"))
         );
-        let odd = Event::read(
+        let unknown = HookEvent::parse(
             br#"{"hook_event_name":"Brand new","session_id":7,"transcript_path":null}"#,
         )
         .unwrap();
         assert_eq!(
-            (odd.moment(), odd.session(), odd.awaited()),
-            (Moment::Other, None, None)
+            (
+                unknown.kind(),
+                unknown.session(),
+                unknown.expected_message()
+            ),
+            (HookEventKind::Other, None, None)
         );
         for garbage in [
             &b""[..],
@@ -233,7 +250,7 @@ mod tests {
             b"{}",
             b"{\"hook_event_name\":3}",
         ] {
-            assert_eq!(Event::read(garbage), None, "{garbage:?}");
+            assert_eq!(HookEvent::parse(garbage), None, "{garbage:?}");
         }
     }
 }

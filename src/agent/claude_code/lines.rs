@@ -1,4 +1,4 @@
-//! What a line of Claude Code's transcripts says. Only what is named here is read; everything else is passed over.
+//! The parser of Claude Code's transcript lines. It ignores unknown fields and line types.
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -8,12 +8,12 @@ use crate::model::{
     Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
 };
 
-/// What the client calls answers that it makes up itself.
-const SYNTHETIC: &str = "<synthetic>";
+/// The model name of responses that Claude Code generates itself.
+const SYNTHETIC_MODEL: &str = "<synthetic>";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
+struct RawLine {
     #[serde(rename = "type", default, deserialize_with = "lenient")]
     kind: Option<String>,
     #[serde(default, deserialize_with = "lenient")]
@@ -83,25 +83,25 @@ struct Usage {
     cache_creation_input_tokens: Option<u64>,
 }
 
-/// A field of another type than we know tells nothing, and does not keep the others from being read.
+/// Deserializes a field of an unexpected type as none, so that the other fields can be read.
 pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
     Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
 
-/// Reads a line; none if it is no JSON object.
+/// Parses a line; none if it is not a JSON object.
 pub fn read(line: &[u8]) -> Option<TranscriptLine> {
-    let raw: Raw = serde_json::from_slice(line)
+    let raw: RawLine = serde_json::from_slice(line)
         .ok()
         .filter(|_| line.trim_ascii_start().starts_with(b"{"))?;
-    let side = raw.is_sidechain == Some(true);
-    let facts = if side {
+    let is_sub_agent = raw.is_sidechain == Some(true);
+    let facts = if is_sub_agent {
         SessionFacts::default()
     } else {
         facts(&raw)
     };
-    let (message, mark) = match raw.kind.as_deref() {
+    let (message, boundary) = match raw.kind.as_deref() {
         Some("user") => user(&raw),
         Some("assistant") => assistant(&raw),
         Some("system") => (Some(system(&raw)), None),
@@ -110,17 +110,17 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     };
     Some(TranscriptLine {
         message,
-        mark: mark.filter(|_| !side),
+        boundary: boundary.filter(|_| !is_sub_agent),
         facts,
     })
 }
 
-fn facts(raw: &Raw) -> SessionFacts {
+fn facts(raw: &RawLine) -> SessionFacts {
     let model = raw
         .message
         .as_ref()
         .and_then(|message| message.model.clone())
-        .filter(|model| model != SYNTHETIC);
+        .filter(|model| model != SYNTHETIC_MODEL);
     SessionFacts {
         project: None,
         cwd: raw.cwd.clone(),
@@ -131,7 +131,7 @@ fn facts(raw: &Raw) -> SessionFacts {
             .or_else(|| raw.summary.clone()),
         model,
         agent_version: raw.version.clone(),
-        // Written when the client exits, for the whole session so far.
+        // The total of the session so far, written when Claude Code exits.
         cost: raw
             .total_cost
             .filter(|_| raw.has_unknown_model_cost != Some(true))
@@ -140,14 +140,14 @@ fn facts(raw: &Raw) -> SessionFacts {
 }
 
 fn millionths(dollars: f64) -> u64 {
-    // A cast saturates: what is less than nothing is nothing.
+    // The cast saturates: a negative number becomes 0.
     (dollars * 1e6).round() as u64
 }
 
-fn base(raw: &Raw, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
+fn message(raw: &RawLine, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
     Message {
-        uuid: raw.uuid.clone(),
-        parent: raw.parent_uuid.clone(),
+        message_id: raw.uuid.clone(),
+        parent_id: raw.parent_uuid.clone(),
         at: raw.timestamp,
         cost: raw.cost.map(millionths),
         sub_agent: raw
@@ -158,66 +158,67 @@ fn base(raw: &Raw, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
     }
 }
 
-/// How lines begin that stand where a prompt stands and are none.
-const NO_PROMPTS: [&str; 4] = [
+/// Prefixes of user messages that are not prompts.
+const NON_PROMPT_PREFIXES: [&str; 4] = [
     "<command-",
     "<local-command-",
     "<bash-",
     "<task-notification",
 ];
 
-fn user(raw: &Raw) -> (Option<Message>, Option<TurnBoundary>) {
+fn user(raw: &RawLine) -> (Option<Message>, Option<TurnBoundary>) {
     let content = raw
         .message
         .as_ref()
         .and_then(|message| message.content.as_ref());
     let blocks = content.map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
-    let answers = blocks
+    let has_tool_result = blocks
         .iter()
-        .any(|block| matches!(block, Block::Answer { .. }));
-    let begins =
-        |text: &str| matches!(blocks.first(), Some(Block::Text(first)) if first.starts_with(text));
-    let notified = raw.turn_origin.as_deref() == Some("task_notification");
-    let (role, kind, mark) = match raw {
-        _ if answers => (Role::Tool, "tool_result", None),
+        .any(|block| matches!(block, Block::ToolResult { .. }));
+    let starts_with = |prefix: &str| matches!(blocks.first(), Some(Block::Text(first)) if first.starts_with(prefix));
+    let is_notification = raw.turn_origin.as_deref() == Some("task_notification");
+    let (role, kind, boundary) = match raw {
+        _ if has_tool_result => (Role::Tool, "tool_result", None),
         raw if raw.is_compact_summary == Some(true) => (Role::System, "summary", None),
         raw if raw.is_meta == Some(true) => (Role::System, "meta", None),
-        _ if begins("[Request interrupted") => (
+        _ if starts_with("[Request interrupted") => (
             Role::User,
             "interruption",
             Some(TurnBoundary::End("interrupted".to_owned())),
         ),
-        // A sub-agent in the background has finished, and the agent answers to that.
-        _ if notified => (Role::System, "task_notification", Some(TurnBoundary::Start)),
+        // A background sub-agent has finished, and the agent responds to it.
+        _ if is_notification => (Role::System, "task_notification", Some(TurnBoundary::Start)),
         raw if raw.prompt_source.is_some() => (Role::User, "text", Some(TurnBoundary::Start)),
-        _ if NO_PROMPTS.iter().any(|text| begins(text)) => (Role::User, "command", None),
+        _ if NON_PROMPT_PREFIXES.iter().any(|prefix| starts_with(prefix)) => {
+            (Role::User, "command", None)
+        }
         _ => (Role::User, "text", Some(TurnBoundary::Start)),
     };
-    (Some(base(raw, role, kind, blocks)), mark)
+    (Some(message(raw, role, kind, blocks)), boundary)
 }
 
-fn attachment(raw: &Raw) -> Message {
-    let said = |key: &str| {
+fn attachment(raw: &RawLine) -> Message {
+    let field = |key: &str| {
         raw.attachment
             .as_ref()
             .and_then(|attachment| attachment.get(key))
     };
-    match said("type").and_then(Value::as_str) {
-        // A prompt that was given while the agent was at work.
+    match field("type").and_then(Value::as_str) {
+        // A prompt that was entered while the agent was working.
         Some("queued_command") => {
             let blocks =
-                said("prompt").map_or_else(Vec::new, |prompt| blocks(prompt, raw.timestamp));
-            base(raw, Role::User, "queued", blocks)
+                field("prompt").map_or_else(Vec::new, |prompt| blocks(prompt, raw.timestamp));
+            message(raw, Role::User, "queued", blocks)
         }
-        kind => base(raw, Role::System, kind.unwrap_or("attachment"), Vec::new()),
+        kind => message(raw, Role::System, kind.unwrap_or("attachment"), Vec::new()),
     }
 }
 
-fn assistant(raw: &Raw) -> (Option<Message>, Option<TurnBoundary>) {
-    let Some(said) = &raw.message else {
+fn assistant(raw: &RawLine) -> (Option<Message>, Option<TurnBoundary>) {
+    let Some(response) = &raw.message else {
         return (None, None);
     };
-    let blocks = said
+    let blocks = response
         .content
         .as_ref()
         .map_or_else(Vec::new, |content| blocks(content, raw.timestamp));
@@ -227,39 +228,39 @@ fn assistant(raw: &Raw) -> (Option<Message>, Option<TurnBoundary>) {
         Some(Block::Other(kind)) => kind.clone(),
         _ => "text".to_owned(),
     };
-    let made_up = said.model.as_deref() == Some(SYNTHETIC);
-    // An answer comes in lines, a block each, and each says why it stopped. What the client makes up completes nothing, and
-    // where the model had no room to go on, the client asks again.
-    let ends = said
+    let is_synthetic = response.model.as_deref() == Some(SYNTHETIC_MODEL);
+    // Each block of a response is a line of its own, and each has the stop reason. A synthetic
+    // response does not end a turn. After these reasons Claude Code calls the model again.
+    let final_reason = response
         .stop_reason
         .as_deref()
         .filter(|reason| !matches!(*reason, "tool_use" | "pause_turn" | "max_tokens"));
-    let mark = ends
-        .filter(|_| kind == "text" && !made_up)
+    let boundary = final_reason
+        .filter(|_| kind == "text" && !is_synthetic)
         .map(|reason| TurnBoundary::End(reason.to_owned()));
-    let tokens = said.usage.as_ref().map(|usage| Tokens {
+    let tokens = response.usage.as_ref().map(|usage| Tokens {
         input: usage.input_tokens.unwrap_or(0),
         output: usage.output_tokens.unwrap_or(0),
         cache_read: usage.cache_read_input_tokens.unwrap_or(0),
         cache_write: usage.cache_creation_input_tokens.unwrap_or(0),
     });
     let message = Message {
-        model: said.model.clone().filter(|_| !made_up),
-        answer: said.id.clone(),
-        tokens: tokens.filter(|_| !made_up),
-        complete: said.stop_reason.is_some(),
-        ..base(raw, Role::Assistant, &kind, blocks)
+        model: response.model.clone().filter(|_| !is_synthetic),
+        response_id: response.id.clone(),
+        tokens: tokens.filter(|_| !is_synthetic),
+        is_complete: response.stop_reason.is_some(),
+        ..message(raw, Role::Assistant, &kind, blocks)
     };
-    (Some(message), mark)
+    (Some(message), boundary)
 }
 
-fn system(raw: &Raw) -> Message {
+fn system(raw: &RawLine) -> Message {
     let text = raw
         .content
         .as_ref()
         .and_then(Value::as_str)
         .map(|text| Block::Text(text.to_owned()));
-    base(
+    message(
         raw,
         Role::System,
         raw.subtype.as_deref().unwrap_or("system"),
@@ -295,22 +296,22 @@ fn block(item: &Value, at: Option<Timestamp>) -> Block {
             })
         }
         "tool_result" => {
-            let failed = item
+            let is_error = item
                 .get("is_error")
                 .and_then(Value::as_bool)
                 .unwrap_or(false);
-            Block::Answer {
-                id: text("tool_use_id"),
-                text: item.get("content").map_or_else(String::new, plain),
-                failed,
+            Block::ToolResult {
+                call_id: text("tool_use_id"),
+                text: item.get("content").map_or_else(String::new, result_text),
+                is_error,
             }
         }
         kind => Block::Other(kind.to_owned()),
     }
 }
 
-/// The text of a tool's answer: a string, or blocks.
-fn plain(content: &Value) -> String {
+/// The text of a tool result: a string, or a list of blocks.
+fn result_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(items) => {

@@ -1,7 +1,7 @@
-//! Claude Code's `settings.json`: puts our hooks in and takes them out. Text in, text out.
+//! Installs and removes sessiond's hooks in Claude Code's `settings.json`. Text in, text out.
 //!
-//! Owns which hooks there are and how ours are told from others'. Does not own the file. What is not ours stays as it is
-//! written, in its order, unknown keys too: only the lists that change are taken apart.
+//! Owns the list of hooks and how to recognize them. Does not own the file. Everything else in the
+//! settings keeps its text and order, including unknown keys.
 
 use std::fmt;
 use std::path::Path;
@@ -15,132 +15,137 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What begins, and what ends and is made durable before the agent goes on.
-const ALWAYS: [&str; 5] = [
+/// The events of every installation: starts, and ends, which are made durable before the agent
+/// continues.
+const BASE_EVENTS: [&str; 5] = [
     "SessionStart",
     "Stop",
     "StopFailure",
     "SubagentStop",
     "SessionEnd",
 ];
-/// A tool has answered: only on request.
-const TOOLS: [&str; 2] = ["PostToolUse", "PostToolUseFailure"];
+/// The events after a tool call, which are optional.
+const TOOL_EVENTS: [&str; 2] = ["PostToolUse", "PostToolUseFailure"];
 
-/// How our hook is called.
+/// The command of the hook.
 #[derive(Debug, Clone)]
-pub struct Hook {
-    /// The program, by its whole path.
+pub struct HookCommand {
+    /// The absolute path of the program.
     pub program: String,
-    /// What follows `hook`.
+    /// The arguments after `hook`.
     pub flags: Vec<String>,
-    /// Seconds after which the agent kills it.
+    /// The time in seconds after which Claude Code kills the hook.
     pub timeout: u64,
-    /// Also after each tool.
-    pub at_tools: bool,
+    /// Whether the hook also runs after each tool call.
+    pub after_tools: bool,
 }
 
-impl Hook {
-    /// The events it is called at.
+impl HookCommand {
+    /// The events that run the hook.
     pub fn events(&self) -> Vec<&'static str> {
-        let tools = TOOLS.iter().filter(|_| self.at_tools);
-        ALWAYS.iter().chain(tools).copied().collect()
+        let tools = TOOL_EVENTS.iter().filter(|_| self.after_tools);
+        BASE_EVENTS.iter().chain(tools).copied().collect()
     }
 
-    /// The command, for `sh`.
+    /// The command line for `sh`.
     fn command(&self) -> String {
         let words = [self.program.as_str(), "hook"]
             .into_iter()
             .chain(self.flags.iter().map(String::as_str));
-        words.map(quoted).collect::<Vec<_>>().join(" ")
+        words.map(quote).collect::<Vec<_>>().join(" ")
     }
 
     fn group(&self, event: &str) -> Value {
         let hook = json!({"type": "command", "command": self.command(), "timeout": self.timeout});
-        if TOOLS.contains(&event) {
+        if TOOL_EVENTS.contains(&event) {
             json!({"matcher": "*", "hooks": [hook]})
         } else {
             json!({"hooks": [hook]})
         }
     }
 
-    /// The settings that hold our hooks and nothing else.
-    pub fn alone(&self) -> Result<String> {
+    /// Settings that contain only these hooks.
+    pub fn standalone_settings(&self) -> Result<String> {
         Ok(install("", self)?.unwrap_or_default())
     }
 }
 
-/// The settings with our hooks in them; none if they are there already.
-pub fn install(text: &str, hook: &Hook) -> Result<Option<String>> {
-    let mut root = top(text)?;
-    let wrong = |what: &str, should: &str| {
-        Error::conflict(format!("{what} is not {should}"))
-            .hint("mend it by hand; nothing was changed")
+/// Returns the settings with the hooks; none if they are already installed.
+pub fn install(text: &str, hook: &HookCommand) -> Result<Option<String>> {
+    let mut root = parse_settings(text)?;
+    let invalid = |what: &str, expected: &str| {
+        Error::conflict(format!("{what} is not {expected}"))
+            .hint("fix the file and run the command again; nothing was changed")
     };
     let hooks = member(&mut root, "hooks", Node::Object(Vec::new()));
-    hooks.open();
+    hooks.expand();
     let Node::Object(hooks) = hooks else {
-        return Err(wrong("\"hooks\"", "an object"));
+        return Err(invalid("\"hooks\"", "an object"));
     };
-    take_out(hooks, &hook.program, &hook.events());
+    remove_hooks(hooks, &hook.program, &hook.events());
     for event in hook.events() {
         let list = member(hooks, event, Node::List(Vec::new()));
-        list.open();
+        list.expand();
         let Node::List(list) = list else {
-            return Err(wrong(&format!("\"hooks\".{event:?}"), "a list"));
+            return Err(invalid(&format!("\"hooks\".{event:?}"), "a list"));
         };
-        let at = remove(list, &hook.program).unwrap_or(list.len());
-        let group = Node::of(&hook.group(event))?;
-        list.insert(at, group);
+        let index = remove(list, &hook.program).unwrap_or(list.len());
+        let group = Node::from_value(&hook.group(event))?;
+        list.insert(index, group);
     }
-    changed(text, &Node::Object(root))
+    serialize_if_changed(text, &Node::Object(root))
 }
 
-/// The settings without our hooks; none if there were none.
+/// Returns the settings without the hooks; none if there were none.
 pub fn uninstall(text: &str, program: &str) -> Result<Option<String>> {
-    let mut root = top(text)?;
-    if let Some(at) = root.iter().position(|(key, _)| key == "hooks") {
-        root[at].1.open();
-        if let Node::Object(hooks) = &mut root[at].1 {
+    let mut root = parse_settings(text)?;
+    if let Some(index) = root.iter().position(|(key, _)| key == "hooks") {
+        root[index].1.expand();
+        if let Node::Object(hooks) = &mut root[index].1 {
             let before = hooks.len();
-            take_out(hooks, program, &[]);
+            remove_hooks(hooks, program, &[]);
             if hooks.is_empty() && before > 0 {
-                root.remove(at);
+                root.remove(index);
             }
         }
     }
-    changed(text, &Node::Object(root))
+    serialize_if_changed(text, &Node::Object(root))
 }
 
-/// Removes our hooks from every event but these, and the events that nothing is left of.
-fn take_out(hooks: &mut Vec<(String, Node)>, program: &str, but: &[&str]) {
+/// Removes the hooks from all events except `kept`, and the events that become empty.
+fn remove_hooks(hooks: &mut Vec<(String, Node)>, program: &str, kept: &[&str]) {
     hooks.retain_mut(|(event, list)| {
-        if but.contains(&event.as_str()) {
+        if kept.contains(&event.as_str()) {
             return true;
         }
-        list.open();
+        list.expand();
         let Node::List(list) = list else { return true };
         remove(list, program).is_none() || !list.is_empty()
     });
 }
 
-/// Removes our hooks from the groups of an event; answers where the first of them was.
+/// Removes the hooks from the groups of an event; returns the index of the first one.
 fn remove(groups: &mut Vec<Node>, program: &str) -> Option<usize> {
     let mut first = None;
     let mut kept: Vec<Node> = Vec::new();
     for mut group in std::mem::take(groups) {
-        if !group.has(program) {
+        if !group.has_sessiond_hook(program) {
             kept.push(group);
             continue;
         }
         first.get_or_insert(kept.len());
-        group.open();
+        group.expand();
         let Node::Object(members) = &mut group else {
             continue;
         };
         for (_, hooks) in members.iter_mut().filter(|(key, _)| key == "hooks") {
-            hooks.open();
+            hooks.expand();
             let Node::List(hooks) = hooks else { continue };
-            hooks.retain(|hook| !hook.value().is_some_and(|hook| is_ours(&hook, program)));
+            hooks.retain(|hook| {
+                !hook
+                    .value()
+                    .is_some_and(|hook| is_sessiond_hook(&hook, program))
+            });
         }
         let empty = |(key, hooks): &(String, Node)| {
             key == "hooks" && matches!(hooks, Node::List(hooks) if hooks.is_empty())
@@ -153,45 +158,45 @@ fn remove(groups: &mut Vec<Node>, program: &str) -> Option<usize> {
     first
 }
 
-/// Whether a hook calls `sessiond hook`, and nothing else.
-fn is_ours(hook: &Value, program: &str) -> bool {
-    let said = |key: &str| hook.get(key).and_then(Value::as_str);
-    let Some(words) = said("command")
-        .filter(|_| said("type") == Some("command"))
-        .and_then(words)
+/// Whether a hook only runs `sessiond hook`.
+fn is_sessiond_hook(hook: &Value, program: &str) -> bool {
+    let field = |key: &str| hook.get(key).and_then(Value::as_str);
+    let Some(words) = field("command")
+        .filter(|_| field("type") == Some("command"))
+        .and_then(split_words)
     else {
         return false;
     };
-    let named = |path: &str| {
+    let is_program = |path: &str| {
         path == program
             || Path::new(path)
                 .file_name()
                 .is_some_and(|name| name == "sessiond")
     };
-    matches!(words.as_slice(), [path, verb, ..] if named(path) && verb == "hook")
+    matches!(words.as_slice(), [path, verb, ..] if is_program(path) && verb == "hook")
 }
 
-/// A word for `sh`.
-fn quoted(word: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:=@%,".contains(letter);
-    if !word.is_empty() && word.chars().all(plain) {
+/// Quotes a word for `sh`.
+fn quote(word: &str) -> String {
+    let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:=@%,".contains(letter);
+    if !word.is_empty() && word.chars().all(is_safe) {
         word.to_owned()
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 
-/// The words of a command as `quoted` writes them; none if it does more than call a program.
-fn words(command: &str) -> Option<Vec<String>> {
-    let (mut words, mut word, mut within) = (Vec::new(), None::<String>, false);
+/// Splits a command line into words; none if it is more than a simple command.
+fn split_words(command: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut in_quotes) = (Vec::new(), None::<String>, false);
     let mut letters = command.trim().chars();
     while let Some(letter) = letters.next() {
         match letter {
             '\'' => {
-                within = !within;
+                in_quotes = !in_quotes;
                 word.get_or_insert_default();
             }
-            _ if within => word.get_or_insert_default().push(letter),
+            _ if in_quotes => word.get_or_insert_default().push(letter),
             '\\' => word.get_or_insert_default().push(letters.next()?),
             ' ' | '\t' => words.extend(word.take()),
             _ if "|&;<>()$`\"*?[]#~!{}\n".contains(letter) => return None,
@@ -199,10 +204,10 @@ fn words(command: &str) -> Option<Vec<String>> {
         }
     }
     words.extend(word);
-    (!within).then_some(words)
+    (!in_quotes).then_some(words)
 }
 
-/// JSON that is taken apart only where it is looked at: the rest stays as it is written.
+/// JSON that is parsed only where it is needed: the rest keeps its text.
 enum Node {
     Raw(Box<RawValue>),
     Object(Vec<(String, Node)>),
@@ -210,24 +215,27 @@ enum Node {
 }
 
 impl Node {
-    fn of(value: &Value) -> Result<Node> {
-        let failed = |cause| Error::new(ErrorKind::Internal, "write JSON").caused_by(cause);
+    fn from_value(value: &Value) -> Result<Node> {
+        let failed =
+            |cause| Error::new(ErrorKind::Internal, "serialize the settings").caused_by(cause);
         Ok(match value {
             Value::Object(members) => {
                 let members = members
                     .iter()
-                    .map(|(key, value)| Ok((key.clone(), Node::of(value)?)));
+                    .map(|(key, value)| Ok((key.clone(), Node::from_value(value)?)));
                 Node::Object(members.collect::<Result<_>>()?)
             }
-            Value::Array(items) => Node::List(items.iter().map(Node::of).collect::<Result<_>>()?),
+            Value::Array(items) => {
+                Node::List(items.iter().map(Node::from_value).collect::<Result<_>>()?)
+            }
             plain => Node::Raw(to_raw_value(plain).map_err(failed)?),
         })
     }
 
-    /// Takes an object or a list apart, one level.
-    fn open(&mut self) {
+    /// Parses one level of an object or a list.
+    fn expand(&mut self) {
         let Node::Raw(raw) = self else { return };
-        let opened = if raw.get().starts_with('{') {
+        let expanded = if raw.get().starts_with('{') {
             let members = serde_json::from_str::<Members>(raw.get());
             members.map(|members| {
                 Node::Object(
@@ -244,8 +252,8 @@ impl Node {
         } else {
             return;
         };
-        if let Ok(opened) = opened {
-            *self = opened;
+        if let Ok(expanded) = expanded {
+            *self = expanded;
         }
     }
 
@@ -255,29 +263,29 @@ impl Node {
             .and_then(|text| serde_json::from_str(&text).ok())
     }
 
-    /// Whether it is a group with a hook of ours.
-    fn has(&self, program: &str) -> bool {
+    /// Whether it is a group with a hook of sessiond.
+    fn has_sessiond_hook(&self, program: &str) -> bool {
         let group = self.value();
         let hooks = group
             .as_ref()
             .and_then(|group| group.get("hooks")?.as_array());
-        hooks.is_some_and(|hooks| hooks.iter().any(|hook| is_ours(hook, program)))
+        hooks.is_some_and(|hooks| hooks.iter().any(|hook| is_sessiond_hook(hook, program)))
     }
 }
 
 impl Serialize for Node {
-    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         match self {
-            Node::Raw(raw) => raw.serialize(to),
+            Node::Raw(raw) => raw.serialize(serializer),
             Node::Object(members) => {
-                let mut map = to.serialize_map(Some(members.len()))?;
+                let mut map = serializer.serialize_map(Some(members.len()))?;
                 members
                     .iter()
                     .try_for_each(|(key, value)| map.serialize_entry(key, value))?;
                 map.end()
             }
             Node::List(items) => {
-                let mut list = to.serialize_seq(Some(items.len()))?;
+                let mut list = serializer.serialize_seq(Some(items.len()))?;
                 items
                     .iter()
                     .try_for_each(|item| list.serialize_element(item))?;
@@ -287,13 +295,13 @@ impl Serialize for Node {
     }
 }
 
-/// An object in the order in which it is written.
+/// The members of an object, in their order in the text.
 struct Members(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct MembersVisitor;
+        impl<'de> Visitor<'de> for MembersVisitor {
             type Value = Members;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -309,12 +317,12 @@ impl<'de> Deserialize<'de> for Members {
                 Ok(Members(members))
             }
         }
-        from.deserialize_map(InOrder)
+        deserializer.deserialize_map(MembersVisitor)
     }
 }
 
-/// The settings, taken apart one level. Nothing at all is no settings.
-fn top(text: &str) -> Result<Vec<(String, Node)>> {
+/// Parses one level of the settings. An empty text is an empty object.
+fn parse_settings(text: &str) -> Result<Vec<(String, Node)>> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
@@ -325,33 +333,31 @@ fn top(text: &str) -> Result<Vec<(String, Node)>> {
                 cause.line(),
                 cause.column()
             ))
-            .hint("mend it, then try again; nothing was changed")
+            .hint("fix the file and run the command again; nothing was changed")
         })?;
     let mut root = Node::Raw(raw);
-    root.open();
+    root.expand();
     match root {
         Node::Object(members) => Ok(members),
-        _ => Err(
-            Error::conflict("it holds something else than settings: they are a JSON object")
-                .hint("nothing was changed"),
-        ),
+        _ => Err(Error::conflict("the settings are not a JSON object")
+            .hint("fix the file and run the command again; nothing was changed")),
     }
 }
 
 fn member<'a>(members: &'a mut Vec<(String, Node)>, key: &str, new: Node) -> &'a mut Node {
-    let at = members
+    let index = members
         .iter()
         .position(|(known, _)| known == key)
         .unwrap_or_else(|| {
             members.push((key.to_owned(), new));
             members.len() - 1
         });
-    &mut members[at].1
+    &mut members[index].1
 }
 
-/// The new text, indented like the old one; none if it says the same.
-fn changed(old: &str, new: &Node) -> Result<Option<String>> {
-    let failed = |cause| Error::new(ErrorKind::Internal, "write JSON").caused_by(cause);
+/// Serializes the settings with the indentation of the old text; none if nothing changed.
+fn serialize_if_changed(old: &str, new: &Node) -> Result<Option<String>> {
+    let failed = |cause| Error::new(ErrorKind::Internal, "serialize the settings").caused_by(cause);
     let value: Option<Value> = serde_json::from_str(old.trim_start_matches('\u{feff}')).ok();
     if value.or_else(|| Some(json!({}))) == new.value() {
         return Ok(None);
@@ -379,16 +385,16 @@ fn changed(old: &str, new: &Node) -> Result<Option<String>> {
 mod tests {
     use super::*;
 
-    fn hook() -> Hook {
-        Hook {
+    fn hook() -> HookCommand {
+        HookCommand {
             program: "/opt/my tools/sessiond".to_owned(),
             flags: vec!["--deadline".to_owned(), "5s".to_owned()],
             timeout: 6,
-            at_tools: false,
+            after_tools: false,
         }
     }
 
-    const OTHERS: &str = r#"{
+    const OTHER_SETTINGS: &str = r#"{
     "zeta": 1.50,
     "env": {"B": "2", "A": "1"},
     "hooks": {
@@ -402,8 +408,8 @@ mod tests {
 "#;
 
     #[test]
-    fn what_is_there_stays_as_it_is_written() {
-        let with = install(OTHERS, &hook()).unwrap().unwrap();
+    fn other_settings_keep_their_text() {
+        let with = install(OTHER_SETTINGS, &hook()).unwrap().unwrap();
         for kept in [
             "\"zeta\": 1.50,",
             "\"env\": {\"B\": \"2\", \"A\": \"1\"},",
@@ -429,22 +435,22 @@ mod tests {
         );
         let without = uninstall(&with, "/elsewhere/sessiond").unwrap().unwrap();
         let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-        assert_eq!(value(&without), value(OTHERS));
+        assert_eq!(value(&without), value(OTHER_SETTINGS));
         assert_eq!(uninstall(&without, "/elsewhere/sessiond").unwrap(), None);
     }
 
     #[test]
-    fn a_newer_program_takes_the_place_of_the_older_one() {
+    fn a_new_installation_replaces_the_previous_one() {
         let old = install(
             "",
-            &Hook {
-                at_tools: true,
+            &HookCommand {
+                after_tools: true,
                 ..hook()
             },
         )
         .unwrap()
         .unwrap();
-        let new = Hook {
+        let new = HookCommand {
             program: "/usr/bin/sessiond".to_owned(),
             ..hook()
         };
@@ -453,14 +459,15 @@ mod tests {
             !with.contains("/opt/") && !with.contains("PostToolUse"),
             "{with}"
         );
-        assert_eq!(with, new.alone().unwrap());
+        assert_eq!(with, new.standalone_settings().unwrap());
         assert_eq!(uninstall(&with, "x").unwrap().unwrap(), "{}\n");
     }
 
     #[test]
-    fn only_what_calls_us_and_nothing_else_is_ours() {
-        let ours =
-            |command: &str| is_ours(&json!({"type": "command", "command": command}), "/opt/sd");
+    fn only_a_simple_sessiond_hook_command_is_recognized() {
+        let is_recognized = |command: &str| {
+            is_sessiond_hook(&json!({"type": "command", "command": command}), "/opt/sd")
+        };
         for command in [
             "sessiond hook",
             "/usr/bin/sessiond hook --deadline 3s",
@@ -468,7 +475,7 @@ mod tests {
             "/opt/sd hook",
             r"'/it'\''s/sessiond' hook",
         ] {
-            assert!(ours(command), "{command}");
+            assert!(is_recognized(command), "{command}");
         }
         for command in [
             "sessiond flush --wait",
@@ -480,9 +487,9 @@ mod tests {
             "'sessiond hook",
             "",
         ] {
-            assert!(!ours(command), "{command}");
+            assert!(!is_recognized(command), "{command}");
         }
-        // Beside another hook in one group.
+        // In one group with another hook.
         let shared = r#"{"hooks":{"Stop":[{"hooks":[{"type":"command","command":"a"},{"type":"command","command":"sessiond hook"}],"x":1}]}}"#;
         let left = uninstall(shared, "/opt/sd").unwrap().unwrap();
         assert_eq!(
@@ -492,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn invalid_settings_are_rejected() {
         let fails = |text: &str| install(text, &hook()).unwrap_err().to_string();
         assert_eq!(
             fails("{\n \"a\": 1,\n}"),
@@ -509,11 +516,11 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_quoted_for_sh() {
-        assert_eq!(quoted("/usr/bin/sessiond"), "/usr/bin/sessiond");
-        assert_eq!(quoted("/it's here/sessiond"), r"'/it'\''s here/sessiond'");
-        for odd in ["a b", "it's", "$HOME", "", "ä"] {
-            assert_eq!(words(&quoted(odd)), Some(vec![odd.to_owned()]));
+    fn words_are_quoted_for_sh() {
+        assert_eq!(quote("/usr/bin/sessiond"), "/usr/bin/sessiond");
+        assert_eq!(quote("/it's here/sessiond"), r"'/it'\''s here/sessiond'");
+        for word in ["a b", "it's", "$HOME", "", "ä"] {
+            assert_eq!(split_words(&quote(word)), Some(vec![word.to_owned()]));
         }
     }
 }

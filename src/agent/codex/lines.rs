@@ -1,4 +1,4 @@
-//! What a line of Codex's rollouts says. Only what is named here is read; everything else is passed over.
+//! The parser of Codex's rollout lines. It ignores unknown fields and line types.
 
 use serde_json::Value;
 
@@ -7,24 +7,24 @@ use crate::model::{
     Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
 };
 
-/// Reads a line; none if it is no JSON object.
+/// Parses a line; none if it is not a JSON object.
 pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     let line = json::object(line)?;
     let none = Value::Null;
     let payload = line.get("payload").unwrap_or(&none);
-    let (message, mark) = match text(&line, "type") {
+    let (message, boundary) = match text(&line, "type") {
         Some("response_item") => (item(&line, payload), None),
         Some("event_msg") => event(&line, payload),
         Some("token_usage_record") => (Some(usage(&line, payload)), None),
         Some("compacted") => {
-            let said = text(payload, "message").map(|said| Block::Text(said.to_owned()));
+            let summary = text(payload, "message").map(|text| Block::Text(text.to_owned()));
             (
                 Some(message(
                     &line,
                     payload,
                     Role::System,
                     "summary",
-                    said.into_iter().collect(),
+                    summary.into_iter().collect(),
                 )),
                 None,
             )
@@ -32,7 +32,7 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
         _ => (None, None),
     };
     let facts = match text(&line, "type") {
-        Some("session_meta" | "turn_context") if !is_sub_agents(payload) => SessionFacts {
+        Some("session_meta" | "turn_context") if !is_sub_agent(payload) => SessionFacts {
             project: json::owned(payload, "cwd"),
             cwd: json::owned(payload, "cwd"),
             model: json::owned(payload, "model"),
@@ -43,56 +43,56 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     };
     Some(TranscriptLine {
         message,
-        mark,
+        boundary,
         facts,
     })
 }
 
 fn message(line: &Value, payload: &Value, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
     Message {
-        uuid: json::owned(payload, "id"),
+        message_id: json::owned(payload, "id"),
         at: json::time(line, "timestamp"),
         ..Message::new(role, kind, blocks)
     }
 }
 
-/// Whether a line is of a sub-agent, as far as it says.
-fn is_sub_agents(payload: &Value) -> bool {
+/// Whether a line belongs to a sub-agent.
+fn is_sub_agent(payload: &Value) -> bool {
     let root = text(payload, "root_turn_id");
     text(payload, "thread_source") == Some("subagent")
         || (root.is_some() && root != text(payload, "turn_id"))
 }
 
-/// What the model was given or gave.
+/// An item of the input or output of the model.
 fn item(line: &Value, payload: &Value) -> Option<Message> {
     let kind = text(payload, "type").unwrap_or_default();
     let (role, kind, blocks) = match kind {
         "message" => {
-            let blocks = payload.get("content").map_or_else(Vec::new, said);
+            let content = payload.get("content").map_or_else(Vec::new, blocks);
             match text(payload, "role") {
-                Some("assistant") => (Role::Assistant, "text", blocks),
-                Some("user") if is_prompt(payload, &blocks) => (Role::User, "text", blocks),
-                // What Codex itself tells the model, in whoever's name.
-                Some("user") => (Role::System, "context", blocks),
-                role => (Role::System, role.unwrap_or("message"), blocks),
+                Some("assistant") => (Role::Assistant, "text", content),
+                Some("user") if is_prompt(payload, &content) => (Role::User, "text", content),
+                // Codex adds context as user messages.
+                Some("user") => (Role::System, "context", content),
+                role => (Role::System, role.unwrap_or("message"), content),
             }
         }
         "reasoning" => {
-            let thought = ["summary", "content"]
+            let thoughts = ["summary", "content"]
                 .iter()
                 .filter_map(|key| payload.get(*key))
-                .flat_map(said);
-            let thought = thought.map(|block| {
+                .flat_map(blocks);
+            let thoughts = thoughts.map(|block| {
                 if let Block::Text(text) = block {
                     Block::Thinking(text)
                 } else {
                     block
                 }
             });
-            (Role::Assistant, "thinking", thought.collect())
+            (Role::Assistant, "thinking", thoughts.collect())
         }
         _ if kind.ends_with("_call") => {
-            // Functions are given arguments, custom tools an input, the shell an action.
+            // Functions have arguments, custom tools an input, the shell an action.
             let input = ["arguments", "input", "action"]
                 .iter()
                 .find_map(|key| payload.get(*key));
@@ -104,7 +104,7 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
                 input: input.map(json::plain).unwrap_or_default(),
                 started: json::time(line, "timestamp"),
             };
-            // What the server does itself is never answered in a line of its own.
+            // A tool that runs on the server has no result line.
             let block = if payload.get("call_id").is_some() {
                 Block::ToolCall(call)
             } else {
@@ -114,21 +114,21 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
         }
         _ if kind.ends_with("_call_output") => {
             let output = payload.get("output");
-            let failed = output
+            let is_error = output
                 .and_then(|output| output.get("success"))
                 .and_then(Value::as_bool)
                 == Some(false);
-            let said = output
+            let result = output
                 .map(|output| json::plain(output.get("content").unwrap_or(output)))
                 .unwrap_or_default();
             let id = json::owned(payload, "call_id").unwrap_or_default();
             (
                 Role::Tool,
                 "tool_result",
-                vec![Block::Answer {
-                    id,
-                    text: said,
-                    failed,
+                vec![Block::ToolResult {
+                    call_id: id,
+                    text: result,
+                    is_error,
                 }],
             )
         }
@@ -137,26 +137,27 @@ fn item(line: &Value, payload: &Value) -> Option<Message> {
     Some(message(line, payload, role, kind, blocks))
 }
 
-/// Whether a person said it. Newer versions say so; older ones put what they add themselves between tags.
+/// Whether a user message is a prompt. Newer versions mark it; older ones add their own context in
+/// tags.
 fn is_prompt(payload: &Value, blocks: &[Block]) -> bool {
     let kinds = payload
         .get("internal_chat_message_metadata_passthrough")
-        .and_then(|told| told.get("content_item_kinds"));
+        .and_then(|metadata| metadata.get("content_item_kinds"));
     match kinds.and_then(Value::as_array) {
         Some(kinds) => kinds
             .iter()
             .filter_map(Value::as_str)
             .any(|kind| kind.starts_with("user.")),
         None => {
-            !matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with('<') || said.starts_with("# AGENTS.md"))
+            !matches!(blocks.first(), Some(Block::Text(text)) if text.starts_with('<') || text.starts_with("# AGENTS.md"))
         }
     }
 }
 
-/// What happened: where turns begin and end. Those of sub-agents are not the session's.
+/// An event: the start or end of a turn. The turns of sub-agents are not turns of the session.
 fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<TurnBoundary>) {
     let kind = text(payload, "type").unwrap_or_default();
-    let mark = match kind {
+    let boundary = match kind {
         "task_started" | "turn_started" => TurnBoundary::Start,
         "task_complete" | "turn_complete" => TurnBoundary::End("end_turn".to_owned()),
         "turn_aborted" => {
@@ -166,13 +167,13 @@ fn event(line: &Value, payload: &Value) -> (Option<Message>, Option<TurnBoundary
     };
     (
         Some(message(line, payload, Role::System, kind, Vec::new())),
-        (!is_sub_agents(payload)).then_some(mark),
+        (!is_sub_agent(payload)).then_some(boundary),
     )
 }
 
-/// What an answer took.
+/// The token usage of a response.
 fn usage(line: &Value, payload: &Value) -> Message {
-    let took = |key: &str| {
+    let count = |key: &str| {
         payload
             .get("usage")
             .and_then(|usage| usage.get(key))
@@ -180,34 +181,33 @@ fn usage(line: &Value, payload: &Value) -> Message {
             .unwrap_or(0)
     };
     let (cache_read, cache_write) = (
-        took("cached_input_tokens"),
-        took("cache_write_input_tokens"),
+        count("cached_input_tokens"),
+        count("cache_write_input_tokens"),
     );
     let tokens = Tokens {
-        // Codex counts what came from a cache, or went there, as input too.
-        input: took("input_tokens")
+        // Codex counts cached tokens as input, too.
+        input: count("input_tokens")
             .saturating_sub(cache_read)
             .saturating_sub(cache_write),
-        output: took("output_tokens"),
+        output: count("output_tokens"),
         cache_read,
         cache_write,
     };
-    let answer = json::owned(payload, "response_id");
     Message {
-        answer,
+        response_id: json::owned(payload, "response_id"),
         tokens: Some(tokens),
-        complete: true,
+        is_complete: true,
         ..message(line, payload, Role::System, "usage", Vec::new())
     }
 }
 
-/// The pieces of a message.
-fn said(content: &Value) -> Vec<Block> {
-    let piece = |item: &Value| match (text(item, "text"), text(item, "type")) {
-        (Some(said), _) => Block::Text(said.to_owned()),
+/// The content blocks of a message.
+fn blocks(content: &Value) -> Vec<Block> {
+    let block = |item: &Value| match (text(item, "text"), text(item, "type")) {
+        (Some(text), _) => Block::Text(text.to_owned()),
         (None, kind) => Block::Other(kind.unwrap_or_default().to_owned()),
     };
     content
         .as_array()
-        .map_or_else(Vec::new, |items| items.iter().map(piece).collect())
+        .map_or_else(Vec::new, |items| items.iter().map(block).collect())
 }

@@ -1,4 +1,5 @@
-//! What a line of Gemini CLI's chats says. A message that changes is written again, whole, under its id: the last one counts.
+//! The parser of Gemini CLI's chat lines. Gemini writes a changed message again under the same ID;
+//! the last version counts.
 
 use serde_json::Value;
 
@@ -7,14 +8,17 @@ use crate::model::{
     Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
 };
 
-/// Reads a line; none if it is no JSON object.
+/// Parses a line; none if it is not a JSON object.
 pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     let line = json::object(line)?;
-    let (message, mark) = match text(&line, "type") {
+    let (message, boundary) = match text(&line, "type") {
         Some("user") => user(&line),
-        Some("gemini") => answer(&line),
-        Some(kind) => (Some(message(&line, Role::System, kind, said(&line))), None),
-        // What the session is, and changes to that.
+        Some("gemini") => response(&line),
+        Some(kind) => (
+            Some(message(&line, Role::System, kind, blocks(&line))),
+            None,
+        ),
+        // Facts about the session.
         None => (None, None),
     };
     let facts = SessionFacts {
@@ -23,39 +27,39 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     };
     Some(TranscriptLine {
         message,
-        mark,
+        boundary,
         facts,
     })
 }
 
 fn message(line: &Value, role: Role, kind: &str, blocks: Vec<Block>) -> Message {
     Message {
-        uuid: json::owned(line, "id"),
+        message_id: json::owned(line, "id"),
         at: json::time(line, "timestamp"),
         ..Message::new(role, kind, blocks)
     }
 }
 
 fn user(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
-    let blocks = said(line);
-    let begins =
-        |tag: &str| matches!(blocks.first(), Some(Block::Text(said)) if said.starts_with(tag));
-    let (role, kind, mark) = match &blocks {
+    let blocks = blocks(line);
+    let starts_with =
+        |tag: &str| matches!(blocks.first(), Some(Block::Text(text)) if text.starts_with(tag));
+    let (role, kind, boundary) = match &blocks {
         blocks
             if blocks
                 .iter()
-                .any(|block| matches!(block, Block::Answer { .. })) =>
+                .any(|block| matches!(block, Block::ToolResult { .. })) =>
         {
             (Role::Tool, "tool_result", None)
         }
-        // What the client tells the model about where it is.
-        _ if begins("<session_context>") => (Role::System, "context", None),
+        // Context that Gemini CLI adds for the model.
+        _ if starts_with("<session_context>") => (Role::System, "context", None),
         _ => (Role::User, "text", Some(TurnBoundary::Start)),
     };
-    (Some(message(line, role, kind, blocks)), mark)
+    (Some(message(line, role, kind, blocks)), boundary)
 }
 
-fn answer(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
+fn response(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
     let at = json::time(line, "timestamp");
     let thoughts = line
         .get("thoughts")
@@ -69,79 +73,79 @@ fn answer(line: &Value) -> (Option<Message>, Option<TurnBoundary>) {
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
-        .map(|call| tool(call, at))
+        .map(|call| tool_call(call, at))
         .collect();
-    let blocks: Vec<Block> = thoughts
-        .chain(said(line))
+    let content: Vec<Block> = thoughts
+        .chain(blocks(line))
         .chain(calls.iter().cloned())
         .collect();
-    let kind = match blocks.last() {
+    let kind = match content.last() {
         Some(Block::ToolCall(_)) => "tool_use",
         Some(Block::Thinking(_)) => "thinking",
         _ => "text",
     };
-    // An answer that calls tools is first written without them, and often without a word.
-    let ends = calls.is_empty() && blocks.iter().any(|block| matches!(block, Block::Text(_)));
-    let took = |key: &str| {
+    // Gemini first writes a response without its tool calls, and often without any text.
+    let ends_turn = calls.is_empty() && content.iter().any(|block| matches!(block, Block::Text(_)));
+    let count = |key: &str| {
         line.get("tokens")
             .and_then(|tokens| tokens.get(key))
             .and_then(Value::as_u64)
             .unwrap_or(0)
     };
     let tokens = Tokens {
-        // What came from a cache counts as input there too, and thoughts cost what output costs.
-        input: took("input").saturating_sub(took("cached")),
-        output: took("output").saturating_add(took("thoughts")),
-        cache_read: took("cached"),
+        // Gemini counts cached tokens as input, and thoughts are priced as output.
+        input: count("input").saturating_sub(count("cached")),
+        output: count("output").saturating_add(count("thoughts")),
+        cache_read: count("cached"),
         cache_write: 0,
     };
-    let told = Message {
+    let message = Message {
         model: json::owned(line, "model"),
-        answer: json::owned(line, "id"),
+        response_id: json::owned(line, "id"),
         tokens: line
             .get("tokens")
             .filter(|tokens| tokens.is_object())
             .map(|_| tokens),
-        complete: true,
-        ..message(line, Role::Assistant, kind, blocks)
+        is_complete: true,
+        ..message(line, Role::Assistant, kind, content)
     };
     (
-        Some(told),
-        ends.then(|| TurnBoundary::End("end_turn".to_owned())),
+        Some(message),
+        ends_turn.then(|| TurnBoundary::End("end_turn".to_owned())),
     )
 }
 
-fn tool(call: &Value, started: Option<jiff::Timestamp>) -> Block {
-    let word = |key: &str| json::owned(call, key).unwrap_or_default();
+fn tool_call(call: &Value, started: Option<jiff::Timestamp>) -> Block {
+    let field = |key: &str| json::owned(call, key).unwrap_or_default();
     Block::ToolCall(ToolCall {
-        id: word("id"),
-        name: word("name"),
+        id: field("id"),
+        name: field("name"),
         input: call.get("args").map(Value::to_string).unwrap_or_default(),
         started,
     })
 }
 
-/// The pieces of a message: a text, or a list of parts.
-fn said(line: &Value) -> Vec<Block> {
+/// The content blocks of a message: a text, or a list of parts.
+fn blocks(line: &Value) -> Vec<Block> {
     let part = |part: &Value| match (text(part, "text"), part.get("functionResponse")) {
-        (Some(said), _) => Block::Text(said.to_owned()),
-        (None, Some(told)) => {
-            let response = told.get("response");
-            let failed = response.and_then(|response| response.get("error"));
-            let output = failed
+        (Some(text), _) => Block::Text(text.to_owned()),
+        (None, Some(result)) => {
+            let response = result.get("response");
+            let error = response.and_then(|response| response.get("error"));
+            let output = error
                 .or_else(|| response?.get("output"))
                 .map(json::plain)
                 .unwrap_or_default();
-            Block::Answer {
-                id: json::owned(told, "id").unwrap_or_default(),
+            Block::ToolResult {
+                call_id: json::owned(result, "id").unwrap_or_default(),
                 text: output,
-                failed: failed.is_some(),
+                is_error: error.is_some(),
             }
         }
         _ => Block::Other("part".to_owned()),
     };
     match line.get("content") {
-        Some(Value::String(said)) if !said.is_empty() => vec![Block::Text(said.clone())],
+        Some(Value::String(text)) if !text.is_empty() => vec![Block::Text(text.clone())],
         Some(Value::Array(parts)) => parts.iter().map(part).collect(),
         _ => Vec::new(),
     }

@@ -1,4 +1,4 @@
-//! Which agents there are on this machine, where, and of which version.
+//! The agents on this machine: their directories and versions.
 
 use std::path::Path;
 
@@ -6,32 +6,32 @@ use futures_util::future::join_all;
 
 use super::{Findings, Grade};
 use crate::agent::Profile;
-use crate::cli::installed;
+use crate::cli::agent_version::installed_version;
 use crate::wire::{self, Parts};
 
-/// Looks for each agent that has a profile.
-pub async fn look(parts: Option<&Parts>, findings: &mut Findings) {
-    let agents = wire::agents_here();
-    // A home that can be thrown away, for those that are not at home here.
+/// Checks each agent that has a profile.
+pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
+    let agents = wire::local_agents();
+    // A temporary home directory for agents that have none here: some create files in it.
     let scratch = parts.map(|parts| {
-        std::env::temp_dir().join(format!("sessiond-ask-{:016x}", parts.logs.rng.next()))
+        std::env::temp_dir().join(format!("sessiond-doctor-{:016x}", parts.logs.rng.next()))
     });
     let scratch = scratch.filter(|scratch| std::fs::create_dir(scratch).is_ok());
-    let asked = agents
+    let versions = agents
         .iter()
         .map(|(profile, root)| version(&**profile, scratch.as_deref().filter(|_| !root.exists())));
-    let versions = join_all(asked).await;
+    let versions = join_all(versions).await;
     if let Some(scratch) = &scratch {
         let _ = std::fs::remove_dir_all(scratch);
     }
     let chosen = parts.map(|parts| parts.profile.name());
-    let mut seen = 0;
+    let mut found = 0;
     for ((profile, root), version) in agents.iter().zip(versions) {
-        let ours = chosen == Some(profile.name());
-        if !root.exists() && version.is_none() && !ours {
+        let is_chosen = chosen == Some(profile.name());
+        if !root.exists() && version.is_none() && !is_chosen {
             continue;
         }
-        seen += 1;
+        found += 1;
         let version = version.map_or_else(
             || "not on the PATH".to_owned(),
             |version| format!("version {version}"),
@@ -40,26 +40,25 @@ pub async fn look(parts: Option<&Parts>, findings: &mut Findings) {
             "{}: {version}, {}{}",
             profile.name(),
             place(root),
-            if ours {
-                "; this is the one that is kept"
-            } else {
-                ""
-            }
+            if is_chosen { " (selected)" } else { "" }
         );
-        let other = format!("sessiond daemon --agent {} keeps it", profile.name());
+        let other = format!(
+            "run \"sessiond daemon --agent {}\" to stream it",
+            profile.name()
+        );
         findings.add(
             "agent",
             Grade::Ok,
             text,
-            (!ours && root.exists()).then_some(other.as_str()),
+            (!is_chosen && root.exists()).then_some(other.as_str()),
         );
     }
-    if seen == 0 {
+    if found == 0 {
         findings.add(
             "agent",
             Grade::Warn,
-            "none of those that are known is here",
-            Some("--agent NAME and --root DIR name another"),
+            "no known agent found",
+            Some("name one with --agent NAME and --root DIR"),
         );
     }
 }
@@ -68,13 +67,13 @@ fn place(root: &Path) -> String {
     if root.exists() {
         format!("in {}", root.display())
     } else {
-        format!("nothing in {} yet", root.display())
+        format!("{} does not exist yet", root.display())
     }
 }
 
-async fn version(profile: &dyn Profile, elsewhere: Option<&Path>) -> Option<String> {
+async fn version(profile: &dyn Profile, scratch_home: Option<&Path>) -> Option<String> {
     Some(
-        installed::version(profile.program()?, elsewhere)
+        installed_version(profile.program()?, scratch_home)
             .await
             .ok()?
             .to_string(),

@@ -1,4 +1,4 @@
-//! The directory that is kept: whose it is, what in it is kept and what not, and what an agent would stumble over.
+//! The agent's directory: its owner, the files that are stored, and problems for the agent.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -9,31 +9,31 @@ use serde_json::Value;
 
 use super::{Findings, Grade};
 use crate::agent::{FileClass, Profile};
-use crate::capture::scan::{DirectoryScan, survey};
+use crate::capture::scan::{DirectoryScan, scan};
 use crate::cli::print;
 use crate::model::{FileKind, RelPath};
 use crate::sys::{Directory, ItemKind, STATE_DIR};
 use crate::wire::Parts;
 
-/// So long before an agent deletes a session it is told.
-const SOON: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+/// How long before the agent deletes a session the check warns.
+const WARNING_PERIOD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
-/// So many names are listed.
-const MOST_NAMES: usize = 12;
+/// Maximum number of file names in a list.
+const MAX_NAMES: usize = 12;
 
-/// Looks at it.
-pub fn look(parts: &Parts, findings: &mut Findings) {
+/// Checks the directory.
+pub fn check(parts: &Parts, findings: &mut Findings) {
     let root = match parts.root() {
         Ok(root) => root,
-        Err(error) => return findings.wrong("directory", &error),
+        Err(error) => return findings.fail("directory", &error),
     };
     if root.is_symlink() && !root.exists() {
-        let text = format!("{} is a link to nowhere", root.display());
+        let text = format!("{} is a symbolic link to nothing", root.display());
         return findings.add(
             "directory",
-            Grade::Wrong,
+            Grade::Fail,
             text,
-            Some("make what it points to, or give --root"),
+            Some("create its target, or use --root DIR"),
         );
     }
     let Ok(found) = std::fs::metadata(root) else {
@@ -41,7 +41,7 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
             "directory",
             Grade::Warn,
             format!("{} does not exist yet", root.display()),
-            Some("it is made when the agent, a restore or the daemon starts; --root names another"),
+            Some("the agent, a restore or the daemon creates it; use --root DIR for another"),
         );
     };
     let me = rustix::process::geteuid();
@@ -54,66 +54,69 @@ pub fn look(parts: &Parts, findings: &mut Findings) {
         );
         findings.add(
             "directory",
-            Grade::Wrong,
+            Grade::Fail,
             text,
             Some("run sessiond as the agent's user"),
         );
     }
     if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
-        let text = format!("{} cannot be written: {cause}", root.display());
+        let text = format!("{} is not writable: {cause}", root.display());
         findings.add(
             "directory",
-            Grade::Wrong,
+            Grade::Fail,
             text,
-            Some("sessiond keeps its ledgers in it; mend its mount or permissions"),
+            Some("fix its mount or permissions: sessiond stores its state in it"),
         );
     }
     let Ok(disk) = parts.directory() else { return };
-    match survey(&*disk, &*parts.profile, None) {
-        Err(error) => findings.wrong("directory", &error),
-        Ok(survey) => {
-            let sessions = survey.logs.keys().filter(|name| !name.is_project()).count();
-            let files: usize = survey.logs.values().map(Vec::len).sum();
-            let bytes: u64 = survey
+    match scan(&*disk, &*parts.profile, None) {
+        Err(error) => findings.fail("directory", &error),
+        Ok(scan) => {
+            let sessions = scan.logs.keys().filter(|name| !name.is_project()).count();
+            let files: usize = scan.logs.values().map(Vec::len).sum();
+            let bytes: u64 = scan
                 .logs
                 .values()
                 .flatten()
                 .map(|file| file.stat.size)
                 .sum();
-            let lines = survey
+            let transcripts = scan
                 .logs
                 .values()
                 .flatten()
                 .filter(|file| file.kind == FileKind::Append)
                 .count();
             let text = format!(
-                "{}: {sessions} sessions in {files} files ({lines} transcripts), {}",
+                "{}: {} in {} ({}), {}",
                 root.display(),
+                print::plural(sessions, "session", "sessions"),
+                print::plural(files, "file", "files"),
+                print::plural(transcripts, "transcript", "transcripts"),
                 print::bytes(bytes)
             );
-            findings.add("directory", Grade::Ok, text, None);
-            for oddity in &survey.oddities {
+            findings.ok("directory", text);
+            for skipped in &scan.skipped {
                 findings.add(
                     "directory",
                     Grade::Warn,
-                    format!("not kept: {oddity}"),
+                    format!("not stored: {skipped}"),
                     None,
                 );
             }
-            owners(root, found.uid(), &survey, findings);
-            twins(&*parts.profile, &survey, findings);
-            sweep(parts, &*disk, &survey, findings);
+            check_owners(root, found.uid(), &scan, findings);
+            check_duplicates(&*parts.profile, &scan, findings);
+            check_retention(parts, &*disk, &scan, findings);
         }
     }
     if parts.mirror.is_none() {
-        kept(&*parts.profile, &*disk, findings);
+        list_files(&*parts.profile, &*disk, findings);
     }
-    watches(parts, &*disk, findings);
+    check_watches(parts, &*disk, findings);
 }
 
-/// An agent that does not own its transcript resumes and then saves nothing, without a word.
-fn owners(root: &Path, owner: u32, survey: &DirectoryScan, findings: &mut Findings) {
-    let all = || survey.logs.values().flatten().map(|file| &file.path);
+/// An agent that does not own its transcript resumes, and then silently saves nothing.
+fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Findings) {
+    let all = || scan.logs.values().flatten().map(|file| &file.path);
     let foreign: Vec<&RelPath> = all()
         .filter(|path| {
             std::fs::symlink_metadata(path.below(root)).is_ok_and(|found| found.uid() != owner)
@@ -121,33 +124,36 @@ fn owners(root: &Path, owner: u32, survey: &DirectoryScan, findings: &mut Findin
         .collect();
     if let Some(first) = foreign.first() {
         let text = format!(
-            "{} files do not belong to the directory's owner (user {owner}), such as {first}",
-            foreign.len()
+            "{} have another owner than the directory (user {owner}), such as {first}",
+            print::plural(foreign.len(), "file", "files")
         );
         findings.add(
             "owner",
-            Grade::Wrong,
+            Grade::Fail,
             text,
-            Some("chown -R to the agent's user: with another owner the agent resumes and saves nothing"),
+            Some("change the owner with chown -R: otherwise the agent resumes, and saves nothing"),
         );
     }
     let closed: Vec<&RelPath> = all()
         .filter(|path| rustix::fs::access(path.below(root), rustix::fs::Access::READ_OK).is_err())
         .collect();
     if let Some(first) = closed.first() {
-        let text = format!("{} files cannot be read, such as {first}", closed.len());
+        let text = format!(
+            "{} not readable, such as {first}",
+            print::plural(closed.len(), "file is", "files are")
+        );
         findings.add(
             "owner",
-            Grade::Wrong,
+            Grade::Fail,
             text,
-            Some("run sessiond as the agent's user, or mend their permissions"),
+            Some("run sessiond as the agent's user, or fix the permissions"),
         );
     }
 }
 
-/// A transcript that stands in two directories is not found by newer clients, and older ones take either.
-fn twins(profile: &dyn Profile, survey: &DirectoryScan, findings: &mut Findings) {
-    for (name, files) in &survey.logs {
+/// Newer clients find no session whose transcript is in two directories; older ones use either.
+fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, findings: &mut Findings) {
+    for (name, files) in &scan.logs {
         let mut places: BTreeMap<&str, Vec<&RelPath>> = BTreeMap::new();
         for file in files
             .iter()
@@ -162,24 +168,24 @@ fn twins(profile: &dyn Profile, survey: &DirectoryScan, findings: &mut Findings)
                 .collect::<Vec<_>>()
                 .join(" and ");
             let text = format!(
-                "session {name} stands in {} directories: {listed}",
+                "session {name} is in {} directories: {listed}",
                 places.len()
             );
             findings.add(
                 "directory",
-                Grade::Wrong,
+                Grade::Fail,
                 text,
-                Some("move the older one away: a client that finds two takes neither"),
+                Some("move the older transcript away: a client that finds two uses neither"),
             );
         }
     }
 }
 
-/// The agent's own clean-up. What is stored stays; what is only here would be gone.
-fn sweep(
+/// The agent's own retention. Stored sessions stay; sessions that are only local would be lost.
+fn check_retention(
     parts: &Parts,
     directory: &dyn Directory,
-    survey: &DirectoryScan,
+    scan: &DirectoryScan,
     findings: &mut Findings,
 ) {
     let settings = "settings.json"
@@ -189,12 +195,12 @@ fn sweep(
     let settings: Value = settings
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
-    let Some(after) = parts.profile.sweeps_after(&settings) else {
+    let Some(after) = parts.profile.retention(&settings) else {
         return;
     };
     let now = parts.logs.clock.now().as_nanosecond();
-    let soon = after.saturating_sub(SOON).as_nanos();
-    let old = |files: &&Vec<crate::capture::scan::Seen>| {
+    let soon = after.saturating_sub(WARNING_PERIOD).as_nanos();
+    let old = |files: &&Vec<crate::capture::scan::ScannedFile>| {
         let last = files
             .iter()
             .filter(|file| parts.profile.is_transcript(&file.path))
@@ -203,39 +209,43 @@ fn sweep(
         last.is_some_and(|last| u128::try_from(now - last).is_ok_and(|age| age > soon))
     };
     let days = after.as_secs() / 86_400;
-    match survey.logs.values().filter(old).count() {
+    match scan.logs.values().filter(old).count() {
         0 => {}
         sessions => findings.add(
-            "clean-up",
+            "retention",
             Grade::Warn,
-            format!("the agent deletes {sessions} sessions here within {} days: it keeps them for {days} days", SOON.as_secs() / 86_400),
-            Some("what is stored stays and can be restored; cleanupPeriodDays or sessionRetention in the agent's settings.json keep them longer"),
+            format!(
+                "the agent deletes {} within {} days: it keeps them for {days} days",
+                print::plural(sessions, "local session", "local sessions"),
+                WARNING_PERIOD.as_secs() / 86_400
+            ),
+            Some("stored sessions can be restored; to keep the local files longer, set cleanupPeriodDays or sessionRetention in the agent's settings.json"),
         ),
     }
 }
 
-/// What of the directory is kept and what is left alone, by its top names.
-fn kept(profile: &dyn Profile, directory: &dyn Directory, findings: &mut Findings) {
-    let (mut kept, mut left) = (Vec::new(), Vec::new());
+/// Lists which top-level files and directories are stored and which are ignored.
+fn list_files(profile: &dyn Profile, directory: &dyn Directory, findings: &mut Findings) {
+    let (mut stored, mut ignored) = (Vec::new(), Vec::new());
     for item in directory.list(None).unwrap_or_default() {
         let Ok(path) = item.name.parse::<RelPath>() else {
             continue;
         };
-        let ours = match item.kind {
-            ItemKind::Directory => profile.enter(&path),
-            _ => profile.place(&path) != FileClass::Ignore,
+        let is_stored = match item.kind {
+            ItemKind::Directory => profile.is_scanned(&path),
+            _ => profile.classify(&path) != FileClass::Ignored,
         };
-        match (ours, item.name.as_str()) {
+        match (is_stored, item.name.as_str()) {
             (_, STATE_DIR) => {}
-            (true, name) => kept.push(print::clean(name)),
-            (false, name) => left.push(print::clean(name)),
+            (true, name) => stored.push(print::clean(name)),
+            (false, name) => ignored.push(print::clean(name)),
         }
     }
     let list = |mut names: Vec<String>| {
-        let more = names.len().saturating_sub(MOST_NAMES);
-        names.truncate(MOST_NAMES);
+        let more = names.len().saturating_sub(MAX_NAMES);
+        names.truncate(MAX_NAMES);
         let listed = if names.is_empty() {
-            "nothing".to_owned()
+            "none".to_owned()
         } else {
             names.join(", ")
         };
@@ -245,16 +255,14 @@ fn kept(profile: &dyn Profile, directory: &dyn Directory, findings: &mut Finding
             listed
         }
     };
-    findings.add(
-        "kept",
-        Grade::Ok,
-        format!("sessions in {}; left alone: {}", list(kept), list(left)),
-        None,
+    findings.ok(
+        "files",
+        format!("stored: {}; ignored: {}", list(stored), list(ignored)),
     );
 }
 
-/// Each directory takes a watch; where the limit is too low, sessiond scans instead.
-fn watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
+/// Each directory needs a watch. If the limit is too low, sessiond scans instead.
+fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
     let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches")
         .ok()
         .and_then(|text| text.trim().parse::<usize>().ok());
@@ -267,7 +275,7 @@ fn watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
                 .as_ref()
                 .map_or_else(|| item.name.parse(), |at| at.join(&item.name));
             if let (ItemKind::Directory, Ok(path)) = (item.kind, path)
-                && parts.profile.enter(&path)
+                && parts.profile.is_scanned(&path)
             {
                 open.push(Some(path));
             }
@@ -278,15 +286,12 @@ fn watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
             findings.add(
                 "watches",
                 Grade::Warn,
-                format!("{directories} directories, and the limit of watches is {limit}"),
-                Some("sysctl fs.inotify.max_user_watches=524288; until then sessiond scans"),
+                format!("{directories} directories to watch, and the limit is {limit} watches"),
+                Some(
+                    "run \"sysctl fs.inotify.max_user_watches=524288\"; until then sessiond scans",
+                ),
             );
         }
-        _ => findings.add(
-            "watches",
-            Grade::Ok,
-            format!("{directories} directories to watch"),
-            None,
-        ),
+        _ => findings.ok("watches", format!("{directories} directories to watch")),
     }
 }

@@ -1,6 +1,7 @@
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
 
+use super::tar_gz::append;
 use super::*;
 
 fn member(path: &str, bytes: &[u8]) -> Member {
@@ -16,11 +17,11 @@ fn member(path: &str, bytes: &[u8]) -> Member {
 }
 
 fn manifest(files: &[(&str, &[u8])]) -> Manifest {
-    let said = SessionMetadata {
+    let metadata = SessionMetadata {
         labels: [("team".to_owned(), "infra".to_owned())].into(),
         ..SessionMetadata::default()
     };
-    let made = "2026-05-01T12:00:00Z".parse().unwrap();
+    let exported_at = "2026-05-01T12:00:00Z".parse().unwrap();
     let files = files
         .iter()
         .map(|(path, bytes)| member(path, bytes))
@@ -31,8 +32,8 @@ fn manifest(files: &[(&str, &[u8])]) -> Manifest {
             "claude-code".parse().unwrap(),
             "s1".parse().unwrap(),
             7,
-            made,
-            &said,
+            exported_at,
+            &metadata,
         )
     }
 }
@@ -48,7 +49,7 @@ fn packed(manifest: &Manifest, files: &[(&str, &[u8])], base64: bool) -> Vec<u8>
 }
 
 fn unpacked(archive: &[u8]) -> Result<(Manifest, Vec<Vec<u8>>)> {
-    let mut files = InMemory::default();
+    let mut files = InMemoryFiles::default();
     let manifest = read("x", archive, &mut files)?;
     Ok((manifest, files.0))
 }
@@ -59,7 +60,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// A tar of these members, whatever they are, behind a manifest that names a file `a` with the byte `x`.
+/// A tar of a manifest and any members.
 fn tar_of(text: &[u8], members: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     append(&mut tar, MANIFEST, (0o600, 0), text.len() as u64, text).unwrap();
@@ -67,7 +68,7 @@ fn tar_of(text: &[u8], members: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<
     gzip(&tar.into_inner().unwrap())
 }
 
-fn refused(archive: &[u8], why: &str) {
+fn rejected(archive: &[u8], why: &str) {
     let error = unpacked(archive).unwrap_err();
     assert!(
         error.kind() == ErrorKind::Corrupt && error.to_string().contains(why),
@@ -77,7 +78,7 @@ fn refused(archive: &[u8], why: &str) {
 
 proptest! {
     #[test]
-    fn what_goes_in_comes_out(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..2000), 0..5), base64: bool) {
+    fn an_archive_round_trips(bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..2000), 0..5), base64: bool) {
         let names: Vec<String> = (0..bodies.len()).map(|at| format!("projects/{}/{at}.jsonl", "long/".repeat(at * 30))).collect();
         let names: Vec<String> = names.iter().map(|name| name.replace("//", "/")).collect();
         let files: Vec<(&str, &[u8])> = names.iter().map(String::as_str).zip(bodies.iter().map(Vec::as_slice)).collect();
@@ -94,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_or_missing_byte_is_noticed_and_nothing_panics(at in any::<proptest::sample::Index>(), flip in 1u8..) {
+    fn a_flipped_or_missing_byte_is_detected_and_nothing_panics(at in any::<proptest::sample::Index>(), flip in 1u8..) {
         let files: &[(&str, &[u8])] = &[("a", b"hello\n"), ("b", &[7; 700])];
         let archive = packed(&manifest(files), files, false);
         let at = at.index(archive.len());
@@ -117,10 +118,10 @@ proptest! {
 }
 
 #[test]
-fn what_is_no_honest_archive_is_refused() {
+fn an_invalid_archive_is_rejected() {
     let one: &[(&str, &[u8])] = &[("a", b"x")];
     let text = serde_json::to_vec(&manifest(one)).unwrap();
-    let say = |from: &str, to: &str| {
+    let changed = |from: &str, to: &str| {
         String::from_utf8(text.clone())
             .unwrap()
             .replace(from, to)
@@ -129,47 +130,56 @@ fn what_is_no_honest_archive_is_refused() {
     let good =
         |tar: &mut tar::Builder<Vec<u8>>| append(tar, "a", (0o600, 0), 1, b"x".as_slice()).unwrap();
     unpacked(&tar_of(&text, good)).unwrap();
-    refused(
-        &tar_of(&say("\"a\"", "\"../a\""), good),
+    rejected(
+        &tar_of(&changed("\"a\"", "\"../a\""), good),
         "leaves its directory",
     );
-    refused(&tar_of(&say("\"a\"", "\"/a\""), good), "absolute");
-    refused(&tar_of(&say("\"v\":1", "\"v\":2"), good), "version 2");
-    refused(
-        &tar_of(&say("\"len\":1", "\"len\":2"), good),
-        "not what its manifest says",
+    rejected(&tar_of(&changed("\"a\"", "\"/a\""), good), "absolute");
+    rejected(
+        &tar_of(&changed("\"version\":1", "\"version\":0"), good),
+        "format version 0 is invalid",
     );
-    refused(&tar_of(&text, |_| ()), "a is missing");
-    refused(
+    let newer = unpacked(&tar_of(&changed("\"version\":1", "\"version\":2"), good)).unwrap_err();
+    assert_eq!(newer.kind(), ErrorKind::NewerFormat);
+    assert_eq!(
+        newer.to_string(),
+        "x has format version 2; this sessiond reads up to version 1"
+    );
+    rejected(
+        &tar_of(&changed("\"len\":1", "\"len\":2"), good),
+        "differs from its manifest",
+    );
+    rejected(&tar_of(&text, |_| ()), "a is missing");
+    rejected(
         &tar_of(&text, |tar| {
             append(tar, "a", (0o600, 0), 1, b"y".as_slice()).unwrap()
         }),
         "does not have the digest",
     );
-    refused(
+    rejected(
         &tar_of(&text, |tar| {
             append(tar, "b", (0o600, 0), 1, b"x".as_slice()).unwrap()
         }),
-        "not what its manifest says",
+        "differs from its manifest",
     );
     let twice = |tar: &mut tar::Builder<Vec<u8>>| {
         good(tar);
         good(tar);
     };
-    refused(&tar_of(&text, twice), "does not name");
-    refused(
+    rejected(&tar_of(&text, twice), "does not list");
+    rejected(
         &tar_of(
             &serde_json::to_vec(&manifest(&[("a", b"x"), ("a", b"x")])).unwrap(),
             twice,
         ),
-        "in it twice",
+        "it lists a twice",
     );
-    refused(
+    rejected(
         &tar_of(
             &serde_json::to_vec(&manifest(&[("a", b"x"), ("a/b", b"x")])).unwrap(),
             twice,
         ),
-        "lies in a file",
+        "the parent directory of a/b is a file",
     );
     for kind in [
         tar::EntryType::Symlink,
@@ -185,57 +195,57 @@ fn what_is_no_honest_archive_is_refused() {
             header.set_link_name("/etc/passwd").unwrap();
             tar.append_data(&mut header, "a", std::io::empty()).unwrap();
         };
-        refused(&tar_of(&text, link), "something else than files");
+        rejected(&tar_of(&text, link), "not a regular file");
     }
-    refused(b"", "it is empty");
-    refused(b"hello, world, this is not an archive", "neither gzip");
-    refused(&gzip(b"not a tar"), "ends too soon");
-    refused(&gzip(&[b'x'; 2048]), "no tar archive");
+    rejected(b"", "it is empty");
+    rejected(b"hello, world, this is not an archive", "neither gzip");
+    rejected(&gzip(b"not a tar"), "it is truncated");
+    rejected(&gzip(&[b'x'; 2048]), "not a tar file");
 }
 
 #[test]
-fn bombs_are_refused_before_they_go_off() {
-    // As a manifest, as a file that is longer than the manifest says, behind the end, and as a stream of zeros.
+fn decompression_bombs_are_rejected_early() {
+    // As a manifest, as a file that is longer than its manifest says, after the end, and as a
+    // stream of zeros.
     let zeros = gzip(&vec![0; 80 << 20]);
-    refused(&zeros, "it is empty");
+    rejected(&zeros, "it is empty");
     let mut header = tar::Header::new_gnu();
     header.set_size(1 << 40);
     header.set_entry_type(tar::EntryType::Regular);
     header.set_path(MANIFEST).unwrap();
     header.set_cksum();
-    refused(
+    rejected(
         &[gzip(header.as_bytes()), zeros.clone()].concat(),
         "not a manifest",
     );
     header.set_entry_type(tar::EntryType::GNULongName);
     header.set_cksum();
-    refused(
+    rejected(
         &[gzip(header.as_bytes()), zeros.clone()].concat(),
-        "something else than files",
+        "not a regular file",
     );
     let mut bomb = manifest(&[("a", b"x")]);
     bomb.files[0].len = 1 << 62;
-    refused(
+    rejected(
         &tar_of(&serde_json::to_vec(&bomb).unwrap(), |_| ()),
-        "claims to hold",
+        "it declares",
     );
     let long = vec![0; 8 << 20];
     let files: &[(&str, &[u8])] = &[("a", &long)];
     let archive = packed(&manifest(files), files, false);
     unpacked(&archive).unwrap();
-    let mut gzip = Inflating {
-        small: 1 << 20,
-        ..Inflating::new("x", archive.as_slice()).unwrap()
-    };
-    let error = read_tar("x", &mut gzip, &mut InMemory::default()).unwrap_err();
+    let mut gzip = BoundedGzip::new("x", archive.as_slice())
+        .unwrap()
+        .with_any_ratio_up_to(1 << 20);
+    let error = read_tar("x", &mut gzip, &mut InMemoryFiles::default()).unwrap_err();
     assert!(error.to_string().contains("200 times its size"), "{error}");
     let one: &[(&str, &[u8])] = &[("a", b"x")];
-    refused(&[packed(&manifest(one), one, false), zeros].concat(), "");
+    rejected(&[packed(&manifest(one), one, false), zeros].concat(), "");
     assert!(
         inflate("x", self::gzip(&[0; 5000]).as_slice(), 4000)
             .unwrap_err()
             .to_string()
-            .contains("longer than it may be")
+            .contains("longer than allowed")
     );
 }
 

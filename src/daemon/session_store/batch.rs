@@ -1,56 +1,59 @@
-//! One append, against what is there: which entries are new, and where they go. Owns the record that makes a repeated append
-//! harmless; does not own when anything becomes durable.
+//! Appending one batch of entries: which entries are new, and where they go.
+//!
+//! Owns the append record, which makes a repeated append harmless. Does not own when the entries
+//! become durable.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::key::Key;
-use crate::error::{Error, ErrorContext, Result};
+use super::key::TranscriptKey;
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Digest, FileStat, RelPath};
-use crate::sys::{Directory, Meta, OpenFile};
+use crate::sys::{Directory, Meta};
 
-/// So many appends are remembered: an SDK repeats one at once, or never.
-const REMEMBERED: usize = 4;
+/// Number of batches that the append record keeps. An SDK repeats an append at once or never.
+const RECORDED_BATCHES: usize = 4;
 
-/// How much of a file is read at a time.
-const CHUNK: usize = 256 << 10;
+/// Size of the chunks in which a file is read.
+const CHUNK_BYTES: usize = 256 << 10;
 
-/// What we keep of a session beside its transcripts, in the same log.
+/// The append record of a session: a file in the session's log, next to its transcripts.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Record {
-    /// The last appends, oldest first.
+pub struct AppendRecord {
+    /// The last batches, oldest first.
     #[serde(default)]
-    batches: Vec<Batch>,
-    /// What the SDK made of the entries so far.
+    batches: Vec<RecordedBatch>,
+    /// The SDK's summary of the session.
     #[serde(default)]
     pub summary: Option<Summary>,
 }
 
-/// An append: written down before its entries are, so that the same one is known again whatever happened in between.
+/// A batch in the append record. It is recorded before its entries are written, so that a repeated
+/// append is recognized even if a crash interrupted the first one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Batch {
+struct RecordedBatch {
     id: String,
     path: RelPath,
     start: u64,
     len: u64,
 }
 
-/// What the SDK made of a session's entries. Its own business: kept as it was sent.
+/// The SDK's summary of a session. Its content is opaque to sessiond.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Summary {
-    /// Counts up with each change.
+    /// The version, which increases by 1 with each change.
     pub version: u64,
-    /// The transcript's time when it was made, in milliseconds since 1970.
+    /// The modification time of the transcript that it belongs to, in milliseconds since 1970.
     pub mtime: i64,
-    /// The SDK's own.
+    /// The content.
     pub data: Box<RawValue>,
 }
 
-impl Record {
-    /// Reads it; one that is missing or damaged knows nothing.
-    pub fn load(directory: &dyn Directory, path: &RelPath) -> Result<Record> {
+impl AppendRecord {
+    /// Loads a record. A missing or damaged record is empty.
+    pub fn load(directory: &dyn Directory, path: &RelPath) -> Result<AppendRecord> {
         let bytes = directory
             .read(path)
             .map_err(|cause| Error::io(format!("read {path}"), cause))?;
@@ -59,198 +62,254 @@ impl Record {
             .unwrap_or_default())
     }
 
+    /// The version of the summary; 0 if there is none.
+    pub fn summary_version(&self) -> u64 {
+        self.summary.as_ref().map_or(0, |summary| summary.version)
+    }
+
     fn save(&self, directory: &dyn Directory, path: &RelPath, meta: &Meta) -> Result<()> {
         let bytes = serde_json::to_vec(self).map_err(|cause| {
-            Error::new(crate::error::ErrorKind::Internal, "write a record").caused_by(cause)
+            Error::new(ErrorKind::Internal, "encode an append record").caused_by(cause)
         })?;
-        // A name that the profile passes over until it is whole.
-        let passing: RelPath = format!("{path}.tmp").parse()?;
+        // The profile ignores this name, so that an incomplete file is never uploaded.
+        let temporary: RelPath = format!("{path}.tmp").parse()?;
         let write = || -> std::io::Result<()> {
-            directory.write_at(&passing, 0, &bytes)?;
-            directory.finish(&passing, meta)?;
-            directory.rename(&passing, path, meta.owner)
+            directory.write_at(&temporary, 0, &bytes)?;
+            directory.finish(&temporary, meta)?;
+            directory.rename(&temporary, path, meta.owner)
         };
         write().map_err(|cause| Error::io(format!("write {path}"), cause))
     }
 
-    fn remember(&mut self, batch: Batch) {
-        self.batches.retain(|known| known.id != batch.id);
+    fn find(&self, id: Option<&str>, path: &RelPath) -> Option<&RecordedBatch> {
+        self.batches
+            .iter()
+            .find(|batch| Some(batch.id.as_str()) == id && batch.path == *path)
+    }
+
+    fn is_last(&self, batch: &RecordedBatch) -> bool {
+        let last = self.batches.iter().rfind(|other| other.path == batch.path);
+        last.is_some_and(|last| last.id == batch.id)
+    }
+
+    fn add(&mut self, batch: RecordedBatch) {
+        self.batches.retain(|other| other.id != batch.id);
         self.batches.push(batch);
-        let surplus = self.batches.len().saturating_sub(REMEMBERED);
-        self.batches.drain(..surplus);
+        let excess = self.batches.len().saturating_sub(RECORDED_BATCHES);
+        self.batches.drain(..excess);
     }
 }
 
-/// What is asked.
-pub struct Append<'a> {
-    /// Where to.
-    pub key: &'a Key,
-    /// The caller's name for this append, the same when it is repeated.
-    pub batch: Option<&'a str>,
+/// A new summary of a session.
+#[derive(Debug, Clone, Copy)]
+pub struct SummaryUpdate<'a> {
+    /// The version that it is based on.
+    pub base_version: u64,
+    /// The content.
+    pub data: &'a RawValue,
+}
+
+/// A batch of entries to append to a transcript.
+pub struct Batch<'a> {
+    /// The transcript.
+    pub key: &'a TranscriptKey,
+    /// The client's ID of this append; a repeated append has the same ID.
+    pub id: Option<&'a str>,
     /// The entries, each one JSON object.
     pub entries: &'a [&'a RawValue],
-    /// What the SDK makes of them, and the version that it began from.
-    pub summary: Option<(u64, &'a RawValue)>,
-    /// The time now, in milliseconds since 1970.
-    pub now: i64,
+    /// The new summary.
+    pub summary: Option<SummaryUpdate<'a>>,
+    /// The current time, in milliseconds since 1970.
+    pub now_ms: i64,
 }
 
-/// What became of an append; durable it is not yet.
+/// The outcome of a batch. What it wrote is not durable yet.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Written {
-    /// All of it is there.
-    All {
-        /// Entries that are new.
-        new: usize,
+pub enum BatchOutcome {
+    /// All entries are in the transcript.
+    Complete {
+        /// Number of entries that were new.
+        new_entries: usize,
         /// The files to flush.
         files: Vec<RelPath>,
-        /// The version of the summary now.
-        summary: u64,
+        /// The current version of the summary.
+        summary_version: u64,
     },
-    /// Nothing was written: the summary was made from another one than this.
-    Outdated,
+    /// Nothing was written, because the new summary is based on an outdated version.
+    OutdatedSummary,
 }
 
-/// What is known of one file, so that it need not be read again.
-struct Known {
+/// The state of one transcript, so that it need not be read again.
+struct TranscriptState {
     stat: FileStat,
-    /// Up to the end of the last whole line.
+    /// The length up to the end of the last complete line.
     len: u64,
+    /// Hashes of the entries' IDs.
     ids: HashSet<u128>,
 }
 
-/// What is known of the files of a session.
-#[derive(Default)]
-pub struct Ids(HashMap<RelPath, Known>);
+/// The entries of a batch that the transcript does not contain yet.
+struct NewEntries {
+    count: usize,
+    bytes: Vec<u8>,
+    ids: HashSet<u128>,
+}
 
-impl Ids {
-    /// Writes what is new of an append. What a crash left of an unfinished line is cut off: nobody was told that it is there.
-    pub fn append(&mut self, directory: &dyn Directory, append: &Append<'_>) -> Result<Written> {
-        let Append { key, entries, .. } = append;
-        let path = key.file();
-        let mut known = self
-            .known(directory, path)
-            .with_context(|| format!("read {path}"))?;
-        let record_path = key.record()?;
-        let mut record = Record::load(directory, &record_path)?;
-        let version = record.summary.as_ref().map_or(0, |summary| summary.version);
-        let before = append.batch.and_then(|id| {
-            record
-                .batches
-                .iter()
-                .find(|batch| batch.id == id && batch.path == *path)
-        });
-        let here = |batch: &Batch| known.len >= batch.start + batch.len;
-        if before.is_some_and(here) {
-            return Ok(Written::All {
-                new: 0,
-                files: vec![path.clone(), record_path],
-                summary: version,
-            });
-        }
-        let last = record.batches.iter().rfind(|batch| batch.path == *path);
-        if let Some(torn) = before.filter(|before| {
-            last.is_some_and(|last| last.id == before.id) && before.start < known.len
-        }) {
-            // A crash cut it short: it is written anew, so that no entry without an id stands there twice.
-            directory
-                .write_at(path, torn.start, b"")
-                .map_err(|cause| Error::io(format!("cut {path}"), cause))?;
-            known = self.known(directory, path)?;
-        }
-        if before.is_none() && append.summary.is_some_and(|(from, _)| from != version) {
-            return Ok(Written::Outdated);
-        }
-        let start = known.len;
-        let mut bytes = Vec::new();
-        let mut fresh = HashSet::new();
-        let mut new = 0;
-        for entry in *entries {
-            let id = id_of(entry.get().as_bytes());
-            if id.is_some_and(|id| known.ids.contains(&id) || fresh.contains(&id)) {
+impl NewEntries {
+    fn select(entries: &[&RawValue], transcript: &TranscriptState) -> NewEntries {
+        let mut new = NewEntries {
+            count: 0,
+            bytes: Vec::new(),
+            ids: HashSet::new(),
+        };
+        for entry in entries {
+            let id = hash_entry_id(entry.get().as_bytes());
+            if id.is_some_and(|id| transcript.ids.contains(&id) || new.ids.contains(&id)) {
                 continue;
             }
-            fresh.extend(id);
-            new += 1;
-            // Between tokens a line break is white space, and within a string JSON has none.
-            bytes.extend(
-                entry
-                    .get()
-                    .bytes()
-                    .filter(|byte| !matches!(byte, b'\n' | b'\r')),
-            );
-            bytes.push(b'\n');
+            new.ids.extend(id);
+            new.count += 1;
+            // In JSON, a line break is white space between tokens; a string cannot contain one.
+            let line = entry
+                .get()
+                .bytes()
+                .filter(|byte| !matches!(byte, b'\n' | b'\r'));
+            new.bytes.extend(line);
+            new.bytes.push(b'\n');
         }
-        let mtime = append.now.max(known.stat.mtime_ns / 1_000_000 + 1);
+        new
+    }
+}
+
+/// The transcripts of one session that were read before.
+#[derive(Default)]
+pub struct TranscriptCache(HashMap<RelPath, TranscriptState>);
+
+impl TranscriptCache {
+    /// Writes the new entries of a batch. An incomplete last line, which a crash left, is cut off:
+    /// no append of it was ever acknowledged.
+    pub fn append(&mut self, directory: &dyn Directory, batch: &Batch<'_>) -> Result<BatchOutcome> {
+        let path = batch.key.path();
+        let mut transcript = self
+            .transcript(directory, path)
+            .with_context(|| format!("read {path}"))?;
+        let record_path = batch.key.record_path()?;
+        let mut record = AppendRecord::load(directory, &record_path)?;
+        let outcome = |new_entries, summary_version| BatchOutcome::Complete {
+            new_entries,
+            files: vec![path.clone(), record_path.clone()],
+            summary_version,
+        };
+        let earlier = record.find(batch.id, path);
+        if earlier.is_some_and(|earlier| transcript.len >= earlier.start + earlier.len) {
+            return Ok(outcome(0, record.summary_version()));
+        }
+        let is_repeated = earlier.is_some();
+        let torn = earlier.filter(|torn| record.is_last(torn) && torn.start < transcript.len);
+        if let Some(torn) = torn {
+            // A crash interrupted the earlier append. It is written again from its start, so that
+            // no entry without an ID appears twice.
+            directory
+                .write_at(path, torn.start, b"")
+                .map_err(|cause| Error::io(format!("truncate {path}"), cause))?;
+            transcript = self.transcript(directory, path)?;
+        }
+        let is_outdated =
+            |summary: SummaryUpdate<'_>| summary.base_version != record.summary_version();
+        if !is_repeated && batch.summary.is_some_and(is_outdated) {
+            return Ok(BatchOutcome::OutdatedSummary);
+        }
+        let new = NewEntries::select(batch.entries, transcript);
+        if new.count == 0 {
+            return Ok(outcome(0, record.summary_version()));
+        }
+        let mtime = batch.now_ms.max(transcript.stat.mtime_ns / 1_000_000 + 1);
         let meta = Meta {
             mode: 0o600,
             mtime_ns: mtime.saturating_mul(1_000_000),
             owner: None,
         };
-        let mut summary = version;
-        if before.is_none() {
-            if let Some((_, data)) = append.summary.filter(|_| new > 0) {
-                summary += 1;
-                record.summary = Some(Summary {
-                    version: summary,
-                    mtime,
-                    data: data.to_owned(),
-                });
-            }
-            if let Some(id) = append.batch.filter(|_| new > 0) {
-                record.remember(Batch {
-                    id: id.to_owned(),
-                    path: path.clone(),
-                    start,
-                    len: bytes.len() as u64,
-                });
-            }
-            if new > 0 && (append.batch.is_some() || append.summary.is_some()) {
-                record.save(directory, &record_path, &meta)?;
-            }
+        if !is_repeated && (batch.id.is_some() || batch.summary.is_some()) {
+            update_record(&mut record, batch, mtime, transcript.len, new.bytes.len());
+            record.save(directory, &record_path, &meta)?;
         }
-        if new > 0 {
-            let write = || {
-                directory
-                    .write_at(path, start, &bytes)
-                    .and_then(|()| directory.finish(path, &meta))
-                    .and_then(|()| directory.stat(path))
-            };
-            let stat = write().map_err(|cause| Error::io(format!("write {path}"), cause));
-            match stat {
-                Ok(Some(stat)) => {
-                    known.stat = stat;
-                    known.len = start + bytes.len() as u64;
-                    known.ids.extend(fresh);
-                }
-                failed => {
-                    self.0.remove(path);
-                    failed?;
-                }
-            }
-        }
-        Ok(Written::All {
-            new,
-            files: vec![path.clone(), record_path],
-            summary,
-        })
+        let count = new.count;
+        self.write(directory, path, new, &meta)?;
+        Ok(outcome(count, record.summary_version()))
     }
 
-    fn known(&mut self, directory: &dyn Directory, path: &RelPath) -> Result<&mut Known> {
+    /// Appends the new entries to a transcript.
+    fn write(
+        &mut self,
+        directory: &dyn Directory,
+        path: &RelPath,
+        new: NewEntries,
+        meta: &Meta,
+    ) -> Result<()> {
+        let transcript = self.0.entry(path.clone()).or_insert_with(empty_transcript);
+        let start = transcript.len;
+        let write = || {
+            directory
+                .write_at(path, start, &new.bytes)
+                .and_then(|()| directory.finish(path, meta))
+                .and_then(|()| directory.stat(path))
+        };
+        match write().map_err(|cause| Error::io(format!("write {path}"), cause)) {
+            Ok(Some(stat)) => {
+                transcript.stat = stat;
+                transcript.len = start + new.bytes.len() as u64;
+                transcript.ids.extend(new.ids);
+                Ok(())
+            }
+            unknown => {
+                self.0.remove(path);
+                unknown.map(|_| ())
+            }
+        }
+    }
+
+    /// The state of a transcript, read again if the file has changed.
+    fn transcript(
+        &mut self,
+        directory: &dyn Directory,
+        path: &RelPath,
+    ) -> Result<&mut TranscriptState> {
         let stat = directory
             .stat(path)
-            .map_err(|cause| Error::io("look at it", cause))?;
-        let same = |known: &Known| Some(known.stat) == stat || stat.is_none() && known.len == 0;
-        if !self.0.get(path).is_some_and(same) {
-            let known = scan(directory, path).map_err(|cause| Error::io("read it", cause))?;
-            self.0.insert(path.clone(), known);
+            .map_err(|cause| Error::io(format!("read the metadata of {path}"), cause))?;
+        let is_current = |transcript: &TranscriptState| {
+            Some(transcript.stat) == stat || stat.is_none() && transcript.len == 0
+        };
+        if !self.0.get(path).is_some_and(is_current) {
+            let transcript =
+                scan(directory, path).map_err(|cause| Error::io(format!("scan {path}"), cause))?;
+            self.0.insert(path.clone(), transcript);
         }
-        Ok(self.0.entry(path.clone()).or_insert_with(nothing))
+        Ok(self.0.entry(path.clone()).or_insert_with(empty_transcript))
     }
 }
 
-fn nothing() -> Known {
-    Known {
+/// Adds a batch, and its summary, to the append record.
+fn update_record(record: &mut AppendRecord, batch: &Batch<'_>, mtime: i64, start: u64, len: usize) {
+    if let Some(update) = batch.summary {
+        record.summary = Some(Summary {
+            version: record.summary_version() + 1,
+            mtime,
+            data: update.data.to_owned(),
+        });
+    }
+    if let Some(id) = batch.id {
+        record.add(RecordedBatch {
+            id: id.to_owned(),
+            path: batch.key.path().clone(),
+            start,
+            len: len as u64,
+        });
+    }
+}
+
+fn empty_transcript() -> TranscriptState {
+    TranscriptState {
         stat: FileStat {
             dev: 0,
             ino: 0,
@@ -263,49 +322,34 @@ fn nothing() -> Known {
     }
 }
 
-fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<Known> {
-    let mut known = nothing();
+fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<TranscriptState> {
+    let mut transcript = empty_transcript();
     let Some(file) = directory.open(path)? else {
-        return Ok(known);
+        return Ok(transcript);
     };
-    known.stat = file.stat()?;
+    transcript.stat = file.stat()?;
     let mut line = Vec::new();
-    let mut chunk = vec![0; CHUNK];
-    let mut at = 0;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
     loop {
-        let got = file.read_at(&mut chunk, at)?;
-        if got == 0 {
-            return Ok(known);
+        let read = file.read_at(&mut chunk, offset)?;
+        if read == 0 {
+            return Ok(transcript);
         }
-        for part in chunk[..got].split_inclusive(|byte| *byte == b'\n') {
-            at += part.len() as u64;
+        for part in chunk[..read].split_inclusive(|byte| *byte == b'\n') {
+            offset += part.len() as u64;
             line.extend_from_slice(part);
             if line.ends_with(b"\n") {
-                known.ids.extend(id_of(&line));
-                known.len = at;
+                transcript.ids.extend(hash_entry_id(&line));
+                transcript.len = offset;
                 line.clear();
             }
         }
     }
 }
 
-/// The length of a file up to the end of its last whole line.
-pub fn whole(file: &dyn OpenFile) -> std::io::Result<u64> {
-    let mut end = file.stat()?.size;
-    let mut chunk = vec![0; CHUNK];
-    while end > 0 {
-        let start = end.saturating_sub(CHUNK as u64);
-        let got = file.read_at(&mut chunk[..(end - start) as usize], start)?;
-        if let Some(last) = chunk[..got].iter().rposition(|byte| *byte == b'\n') {
-            return Ok(start + last as u64 + 1);
-        }
-        end = start;
-    }
-    Ok(0)
-}
-
-/// Stands for the id of an entry, if it has one.
-fn id_of(entry: &[u8]) -> Option<u128> {
+/// A hash of the ID of an entry, if it has one.
+fn hash_entry_id(entry: &[u8]) -> Option<u128> {
     #[derive(Deserialize)]
     struct Entry<'a> {
         #[serde(borrow)]

@@ -1,269 +1,126 @@
-//! The store over HTTP/1.1: one POST a call, JSON in, JSON or lines out. Owns limits, routes and status codes; decides nothing
-//! about sessions.
+//! The session store over HTTP/1.1: one POST per call, JSON in, JSON or JSON lines out.
+//!
+//! Owns routes, request limits and status codes. Decides nothing about sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited, StreamBody};
-use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
-use hyper::{Method, Request, StatusCode};
-use serde::{Deserialize, Serialize};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::{Batch, Lines, Sent, SessionStore, project};
-use crate::daemon::http::{self, Answer, Answers, Limits};
+use super::{Append, RequestKey, SessionStore, SummaryUpdate, TranscriptLines, project_id};
+use crate::daemon::http::{self, ServerLimits};
 use crate::daemon::listen::Listener;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The largest append. The SDK sends a mebibyte or 500 entries, and an entry can hold a tool's whole output.
-const LARGEST: u64 = 64 << 20;
+/// Maximum size of a request body. The SDK sends up to a mebibyte or 500 entries at a time, and one
+/// entry can contain the complete output of a tool.
+const MAX_BODY_BYTES: u64 = 64 << 20;
 
-/// All requests together hold at most this much, in kibibytes.
-const ALL_TOGETHER: u32 = 128 << 10;
+/// Maximum size of all request bodies in memory together, in kibibytes.
+const BODY_BUDGET_KIB: u32 = 128 << 10;
 
-/// A summary is a title, a prompt and a few flags.
-const LARGEST_SUMMARY: usize = 64 << 10;
+/// Maximum size of a summary, which holds a title, a prompt and a few flags.
+const MAX_SUMMARY_BYTES: usize = 64 << 10;
 
-/// So many may be connected at a time; who comes next waits.
-const CONNECTIONS: usize = 256;
+/// Maximum length of a batch ID.
+const MAX_BATCH_ID_LEN: usize = 128;
 
-/// A caller has this long to send its headers, and again for the body.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum number of concurrent connections; further connections wait.
+const MAX_CONNECTIONS: usize = 256;
 
-/// So much of a transcript is sent at a time.
-const CHUNK: u64 = 64 << 10;
+/// Time limit for the headers of a request, and again for its body.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Server {
-    store: Arc<SessionStore>,
-    room: Semaphore,
-}
+/// Size of the chunks in which a transcript is sent.
+const CHUNK_BYTES: u64 = 64 << 10;
 
-/// Answers until `stop` is done, then lets those finish that have been asked, until the time that it says.
+const PATHS: [&str; 7] = [
+    "/v1/append",
+    "/v1/load",
+    "/v1/list-sessions",
+    "/v1/list-session-summaries",
+    "/v1/summary",
+    "/v1/list-subkeys",
+    "/v1/delete",
+];
+
+/// Serves requests until `shutdown` completes, then finishes the pending ones before the deadline
+/// that `shutdown` returned.
 pub async fn serve(
     store: Arc<SessionStore>,
     listener: Listener,
-    stop: impl Future<Output = Instant>,
+    shutdown: impl Future<Output = Instant>,
 ) {
-    let server = Server {
+    let limits = ServerLimits {
+        max_connections: MAX_CONNECTIONS,
+        header_timeout: READ_TIMEOUT,
+        single_request_timeout: None,
+    };
+    http::serve(router(store), listener, limits, shutdown).await;
+}
+
+/// The state that all handlers share.
+#[derive(Clone)]
+struct Api {
+    store: Arc<SessionStore>,
+    body_budget: Arc<Semaphore>,
+}
+
+fn router(store: Arc<SessionStore>) -> Router {
+    let api = Api {
         store,
-        room: Semaphore::new(ALL_TOGETHER as usize),
+        body_budget: Arc::new(Semaphore::new(BODY_BUDGET_KIB as usize)),
     };
-    let limits = Limits {
-        connections: CONNECTIONS,
-        patience: PATIENCE,
-        one_call: None,
-    };
-    http::serve(Arc::new(server), listener, limits, stop).await;
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/append", post(append))
+        .route("/v1/load", post(load))
+        .route("/v1/list-sessions", post(list_sessions))
+        .route("/v1/list-session-summaries", post(list_session_summaries))
+        .route("/v1/summary", post(summary))
+        .route("/v1/list-subkeys", post(list_subkeys))
+        .route("/v1/delete", post(delete))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        // `JsonBody` limits bodies itself.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn(run_to_completion))
+        .layer(from_fn(reject_browsers))
+        .layer(from_fn(log_response))
+        .with_state(api)
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AppendCall<'a> {
-    key: Sent,
-    #[serde(default)]
-    batch: Option<String>,
-    #[serde(borrow)]
-    entries: Vec<&'a RawValue>,
-    #[serde(borrow, default)]
-    summary: Option<SummaryCall<'a>>,
+async fn log_response(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let response = next.run(request).await;
+    tracing::debug!(path, status = response.status().as_u16(), "responded");
+    response
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SummaryCall<'a> {
-    after: u64,
-    #[serde(borrow)]
-    data: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeyCall {
-    key: Sent,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ProjectCall {
-    project_key: String,
-}
-
-#[async_trait::async_trait]
-impl Answers for Server {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let path = request.uri().path().to_owned();
-        let answer = match self.call(&path, request).await {
-            Ok(answer) => answer,
-            Err(error) => refused(&error),
-        };
-        tracing::debug!(path, status = answer.status().as_u16(), "answered");
-        answer
+/// Rejects requests that a web page can make to a port of the local machine. A browser sends the
+/// page's origin, or a host name that an attacker made resolve to this machine.
+async fn reject_browsers(request: Request, next: Next) -> Response {
+    if is_local_program(request.headers()) {
+        return next.run(request).await;
     }
+    let error = Error::usage("the session store serves local programs only, not web pages");
+    ApiError(error).into_response()
 }
 
-impl Server {
-    async fn call(&self, path: &str, request: Request<Incoming>) -> Result<Answer> {
-        if !from_here(request.headers()) {
-            return Err(Error::usage(
-                "this is for programs on this machine, not for web pages",
-            ));
-        }
-        if (request.method(), path) == (&Method::GET, "/health") {
-            return Ok(http::json(
-                StatusCode::OK,
-                &json!({ "version": env!("CARGO_PKG_VERSION") }),
-            ));
-        }
-        if !CALLS.contains(&path) {
-            return Ok(http::json(
-                StatusCode::NOT_FOUND,
-                &json!({ "error": format!("there is no call {path}"), "calls": CALLS }),
-            ));
-        }
-        if request.method() != Method::POST
-            || request
-                .headers()
-                .get(CONTENT_TYPE)
-                .is_none_or(|kind| kind != "application/json")
-        {
-            return Err(Error::usage(format!(
-                "{path}: a POST of application/json is wanted"
-            )));
-        }
-        let expected = request.body().size_hint().upper().unwrap_or(LARGEST);
-        if expected > LARGEST {
-            return Ok(too_large());
-        }
-        let kibibytes = u32::try_from(expected / 1024 + 1).unwrap_or(ALL_TOGETHER);
-        let _room =
-            self.room.acquire_many(kibibytes).await.map_err(|cause| {
-                Error::new(ErrorKind::Internal, "wait for room").caused_by(cause)
-            })?;
-        let body = Limited::new(request.into_body(), LARGEST as usize).collect();
-        let body = match tokio::time::timeout(PATIENCE, body).await {
-            Err(_) => {
-                return Err(Error::usage(format!(
-                    "{path}: the body did not arrive within {PATIENCE:?}"
-                )));
-            }
-            Ok(Err(cause)) if cause.is::<LengthLimitError>() => return Ok(too_large()),
-            Ok(Err(cause)) => {
-                return Err(Error::usage(format!("{path}: read the body")).caused_by(cause));
-            }
-            Ok(Ok(body)) => body.to_bytes(),
-        };
-        let (store, path) = (self.store.clone(), path.to_owned());
-        // A caller that hangs up does not leave half a call behind.
-        let done = tokio::spawn(async move { dispatch(&store, &path, &body).await }).await;
-        done.map_err(|cause| Error::new(ErrorKind::Internal, "answer a call").caused_by(cause))?
-    }
-}
-
-const APPEND: &str = "/v1/append";
-const LOAD: &str = "/v1/load";
-const LIST: &str = "/v1/list-sessions";
-const SUMMARIES: &str = "/v1/list-session-summaries";
-const SUMMARY: &str = "/v1/summary";
-const SUBKEYS: &str = "/v1/list-subkeys";
-const DELETE: &str = "/v1/delete";
-const CALLS: [&str; 7] = [APPEND, LOAD, LIST, SUMMARIES, SUMMARY, SUBKEYS, DELETE];
-
-async fn dispatch(store: &SessionStore, path: &str, body: &[u8]) -> Result<Answer> {
-    match path {
-        APPEND => append(store, read(body)?).await,
-        LIST | SUMMARIES => {
-            let project = project(&read::<ProjectCall>(body)?.project_key)?;
-            match path {
-                LIST => Ok(found(
-                    &json!({ "sessions": served(store.list(&project).await)? }),
-                )),
-                _ => Ok(found(
-                    &json!({ "summaries": served(store.summaries(&project))? }),
-                )),
-            }
-        }
-        _ => {
-            let key = store.key(&read::<KeyCall>(body)?.key)?;
-            match path {
-                LOAD => Ok(served(store.load(&key).await)?.map_or_else(absent, lines)),
-                SUBKEYS => Ok(found(
-                    &json!({ "subkeys": served(store.subkeys(&key).await)? }),
-                )),
-                SUMMARY => Ok(served(store.summary(&key).await)?
-                    .map_or_else(absent, |summary| found(&summary))),
-                _ => served(store.delete(&key).await).map(|()| found(&json!({}))),
-            }
-        }
-    }
-}
-
-/// Once a call is understood, what fails is not the caller's fault: a bucket that does not exist, say.
-fn served<T>(done: Result<T>) -> Result<T> {
-    done.map_err(|error| match (error.kind(), error.hint_text()) {
-        (ErrorKind::Usage | ErrorKind::NotFound, hint) => {
-            Error::new(ErrorKind::Internal, error.to_string())
-                .hint(hint.unwrap_or("see the server's log"))
-        }
-        _ => error,
-    })
-}
-
-async fn append(store: &SessionStore, call: AppendCall<'_>) -> Result<Answer> {
-    let key = store.key(&call.key)?;
-    if let Some(at) = call
-        .entries
-        .iter()
-        .position(|entry| !entry.get().starts_with('{'))
-    {
-        return Err(Error::usage(format!(
-            "append: entry {at} is not a JSON object"
-        )));
-    }
-    if call
-        .batch
-        .as_ref()
-        .is_some_and(|batch| batch.is_empty() || batch.len() > 128)
-    {
-        return Err(Error::usage(
-            "append: the name of a batch has 1 to 128 characters",
-        ));
-    }
-    let summary = call.summary.map(|summary| (summary.after, summary.data));
-    if summary
-        .is_some_and(|(_, data)| data.get().len() > LARGEST_SUMMARY || !data.get().starts_with('{'))
-    {
-        return Err(Error::usage(format!(
-            "append: a summary is a JSON object of at most {LARGEST_SUMMARY} bytes"
-        )));
-    }
-    let batch = Batch {
-        id: call.batch.as_deref(),
-        entries: &call.entries,
-        summary,
-    };
-    match served(store.append(&key, batch).await)? {
-        Some(appended) => Ok(found(&appended)),
-        None => {
-            let error = "the summary was made from another one than there is now; nothing is written: ask for it and send again";
-            Ok(http::json(
-                StatusCode::PRECONDITION_FAILED,
-                &json!({ "error": error }),
-            ))
-        }
-    }
-}
-
-fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(|cause| Error::usage("read the body").caused_by(cause))
-}
-
-/// A page in a browser can reach a port of its own machine: it sends where it comes from, or a name that somebody made point here.
-fn from_here(headers: &HeaderMap) -> bool {
+fn is_local_program(headers: &HeaderMap) -> bool {
     let host = headers
         .get(HOST)
         .and_then(|host| host.to_str().ok())
@@ -275,65 +132,279 @@ fn from_here(headers: &HeaderMap) -> bool {
     headers.get(ORIGIN).is_none() && matches!(name, "" | "localhost" | "127.0.0.1" | "[::1]")
 }
 
-fn found(body: &impl Serialize) -> Answer {
-    http::json(StatusCode::OK, body)
+/// Runs each request in a task of its own, so that a client that disconnects does not interrupt it
+/// halfway.
+async fn run_to_completion(request: Request, next: Next) -> Response {
+    tokio::spawn(next.run(request))
+        .await
+        .unwrap_or_else(|cause| {
+            let error = Error::new(ErrorKind::Internal, "handle the request").caused_by(cause);
+            ApiError(error).into_response()
+        })
 }
 
-fn absent() -> Answer {
-    http::json(StatusCode::NOT_FOUND, &json!({ "absent": true }))
+/// A complete request body of type `application/json`, read within the limits.
+struct JsonBody {
+    bytes: Bytes,
+    /// The share of the body budget, until the request is done.
+    _permit: OwnedSemaphorePermit,
 }
 
-fn too_large() -> Answer {
-    http::json(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        &json!({ "error": format!("the body has more than {LARGEST} bytes"), "hint": "send fewer entries at a time" }),
-    )
-}
-
-fn refused(error: &Error) -> Answer {
-    let status = match error.kind() {
-        ErrorKind::Usage => StatusCode::BAD_REQUEST,
-        ErrorKind::NotFound => StatusCode::NOT_FOUND,
-        ErrorKind::Fenced | ErrorKind::Conflict => StatusCode::CONFLICT,
-        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorKind::Corrupt | ErrorKind::Encrypted | ErrorKind::Internal => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-    };
-    if status.is_server_error() {
-        tracing::warn!(%error, "a call failed");
+impl JsonBody {
+    fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T> {
+        serde_json::from_slice(&self.bytes)
+            .map_err(|cause| Error::usage(format!("invalid request body: {cause}")))
     }
-    http::json(
-        status,
-        &json!({ "error": error.to_string(), "hint": error.hint_text() }),
-    )
 }
 
-/// A transcript, piece by piece: memory does not grow with it.
-fn lines(lines: Lines) -> Answer {
+impl FromRequest<Api> for JsonBody {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, api: &Api) -> Result<JsonBody, Response> {
+        let reject = |error| ApiError(error).into_response();
+        let content_type = request.headers().get(CONTENT_TYPE);
+        if content_type.is_none_or(|value| value != "application/json") {
+            return Err(reject(Error::usage(
+                "invalid content type: expected application/json",
+            )));
+        }
+        let expected = request.body().size_hint().upper().unwrap_or(MAX_BODY_BYTES);
+        if expected > MAX_BODY_BYTES {
+            return Err(too_large());
+        }
+        let kibibytes = u32::try_from(expected / 1024 + 1).unwrap_or(BODY_BUDGET_KIB);
+        let permit = api.body_budget.clone().acquire_many_owned(kibibytes).await;
+        let permit = permit.map_err(|cause| {
+            reject(Error::new(ErrorKind::Internal, "reserve memory").caused_by(cause))
+        })?;
+        let body = Limited::new(request.into_body(), MAX_BODY_BYTES as usize).collect();
+        match tokio::time::timeout(READ_TIMEOUT, body).await {
+            Ok(Ok(body)) => Ok(JsonBody {
+                bytes: body.to_bytes(),
+                _permit: permit,
+            }),
+            Ok(Err(cause)) if cause.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(cause)) => Err(reject(
+                Error::usage("read the request body").caused_by(cause),
+            )),
+            Err(_) => Err(reject(Error::usage(format!(
+                "the request body did not arrive within {READ_TIMEOUT:?}"
+            )))),
+        }
+    }
+}
+
+/// An error as a response.
+struct ApiError(Error);
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        ApiError(error)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let ApiError(error) = self;
+        let status = match error.kind() {
+            ErrorKind::Usage => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Fenced | ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Corrupt
+            | ErrorKind::Encrypted
+            | ErrorKind::NewerFormat
+            | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        if status.is_server_error() {
+            tracing::warn!(%error, "a request failed");
+        }
+        let body = json!({ "error": error.to_string(), "hint": error.hint_text() });
+        (status, Json(body)).into_response()
+    }
+}
+
+/// Turns a usage error into a server error. Once a request is parsed, a failure is not the client's
+/// fault: the bucket may not exist, for example.
+fn server_side<T>(result: Result<T>) -> Result<T> {
+    result.map_err(|error| match (error.kind(), error.hint_text()) {
+        (ErrorKind::Usage | ErrorKind::NotFound, hint) => {
+            Error::new(ErrorKind::Internal, error.to_string())
+                .hint(hint.unwrap_or("see the log of the server"))
+        }
+        _ => error,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppendRequest<'a> {
+    key: RequestKey,
+    #[serde(default)]
+    batch_id: Option<String>,
+    #[serde(borrow)]
+    entries: Vec<&'a RawValue>,
+    #[serde(borrow, default)]
+    summary: Option<SummaryRequest<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SummaryRequest<'a> {
+    base_version: u64,
+    #[serde(borrow)]
+    data: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyRequest {
+    key: RequestKey,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProjectRequest {
+    project_key: String,
+}
+
+async fn health() -> Response {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response()
+}
+
+async fn append(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let request: AppendRequest<'_> = body.parse()?;
+    let key = api.store.key(&request.key)?;
+    let is_object = |value: &RawValue| value.get().starts_with('{');
+    if let Some(position) = request.entries.iter().position(|entry| !is_object(entry)) {
+        return Err(Error::usage(format!("entry {position} is not a JSON object")).into());
+    }
+    let is_valid_id = |id: &String| (1..=MAX_BATCH_ID_LEN).contains(&id.len());
+    if !request.batch_id.as_ref().is_none_or(is_valid_id) {
+        return Err(Error::usage(format!(
+            "invalid batch_id: expected 1 to {MAX_BATCH_ID_LEN} characters"
+        ))
+        .into());
+    }
+    let summary = request.summary.map(|summary| SummaryUpdate {
+        base_version: summary.base_version,
+        data: summary.data,
+    });
+    if summary.is_some_and(|summary| {
+        summary.data.get().len() > MAX_SUMMARY_BYTES || !is_object(summary.data)
+    }) {
+        return Err(Error::usage(format!(
+            "invalid summary: expected a JSON object of at most {MAX_SUMMARY_BYTES} bytes"
+        ))
+        .into());
+    }
+    let append = Append {
+        batch_id: request.batch_id.as_deref(),
+        entries: &request.entries,
+        summary,
+    };
+    match server_side(api.store.append(&key, append).await)? {
+        Some(appended) => Ok(Json(appended).into_response()),
+        None => {
+            let error = "the summary is outdated: its base_version is not the current version";
+            let hint = "get the current summary from /v1/summary and append again";
+            let body = Json(json!({ "error": error, "hint": hint }));
+            Ok((StatusCode::PRECONDITION_FAILED, body).into_response())
+        }
+    }
+}
+
+async fn load(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let key = api.store.key(&body.parse::<KeyRequest>()?.key)?;
+    let lines = server_side(api.store.load(&key).await)?;
+    Ok(lines.map_or_else(absent, stream_lines))
+}
+
+async fn list_sessions(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let project = project_id(&body.parse::<ProjectRequest>()?.project_key)?;
+    let sessions = server_side(api.store.list(&project).await)?;
+    Ok(Json(json!({ "sessions": sessions })).into_response())
+}
+
+async fn list_session_summaries(
+    State(api): State<Api>,
+    body: JsonBody,
+) -> Result<Response, ApiError> {
+    let project = project_id(&body.parse::<ProjectRequest>()?.project_key)?;
+    let summaries = server_side(api.store.summaries(&project))?;
+    Ok(Json(json!({ "summaries": summaries })).into_response())
+}
+
+async fn summary(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let key = api.store.key(&body.parse::<KeyRequest>()?.key)?;
+    let summary = server_side(api.store.summary(&key).await)?;
+    Ok(summary.map_or_else(absent, |summary| Json(summary).into_response()))
+}
+
+async fn list_subkeys(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let key = api.store.key(&body.parse::<KeyRequest>()?.key)?;
+    let subkeys = server_side(api.store.subkeys(&key).await)?;
+    Ok(Json(json!({ "subkeys": subkeys })).into_response())
+}
+
+async fn delete(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {
+    let key = api.store.key(&body.parse::<KeyRequest>()?.key)?;
+    server_side(api.store.delete(&key).await)?;
+    Ok(Json(json!({})).into_response())
+}
+
+async fn not_found(uri: Uri) -> Response {
+    let body = json!({ "error": format!("unknown path {:?}", uri.path()), "paths": PATHS });
+    (StatusCode::NOT_FOUND, Json(body)).into_response()
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let error = format!("method {method} is not allowed for {}", uri.path());
+    (
+        StatusCode::METHOD_NOT_ALLOWED,
+        Json(json!({ "error": error })),
+    )
+        .into_response()
+}
+
+/// The response for a transcript or summary that does not exist.
+fn absent() -> Response {
+    let body = json!({ "error": "not found" });
+    (StatusCode::NOT_FOUND, Json(body)).into_response()
+}
+
+fn too_large() -> Response {
+    let body = json!({
+        "error": format!("the request body is larger than {MAX_BODY_BYTES} bytes"),
+        "hint": "send fewer entries per request",
+    });
+    (StatusCode::PAYLOAD_TOO_LARGE, Json(body)).into_response()
+}
+
+/// Sends a transcript in chunks, so that memory does not grow with its size.
+fn stream_lines(lines: TranscriptLines) -> Response {
     let len = lines.len;
-    let pieces = futures_util::stream::try_unfold((lines, 0), |(lines, at)| async move {
-        if at == lines.len {
+    let chunks = futures_util::stream::try_unfold((lines, 0), |(lines, offset)| async move {
+        if offset == lines.len {
             return Ok(None);
         }
-        let mut piece = vec![0; (lines.len - at).min(CHUNK) as usize];
-        let got = lines.file.read_at(&mut piece, at)?;
-        if got == 0 {
+        let mut chunk = vec![0; (lines.len - offset).min(CHUNK_BYTES) as usize];
+        let read = lines.file.read_at(&mut chunk, offset)?;
+        if read == 0 {
             return Err(std::io::Error::new(
                 std::io::ErrorKind::UnexpectedEof,
-                "the transcript was cut while it was read",
+                "the transcript was truncated while it was read",
             ));
         }
-        piece.truncate(got);
-        Ok(Some((
-            Frame::data(Bytes::from(piece)),
-            (lines, at + got as u64),
-        )))
+        chunk.truncate(read);
+        Ok(Some((Bytes::from(chunk), (lines, offset + read as u64))))
     });
-    http::answer(
-        StatusCode::OK,
-        "application/x-ndjson",
-        BodyExt::boxed_unsync(StreamBody::new(pieces)),
-        Some(len),
-    )
+    let headers = [
+        (
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/x-ndjson"),
+        ),
+        (CONTENT_LENGTH, HeaderValue::from(len)),
+    ];
+    (headers, Body::from_stream(chunks)).into_response()
 }

@@ -1,68 +1,73 @@
-//! What an SDK calls a session, and where its files are: as Claude Code itself would have them. Pure.
+//! The keys of the SDK's `SessionStore`, and the file of each: the path that Claude Code itself
+//! would use. Pure.
 
 use serde::Deserialize;
 
 use crate::agent::{FileClass, Profile};
 use crate::error::{Error, Result};
-use crate::model::{FileKind, LogName, RelPath, SessionId};
+use crate::model::{FileKind, LogName, ProjectId, RelPath, SessionId};
 
-/// A key as it is sent.
+/// A key as the client sends it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sent {
-    /// The caller's name for the project or tenant.
+pub struct RequestKey {
+    /// The client's name of the project or tenant.
     pub project_key: String,
     /// The session.
     pub session_id: String,
-    /// Which of its other transcripts; none: its own.
+    /// The name of a sub-agent's transcript; `None` for the main transcript.
     #[serde(default)]
     pub subpath: Option<String>,
 }
 
-/// A transcript of a session, checked: its path belongs to the session's log and to nothing else.
+/// A valid key of one transcript. Its path belongs to the log of the session and to no other log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
-    project: SessionId,
+pub struct TranscriptKey {
+    project: ProjectId,
     session: SessionId,
     subpath: Option<String>,
-    file: RelPath,
+    path: RelPath,
 }
 
-impl Key {
-    /// Checks what was sent.
-    pub fn read(profile: &dyn Profile, sent: &Sent) -> Result<Key> {
-        let project = project(&sent.project_key)?;
-        let session: SessionId = sent.session_id.parse()?;
-        let file = match &sent.subpath {
+impl TranscriptKey {
+    /// Checks a key.
+    pub fn parse(profile: &dyn Profile, key: &RequestKey) -> Result<TranscriptKey> {
+        let project = project_id(&key.project_key)?;
+        let session: SessionId = key.session_id.parse()?;
+        let path = match &key.subpath {
             None => format!("projects/{project}/{session}.jsonl"),
             Some(subpath) => format!("projects/{project}/{session}/{subpath}.jsonl"),
         };
-        let file: RelPath = file
+        let path: RelPath = path
             .parse()
-            .map_err(|cause: Error| Error::usage("read the key").caused_by(cause))?;
-        let own = LogName::Session(session.clone());
-        let unnamed = sent
+            .map_err(|cause: Error| Error::usage(format!("invalid key: {cause}")))?;
+        let log = LogName::Session(session.clone());
+        let has_empty_component = key
             .subpath
             .as_ref()
             .is_some_and(|subpath| subpath.split('/').any(str::is_empty));
-        if unnamed
-            || profile.place(&file) != FileClass::Keep(own, FileKind::Append)
-            || sent.subpath.is_none() != profile.is_transcript(&file)
+        if has_empty_component
+            || profile.classify(&path) != FileClass::Stored(log, FileKind::Append)
+            || key.subpath.is_none() != profile.is_transcript(&path)
         {
-            return Err(Error::usage(format!("read the key: {file} is no place of a transcript of session {session}")).hint(
-                "a session id is a UUID; a subpath is one such as subagents/agent-1, and left out for the session's own transcript",
+            return Err(Error::usage(format!(
+                "invalid key: {path} is not the path of a transcript of session {session}"
+            ))
+            .hint(
+                "use a UUID as session_id and a subpath such as subagents/agent-1; \
+                 omit the subpath for the main transcript",
             ));
         }
-        Ok(Key {
+        Ok(TranscriptKey {
             project,
             session,
-            subpath: sent.subpath.clone(),
-            file,
+            subpath: key.subpath.clone(),
+            path,
         })
     }
 
-    /// The log that it belongs to.
-    pub fn name(&self) -> LogName {
+    /// The name of the session's log.
+    pub fn log_name(&self) -> LogName {
         LogName::Session(self.session.clone())
     }
 
@@ -71,57 +76,57 @@ impl Key {
         &self.session
     }
 
-    /// Which of the session's other transcripts it is; none: its own.
+    /// The name of a sub-agent's transcript; `None` for the main transcript.
     pub fn subpath(&self) -> Option<&str> {
         self.subpath.as_deref()
     }
 
-    /// Where it is.
-    pub fn file(&self) -> &RelPath {
-        &self.file
+    /// The path of the transcript.
+    pub fn path(&self) -> &RelPath {
+        &self.path
     }
 
-    /// The session's own transcript.
-    pub fn transcript(&self) -> Result<RelPath> {
-        transcript(&self.project, self.session.as_str())
+    /// The path of the session's main transcript.
+    pub fn main_transcript(&self) -> Result<RelPath> {
+        transcript_path(&self.project, self.session.as_str())
     }
 
-    /// What lies beside it: the directory of everything else in the session.
+    /// The directory of the session's other files.
     pub fn directory(&self) -> Result<RelPath> {
-        directory(&self.project, self.session.as_str())
+        session_directory(&self.project, self.session.as_str())
     }
 
-    /// What we keep of the session ourselves.
-    pub fn record(&self) -> Result<RelPath> {
-        record(&self.project, self.session.as_str())
+    /// The path of the session's append record.
+    pub fn record_path(&self) -> Result<RelPath> {
+        record_path(&self.project, self.session.as_str())
     }
 }
 
-/// The directory name of a project: its own where that is plain.
-pub fn project(key: &str) -> Result<SessionId> {
+/// The directory name of a project. Characters that a directory name cannot have are escaped.
+pub fn project_id(key: &str) -> Result<ProjectId> {
     if key.is_empty() {
-        return Err(Error::usage("read the key: the project is empty"));
+        return Err(Error::usage("invalid project_key \"\": it is empty"));
     }
-    Ok(SessionId::escape(key))
+    Ok(ProjectId::escape(key))
 }
 
 /// The directory of a project's sessions.
-pub fn sessions(project: &SessionId) -> Result<RelPath> {
+pub fn project_directory(project: &ProjectId) -> Result<RelPath> {
     format!("projects/{project}").parse()
 }
 
-/// Where the transcript of a session is.
-pub fn transcript(project: &SessionId, session: &str) -> Result<RelPath> {
+/// The path of a session's main transcript.
+pub fn transcript_path(project: &ProjectId, session: &str) -> Result<RelPath> {
     format!("projects/{project}/{session}.jsonl").parse()
 }
 
-/// Where everything else of a session is.
-pub fn directory(project: &SessionId, session: &str) -> Result<RelPath> {
+/// The directory of a session's other files.
+fn session_directory(project: &ProjectId, session: &str) -> Result<RelPath> {
     format!("projects/{project}/{session}").parse()
 }
 
-/// What we keep of a session ourselves.
-pub fn record(project: &SessionId, session: &str) -> Result<RelPath> {
+/// The path of a session's append record.
+pub fn record_path(project: &ProjectId, session: &str) -> Result<RelPath> {
     format!("projects/{project}/{session}/session-store.json").parse()
 }
 
@@ -130,21 +135,21 @@ mod tests {
     use super::*;
     use crate::agent::claude_code::ClaudeCode;
 
-    fn read(project: &str, session: &str, subpath: Option<&str>) -> Result<Key> {
+    fn parse(project: &str, session: &str, subpath: Option<&str>) -> Result<TranscriptKey> {
         let profile = ClaudeCode::new("claude-code".parse().unwrap());
-        let sent = Sent {
+        let key = RequestKey {
             project_key: project.to_owned(),
             session_id: session.to_owned(),
             subpath: subpath.map(str::to_owned),
         };
-        Key::read(&profile, &sent)
+        TranscriptKey::parse(&profile, &key)
     }
 
     #[test]
-    fn a_key_is_the_path_that_claude_code_has() {
+    fn a_key_has_the_path_that_claude_code_uses() {
         let path = |project, session, subpath| {
-            read(project, session, subpath)
-                .map(|key| key.file().to_string())
+            parse(project, session, subpath)
+                .map(|key| key.path().to_string())
                 .unwrap()
         };
         assert_eq!(
@@ -163,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_would_be_elsewhere_is_refused() {
+    fn a_key_with_a_path_outside_the_session_is_rejected() {
         for (project, session, subpath) in [
             ("", "s", None),
             ("p", "", None),
@@ -178,9 +183,9 @@ mod tests {
             ("p", "s", Some("x.tmp/y")),
             ("p", "s", Some("resume-head")),
         ] {
-            let refused = read(project, session, subpath).map(|key| key.file().to_string());
+            let result = parse(project, session, subpath).map(|key| key.path().to_string());
             assert_eq!(
-                refused.map_err(|error| error.kind()),
+                result.map_err(|error| error.kind()),
                 Err(crate::error::ErrorKind::Usage),
                 "{project:?} {session:?} {subpath:?}"
             );

@@ -1,7 +1,8 @@
-//! The Agent SDK's `SessionStore` on a directory of our own: an append is a file that grew, and is answered when it is durable.
+//! The Agent SDK's `SessionStore` API on a directory of its own: an append writes to a transcript
+//! file, and returns once the entries are durable.
 //!
-//! Owns what each call of that contract means here. Does not own the way to the bucket and back, which is that of every other
-//! session (`capture`, `restore`), nor how a call arrives (`http`).
+//! Owns what each call of the API does. Does not own uploading and restoring, which work as for
+//! every other session (`capture`, `restore`), or the HTTP interface (`http`).
 
 mod batch;
 pub mod http;
@@ -16,123 +17,130 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::block_in_place;
-use tokio::time::Instant;
 
-use self::batch::{Append, Ids, Record, Summary, Written};
-pub use self::key::{Key, Sent, project};
+use self::batch::{AppendRecord, Batch, BatchOutcome, Summary, TranscriptCache};
+pub use self::batch::SummaryUpdate;
+pub use self::key::{RequestKey, TranscriptKey, project_id};
 use crate::agent::FileClass;
-use crate::capture::{Feed, StreamerHandle};
-use crate::daemon::lock::state_dir;
+use crate::capture::{IndexQueue, StreamerHandle};
 use crate::daemon::service::Service;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
-use crate::index::{Filter, SessionRow};
+use crate::index::{SessionFilter, SessionRow};
 use crate::log::ledger::Ledger;
 use crate::log::segments;
-use crate::log::writer::{WriteTarget, fenced};
-use crate::model::{FileKind, LogId, RelPath, Seq, SessionId};
-use crate::restore;
-use crate::sys::{Directory, Disk, ItemKind, OpenFile, Operation};
+use crate::log::writer::{WriteTarget, fenced_error};
+use crate::model::{FileKind, LogId, ProjectId, RelPath, ResolvedPoint, Seq, SessionId};
+use crate::operations::pull;
+use crate::operations::restore::{
+    IfMissing, IndexUpdate, RestoreRequest, RestoreService, SessionSet,
+};
+use crate::store::Store;
+use crate::sys::lines::complete_lines_len;
+use crate::sys::lock::state_dir;
+use crate::sys::{Directory, Disk, ItemKind, OpenFile};
 use crate::upkeep::{reindex, remove};
 use crate::wire::Parts;
 
-/// An append that is not durable by then is answered so; it is written here and goes out when the store answers. The SDK gives
-/// up after 60 seconds and does not ask again then.
-const DURABLE_WITHIN: Duration = Duration::from_secs(30);
+/// Time limit for an append to become durable. After it, the append fails, but its entries stay in
+/// the local file and are uploaded later. The SDK gives up after 60 seconds and does not retry
+/// then.
+const DURABLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// So many sessions are remembered that nobody asks about at the moment.
-const MOST_QUIET: usize = 256;
+/// Maximum number of sessions whose state is kept while no call uses them.
+const MAX_IDLE_SESSIONS: usize = 256;
 
-/// Sessions asked of the index at a time.
-const PAGE: u32 = 500;
+/// Number of sessions per index query.
+const PAGE_SIZE: u32 = 500;
 
-/// The store.
+/// The session store.
 pub struct SessionStore {
     parts: Parts,
     disk: Arc<Disk>,
     handle: StreamerHandle,
-    feed: Arc<Feed>,
-    sessions: Mutex<HashMap<SessionId, Arc<AsyncMutex<Session>>>>,
-    /// A restore clears what an earlier one left: one at a time.
-    restoring: AsyncMutex<()>,
+    index_queue: Arc<IndexQueue>,
+    sessions: Mutex<HashMap<SessionId, Arc<AsyncMutex<SessionState>>>>,
+    restore_service: RestoreService,
 }
 
-/// What is known of a session between calls. One call at a time has it.
+/// The state of a session between calls. One call at a time uses it.
 #[derive(Default)]
-struct Session {
-    /// Its files are here, and we may write to them: if somebody took it over since, the flush says so.
-    here: bool,
-    /// It was read since somebody else wrote to it: who appends now goes on from there, and takes it over.
-    take: bool,
-    ids: Ids,
-    copy: Option<Arc<Copy>>,
+struct SessionState {
+    /// The local files are complete and writable. If another writer took the session over since,
+    /// the flush reports it.
+    is_local: bool,
+    /// A client loaded the session after another writer had changed it: the next append continues
+    /// from there and takes the session over.
+    must_claim: bool,
+    transcripts: TranscriptCache,
+    copy: Option<Arc<SessionCopy>>,
 }
 
-/// A session of which what is here is not the newest: a copy, to read. Nobody loses it by that.
-struct Copy {
+/// A copy of a session whose local files are outdated, for reading. It does not claim the session.
+struct SessionCopy {
     head: Seq,
     disk: Disk,
 }
 
-impl Drop for Copy {
+impl Drop for SessionCopy {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(self.disk.root());
     }
 }
 
-/// Where to read a session.
-enum View {
-    Here(Arc<Disk>),
-    Copy(Arc<Copy>),
+/// The newest files of a session.
+enum SessionFiles {
+    Local(Arc<Disk>),
+    Copy(Arc<SessionCopy>),
 }
 
-impl View {
+impl SessionFiles {
     fn directory(&self) -> &Disk {
         match self {
-            View::Here(disk) => disk,
-            View::Copy(copy) => &copy.disk,
+            SessionFiles::Local(disk) => disk,
+            SessionFiles::Copy(copy) => &copy.disk,
         }
     }
 }
 
-/// What an append answers.
+/// The result of an append.
 #[derive(Debug, Serialize)]
 pub struct Appended {
-    /// Entries that were new.
-    new: usize,
-    /// The version of the session's summary.
-    summary: u64,
+    /// Number of entries that were new.
+    new_entries: usize,
+    /// The current version of the session's summary.
+    summary_version: u64,
 }
 
-/// What is sent along with an append.
-pub struct Batch<'a> {
-    /// The caller's name for it, the same when it is repeated.
-    pub id: Option<&'a str>,
+/// The content of an append.
+pub struct Append<'a> {
+    /// The client's ID of this append; a repeated append has the same ID.
+    pub batch_id: Option<&'a str>,
     /// The entries.
     pub entries: &'a [&'a RawValue],
-    /// What the SDK makes of them, and the version that it began from.
-    pub summary: Option<(u64, &'a RawValue)>,
+    /// The new summary.
+    pub summary: Option<SummaryUpdate<'a>>,
 }
 
-/// A transcript to read: whole lines, up to where it ended when it was asked for.
-pub struct Lines {
+/// The complete lines of a transcript at the time of the call.
+pub struct TranscriptLines {
     /// The file.
     pub file: Box<dyn OpenFile>,
-    /// So many bytes.
+    /// The length of the complete lines.
     pub len: u64,
-    /// Keeps a copy on disk until it is read.
-    _view: View,
+    /// Keeps a copy on disk while it is read.
+    _files: SessionFiles,
 }
 
-/// A session as listed.
+/// A session in a list.
 #[derive(Debug, Serialize)]
-pub struct Listed {
+pub struct ListedSession {
     session_id: String,
     mtime: i64,
 }
 
-/// A session's summary as listed.
+/// The summary of a session.
 #[derive(Debug, Serialize)]
-pub struct Summarised {
+pub struct SessionSummary {
     session_id: String,
     mtime: i64,
     version: u64,
@@ -140,112 +148,125 @@ pub struct Summarised {
 }
 
 impl SessionStore {
-    /// The store on the directory that a service streams.
+    /// Creates the store on the directory that `service` streams.
     pub fn new(parts: &Parts, service: &Service) -> Result<SessionStore> {
         let disk = parts.directory()?;
-        // What an earlier one left that was killed; we hold the directory's lock.
-        let _ = std::fs::remove_dir_all(copies(disk.root()));
-        let (handle, feed) = (service.handle(), service.feed());
+        // A killed process may have left copies. The caller holds the lock of the directory.
+        let _ = std::fs::remove_dir_all(copies_directory(disk.root()));
+        let (counters, index) = (service.counters(), IndexUpdate::Deferred);
+        let restore_service = RestoreService::without_lock(parts, None, counters, index)?;
         Ok(SessionStore {
             parts: parts.clone(),
             disk,
-            handle,
-            feed,
+            handle: service.handle(),
+            index_queue: service.index_queue(),
             sessions: Mutex::default(),
-            restoring: AsyncMutex::default(),
+            restore_service,
         })
     }
 
     /// Checks a key.
-    pub fn key(&self, sent: &Sent) -> Result<Key> {
-        Key::read(&*self.parts.profile, sent)
+    pub fn key(&self, key: &RequestKey) -> Result<TranscriptKey> {
+        TranscriptKey::parse(&*self.parts.profile, key)
     }
 
-    /// Appends, and answers when it is durable. None if the summary was made from another one than there is now: nothing is
-    /// written then.
-    pub async fn append(&self, key: &Key, batch: Batch<'_>) -> Result<Option<Appended>> {
+    /// Appends entries, and returns once they are durable. Returns `None` and writes nothing if the
+    /// summary is based on an outdated version.
+    pub async fn append(
+        &self,
+        key: &TranscriptKey,
+        append: Append<'_>,
+    ) -> Result<Option<Appended>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        if batch.entries.is_empty() {
+        if append.entries.is_empty() {
             return Ok(Some(Appended {
-                new: 0,
-                summary: self.version(key)?,
+                new_entries: 0,
+                summary_version: self.record(key)?.summary_version(),
             }));
         }
-        self.bring(&mut session, key).await?;
-        let summary = batch.summary.filter(|_| key.subpath().is_none());
-        let now = self.parts.logs.clock.now().as_millisecond();
-        let append = Append {
+        self.make_local(&mut session, key).await?;
+        let batch = Batch {
             key,
-            batch: batch.id,
-            entries: batch.entries,
-            summary,
-            now,
+            id: append.batch_id,
+            entries: append.entries,
+            summary: append.summary.filter(|_| key.subpath().is_none()),
+            now_ms: self.parts.logs.clock.now().as_millisecond(),
         };
-        // Reads the whole file the first time, and waits for the disk.
-        let written = block_in_place(|| session.ids.append(&*self.disk, &append))?;
-        let Written::All {
-            new,
+        // The first append reads the complete file, and every append waits for the disk.
+        let outcome = block_in_place(|| session.transcripts.append(&*self.disk, &batch))?;
+        let BatchOutcome::Complete {
+            new_entries,
             files,
-            summary,
-        } = written
+            summary_version,
+        } = outcome
         else {
             return Ok(None);
         };
-        self.durable(key, files).await?;
-        Ok(Some(Appended { new, summary }))
+        self.flush(key, files).await?;
+        Ok(Some(Appended {
+            new_entries,
+            summary_version,
+        }))
     }
 
     /// Waits until files of a session are durable in its log.
-    async fn durable(&self, key: &Key, files: Vec<RelPath>) -> Result<()> {
-        let flushed =
-            tokio::time::timeout(DURABLE_WITHIN, self.handle.wrote(key.name(), files)).await;
+    async fn flush(&self, key: &TranscriptKey, files: Vec<RelPath>) -> Result<()> {
+        let flush = self.handle.flush_files(key.log_name(), files);
+        let flushed = tokio::time::timeout(DURABLE_TIMEOUT, flush).await;
         let report = flushed.map_err(|_| {
-            Error::unavailable(format!("session {}: not durable after {DURABLE_WITHIN:?}", key.session()))
-                .hint("it is written here, and goes out when the store answers; the same append may be sent again")
+            let session = key.session();
+            Error::unavailable(format!(
+                "session {session} is not durable after {DURABLE_TIMEOUT:?}"
+            ))
+            .hint(
+                "repeat the append; its entries are in a local file and are uploaded once the \
+                 store responds",
+            )
         })??;
         if report.logs.iter().any(|log| log.is_branch()) {
-            return Err(fenced(&self.id(key), None)
-                .hint("load the session again to go on from what the other wrote"));
+            return Err(fenced_error(&self.id(key), None)
+                .hint("load the session again to continue from the other writer's entries"));
         }
         Ok(())
     }
 
-    /// A transcript; none if there is none.
-    pub async fn load(&self, key: &Key) -> Result<Option<Lines>> {
+    /// The lines of a transcript; `None` if it does not exist.
+    pub async fn load(&self, key: &TranscriptKey) -> Result<Option<TranscriptLines>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        let Some(view) = self.view(&mut session, key).await? else {
+        let Some(files) = self.newest_files(&mut session, key).await? else {
             return Ok(None);
         };
-        let failed = |cause| Error::io(format!("read {}", key.file()), cause);
-        let Some(file) = view.directory().open(key.file()).map_err(failed)? else {
+        let failed = |cause| Error::io(format!("read {}", key.path()), cause);
+        let Some(file) = files.directory().open(key.path()).map_err(failed)? else {
             return Ok(None);
         };
-        let len = batch::whole(&*file).map_err(failed)?;
-        // What was deleted alone is an empty file.
-        Ok((len > 0).then_some(Lines {
+        let size = file.stat().map_err(failed)?.size;
+        let len = complete_lines_len(&*file, size).map_err(failed)?;
+        // A deleted transcript of a session that still exists is an empty file.
+        Ok((len > 0).then_some(TranscriptLines {
             file,
             len,
-            _view: view,
+            _files: files,
         }))
     }
 
-    /// The other transcripts of a session.
-    pub async fn subkeys(&self, key: &Key) -> Result<Vec<String>> {
+    /// The subpaths of a session's other transcripts.
+    pub async fn subkeys(&self, key: &TranscriptKey) -> Result<Vec<String>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        let Some(view) = self.view(&mut session, key).await? else {
+        let Some(files) = self.newest_files(&mut session, key).await? else {
             return Ok(Vec::new());
         };
         let directory = key.directory()?;
-        let mut found = Vec::new();
-        for path in files_below(view.directory(), &directory)
+        let transcript = FileClass::Stored(key.log_name(), FileKind::Append);
+        let mut subpaths = Vec::new();
+        for path in list_files(files.directory(), &directory)
             .map_err(|cause| Error::io(format!("list {directory}"), cause))?
         {
-            let kept =
-                self.parts.profile.place(&path) == FileClass::Keep(key.name(), FileKind::Append);
-            let filled = view
+            let is_transcript = self.parts.profile.classify(&path) == transcript;
+            let has_content = files
                 .directory()
                 .stat(&path)
                 .ok()
@@ -255,105 +276,81 @@ impl SessionStore {
                 .as_str()
                 .strip_prefix(directory.as_str())
                 .and_then(|rest| rest.strip_prefix('/')?.strip_suffix(".jsonl"));
-            found.extend(subpath.filter(|_| kept && filled).map(str::to_owned));
+            if let Some(subpath) = subpath.filter(|_| is_transcript && has_content) {
+                subpaths.push(subpath.to_owned());
+            }
         }
-        Ok(found)
+        Ok(subpaths)
     }
 
-    /// The sessions of a project: those here, and those that the index knows from elsewhere.
-    pub async fn list(&self, project: &SessionId) -> Result<Vec<Listed>> {
-        let mut found = self.here(project)?;
-        for row in self.elsewhere(project).await? {
+    /// The sessions of a project: the local ones, and those that the index lists.
+    pub async fn list(&self, project: &ProjectId) -> Result<Vec<ListedSession>> {
+        let mut mtimes = self.local_sessions(project)?;
+        for row in self.indexed_sessions(project).await? {
             let updated = row.updated.as_millisecond();
-            match found.get_mut(&row.id) {
-                None => drop(found.insert(row.id, updated)),
-                // Somebody else wrote to it: what is here is older.
-                Some(mtime) if self.is_behind(&row) => *mtime = updated.max(*mtime + 1),
+            match mtimes.get_mut(&row.id) {
+                None => drop(mtimes.insert(row.id, updated)),
+                // Another writer has changed the session since.
+                Some(mtime) if self.is_outdated(&row) => *mtime = updated.max(*mtime + 1),
                 Some(_) => {}
             }
         }
-        Ok(found
+        Ok(mtimes
             .into_iter()
-            .map(|(session_id, mtime)| Listed { session_id, mtime })
+            .map(|(session_id, mtime)| ListedSession { session_id, mtime })
             .collect())
     }
 
-    /// What the SDK made of the sessions of a project, of those here.
-    pub fn summaries(&self, project: &SessionId) -> Result<Vec<Summarised>> {
-        let mut found = Vec::new();
-        for session_id in self.here(project)?.into_keys() {
-            if let Some(Summary {
-                version,
-                mtime,
-                data,
-            }) = Record::load(&*self.disk, &key::record(project, &session_id)?)?.summary
-            {
-                found.push(Summarised {
-                    session_id,
-                    mtime,
-                    version,
-                    data,
-                });
-            }
+    /// The summaries of a project's local sessions.
+    pub fn summaries(&self, project: &ProjectId) -> Result<Vec<SessionSummary>> {
+        let mut summaries = Vec::new();
+        for session_id in self.local_sessions(project)?.into_keys() {
+            let path = key::record_path(project, &session_id)?;
+            let summary = AppendRecord::load(&*self.disk, &path)?.summary;
+            summaries.extend(summary.map(|summary| SessionSummary::new(session_id, summary)));
         }
-        Ok(found)
+        Ok(summaries)
     }
 
-    /// What the SDK made of a session so far; none if it made nothing.
-    pub async fn summary(&self, key: &Key) -> Result<Option<Summarised>> {
+    /// The summary of a session; `None` if there is none.
+    pub async fn summary(&self, key: &TranscriptKey) -> Result<Option<SessionSummary>> {
         let session = self.session(key);
         let mut session = session.lock().await;
-        // As for an append: the summary that it goes on from is that of whoever wrote last.
-        self.bring(&mut session, key).await?;
-        let summary = Record::load(&*self.disk, &key.record()?)?.summary;
-        let session_id = key.session().to_string();
-        Ok(summary.map(
-            |Summary {
-                 version,
-                 mtime,
-                 data,
-             }| Summarised {
-                session_id,
-                mtime,
-                version,
-                data,
-            },
-        ))
+        // The client bases its next append on this summary, so it must be the newest one.
+        self.make_local(&mut session, key).await?;
+        let summary = self.record(key)?.summary;
+        Ok(summary.map(|summary| SessionSummary::new(key.session().to_string(), summary)))
     }
 
-    /// Deletes a transcript, or a whole session; `sessiond undelete` brings the latter back within the grace period.
-    pub async fn delete(&self, key: &Key) -> Result<()> {
+    /// Deletes a transcript, or a complete session. `sessiond undelete` restores a session within
+    /// the grace period.
+    pub async fn delete(&self, key: &TranscriptKey) -> Result<()> {
         let session = self.session(key);
         let mut session = session.lock().await;
         let id = self.id(key);
         let state = self.parts.logs.read_state(&id).await?;
-        let stored = state.seq > 0 && state.removed.is_none();
+        let is_stored = state.seq > 0 && state.removed.is_none();
         let directory = format!("{}/", key.directory()?);
-        let own = |path: &RelPath| {
-            *path == *key.file() || key.subpath().is_none() && path.as_str().starts_with(&directory)
+        let is_deleted = |path: &RelPath| {
+            *path == *key.path() || key.subpath().is_none() && path.as_str().starts_with(&directory)
         };
-        let in_use = |(path, file): &(&RelPath, &crate::model::FileState)| {
-            file.len > 0 && path.name().ends_with(".jsonl")
-        };
-        let others = state
-            .files
-            .iter()
-            .filter(in_use)
-            .any(|(path, _)| !own(path));
-        if stored && (key.subpath().is_some() || others) {
-            // The log goes on without it.
-            self.bring(&mut session, key).await?;
-            let emptied = self
-                .empty(key)
-                .map_err(|cause| Error::io(format!("empty {}", key.file()), cause))?;
-            return self.durable(key, emptied).await;
+        let has_other_transcripts = state.files.iter().any(|(path, file)| {
+            file.len > 0 && path.name().ends_with(".jsonl") && !is_deleted(path)
+        });
+        if is_stored && (key.subpath().is_some() || has_other_transcripts) {
+            // The log continues without the deleted files.
+            self.make_local(&mut session, key).await?;
+            let truncated = self
+                .truncate_files(key)
+                .map_err(|cause| Error::io(format!("truncate {}", key.path()), cause))?;
+            return self.flush(key, truncated).await;
         }
-        self.handle.hold(key.name()).await?;
-        let done = self.forget(key, &id, stored).await;
-        *session = Session::default();
-        self.handle.release(key.name()).await?;
-        done?;
-        if stored
+        self.handle.hold(key.log_name()).await?;
+        let removed = self.remove_session(key, &id, is_stored).await;
+        *session = SessionState::default();
+        self.handle.release(key.log_name()).await?;
+        removed?;
+        if is_stored
             && let Err(error) = reindex::catch_up(
                 &self.parts.logs,
                 &*self.parts.index,
@@ -362,70 +359,76 @@ impl SessionStore {
             )
             .await
         {
-            tracing::warn!(%error, "the index was not told; it catches up by itself");
-            self.feed.stale(key.name());
+            tracing::warn!(%error, "the index update failed; retrying in the background");
+            self.index_queue.push_stale(key.log_name());
         }
         Ok(())
     }
 
-    /// Empties the files of a key that are here: what is gone from the directory would stay in the log.
-    fn empty(&self, key: &Key) -> std::io::Result<Vec<RelPath>> {
-        let mut paths = vec![key.file().clone()];
+    /// Truncates the local files of a key. A file that is removed from the directory would stay in
+    /// the log.
+    fn truncate_files(&self, key: &TranscriptKey) -> std::io::Result<Vec<RelPath>> {
+        let mut paths = vec![key.path().clone()];
         if let (None, Ok(directory)) = (key.subpath(), key.directory()) {
-            paths.extend(files_below(&*self.disk, &directory)?);
+            paths.extend(list_files(&*self.disk, &directory)?);
         }
-        let mut emptied = Vec::new();
+        let mut truncated = Vec::new();
         for path in paths {
             if self.disk.stat(&path)?.is_some() {
                 self.disk.write_at(&path, 0, b"")?;
-                emptied.push(path);
+                truncated.push(path);
             }
         }
-        Ok(emptied)
+        Ok(truncated)
     }
 
-    async fn forget(&self, key: &Key, id: &LogId, stored: bool) -> Result<()> {
-        if stored {
+    /// Marks the session as removed, and removes its local files.
+    async fn remove_session(
+        &self,
+        key: &TranscriptKey,
+        id: &LogId,
+        is_stored: bool,
+    ) -> Result<()> {
+        if is_stored {
             remove::remove(&self.parts.logs, id).await?;
         }
         let paths = match key.subpath() {
-            None => vec![key.transcript()?, key.directory()?, Ledger::path(id)?],
-            Some(_) => vec![key.file().clone()],
+            None => vec![key.main_transcript()?, key.directory()?, Ledger::path(id)?],
+            Some(_) => vec![key.path().clone()],
         };
         paths
             .iter()
             .try_for_each(|path| self.disk.remove(path))
-            .map_err(|cause| Error::io(format!("remove {}", key.file()), cause))
+            .map_err(|cause| Error::io(format!("remove {}", key.path()), cause))
     }
 
-    fn id(&self, key: &Key) -> LogId {
-        self.parts.logs.id(key.name())
+    fn id(&self, key: &TranscriptKey) -> LogId {
+        self.parts.logs.id(key.log_name())
     }
 
-    fn session(&self, key: &Key) -> Arc<AsyncMutex<Session>> {
+    fn session(&self, key: &TranscriptKey) -> Arc<AsyncMutex<SessionState>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions.len() > MOST_QUIET {
-            // Not one that somebody has read to go on from it.
+        if sessions.len() > MAX_IDLE_SESSIONS {
+            // A session that a client loaded to continue it must stay.
             sessions.retain(|_, session| {
                 Arc::strong_count(session) > 1
-                    || session.try_lock().is_ok_and(|session| session.take)
+                    || session.try_lock().is_ok_and(|session| session.must_claim)
             });
         }
         sessions.entry(key.session().clone()).or_default().clone()
     }
 
-    fn version(&self, key: &Key) -> Result<u64> {
-        Ok(Record::load(&*self.disk, &key.record()?)?
-            .summary
-            .map_or(0, |summary| summary.version))
+    fn record(&self, key: &TranscriptKey) -> Result<AppendRecord> {
+        AppendRecord::load(&*self.disk, &key.record_path()?)
     }
 
     fn ledger(&self, id: &LogId) -> Option<Ledger> {
         Ledger::load(&*self.disk, &self.parts.logs.store.address(), id)
     }
 
-    /// Whether what was shipped is still here: a directory that somebody emptied in part must not be gone on from.
-    fn is_whole(&self, ledger: &Ledger) -> bool {
+    /// Whether the local transcripts contain everything that was uploaded. If a user removed some
+    /// of them, the session must be restored before it continues.
+    fn has_all_files(&self, ledger: &Ledger) -> bool {
         let mut appended = ledger
             .files
             .iter()
@@ -440,126 +443,104 @@ impl SessionStore {
         appended.all(|(path, cursor)| size(path) >= cursor.len)
     }
 
-    /// Sees that the files of a session are here to be written to: from its log, if only that has them, or a newer state that
-    /// was read before.
-    async fn bring(&self, session: &mut Session, key: &Key) -> Result<()> {
+    /// Makes the files of a session local and writable: restores and claims it if the local files
+    /// are incomplete, or if a client has loaded a newer state.
+    async fn make_local(&self, session: &mut SessionState, key: &TranscriptKey) -> Result<()> {
         let id = self.id(key);
-        if !session.here
-            && (session.take
-                || !self
-                    .ledger(&id)
-                    .is_some_and(|ledger| self.is_whole(&ledger)))
-        {
-            let _one = self.restoring.lock().await;
-            self.handle.hold(key.name()).await?;
-            let context = restore::Context {
-                directory: self.disk.clone(),
-                profile: self.parts.profile.clone(),
-                logs: self.parts.logs.clone(),
-            };
-            // What is here and differs is on a branch already, and is moved aside.
-            let options = restore::Options {
-                claim: true,
+        let has_all_files = || {
+            self.ledger(&id)
+                .is_some_and(|ledger| self.has_all_files(&ledger))
+        };
+        if !session.is_local && (session.must_claim || !has_all_files()) {
+            self.handle.hold(key.log_name()).await?;
+            // A local file that differs is on a branch already, and is moved aside.
+            let request = RestoreRequest {
+                if_missing: IfMissing::Skip,
                 force: true,
-                ..restore::Options::default()
+                with_projects: false,
+                ..RestoreRequest::new(SessionSet::Exact(id))
             };
-            let began = Instant::now();
-            let restored = restore::restore(&context, &id, &options).await;
-            self.handle.release(key.name()).await?;
-            match restored {
-                Ok(report) => {
-                    let now = self.parts.logs.clock.now();
-                    self.feed
-                        .counts()
-                        .note(|tally| tally.restored(report.bytes, began.elapsed(), now));
-                    tracing::info!(
-                        session = report.session,
-                        entry = report.seq,
-                        files = report.written(),
-                        "taken over"
-                    );
-                    self.feed.stale(key.name());
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => {
-                    self.feed.counts().failed(Operation::Restore, error.kind());
-                    return Err(error);
-                }
+            let restored = self.restore_service.restore(&request).await;
+            self.handle.release(key.log_name()).await?;
+            let summary = restored?;
+            summary.log();
+            if !summary.is_empty() {
+                self.index_queue.push_stale(key.log_name());
             }
         }
-        *session = Session {
-            here: true,
-            take: false,
+        *session = SessionState {
+            is_local: true,
+            must_claim: false,
             copy: None,
-            ids: std::mem::take(&mut session.ids),
+            transcripts: std::mem::take(&mut session.transcripts),
         };
         Ok(())
     }
 
-    /// Where the newest state of a session is to be read; none if there is none.
-    async fn view(&self, session: &mut Session, key: &Key) -> Result<Option<View>> {
+    /// The newest files of a session; `None` if the session does not exist.
+    async fn newest_files(
+        &self,
+        session: &mut SessionState,
+        key: &TranscriptKey,
+    ) -> Result<Option<SessionFiles>> {
         let id = self.id(key);
         let logs = &self.parts.logs;
-        let head = segments::head(&logs.newest_pieces(&id).await?);
-        let newest = |ledger: Ledger| {
+        let head = segments::head(&logs.list_newest_segments(&id).await?);
+        let is_newest = |ledger: Ledger| {
             ledger.log_writer.target != WriteTarget::Branch
                 && ledger.log_writer.seq >= head
-                && self.is_whole(&ledger)
+                && self.has_all_files(&ledger)
         };
-        let current = self.ledger(&id).map_or(head == 0, newest);
-        if current {
-            return Ok(Some(View::Here(self.disk.clone())));
+        if self.ledger(&id).map_or(head == 0, is_newest) {
+            return Ok(Some(SessionFiles::Local(self.disk.clone())));
         }
-        session.here = false;
-        session.take = true;
+        session.is_local = false;
+        session.must_claim = true;
         if let Some(copy) = session.copy.as_ref().filter(|copy| copy.head == head) {
-            return Ok(Some(View::Copy(copy.clone())));
+            return Ok(Some(SessionFiles::Copy(copy.clone())));
         }
-        let place = copies(self.disk.root()).join(format!("{:016x}", logs.rng.next()));
-        let copy = Arc::new(Copy {
+        let path = copies_directory(self.disk.root()).join(format!("{:016x}", logs.rng.next()));
+        let copy = Arc::new(SessionCopy {
             head,
-            disk: Disk::new(&place),
+            disk: Disk::new(&path),
         });
-        let context = restore::Context {
-            directory: Arc::new(Disk::new(place)),
-            profile: self.parts.profile.clone(),
-            logs: logs.clone(),
-        };
-        match restore::restore(&context, &id, &restore::Options::default()).await {
+        let directory = Arc::new(Disk::new(path));
+        match pull::copy(&self.parts, &id, ResolvedPoint::default(), directory).await {
             Ok(_) => {
                 session.copy = Some(copy.clone());
-                Ok(Some(View::Copy(copy)))
+                Ok(Some(SessionFiles::Copy(copy)))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// The sessions of a project that are here, and when each was written to.
-    fn here(&self, project: &SessionId) -> Result<HashMap<String, i64>> {
-        let failed = |cause| Error::io("list the sessions here", cause);
-        let directory = key::sessions(project)?;
-        let mut found = HashMap::new();
+    /// The local sessions of a project, with the modification time of each.
+    fn local_sessions(&self, project: &ProjectId) -> Result<HashMap<String, i64>> {
+        let failed = |cause| Error::io("list the local sessions", cause);
+        let directory = key::project_directory(project)?;
+        let mut mtimes = HashMap::new();
         for item in self.disk.list(Some(&directory)).map_err(failed)? {
             let Some(session) = item.name.strip_suffix(".jsonl") else {
                 continue;
             };
-            let path = key::transcript(project, session)?;
+            let path = key::transcript_path(project, session)?;
             let stat = self
                 .disk
                 .stat(&path)
                 .map_err(failed)?
                 .filter(|stat| stat.size > 0);
             if let Some(stat) = stat.filter(|_| self.parts.profile.is_transcript(&path)) {
-                found.insert(session.to_owned(), stat.mtime_ns / 1_000_000);
+                mtimes.insert(session.to_owned(), stat.mtime_ns / 1_000_000);
             }
         }
-        Ok(found)
+        Ok(mtimes)
     }
 
-    async fn elsewhere(&self, project: &SessionId) -> Result<Vec<SessionRow>> {
+    /// The sessions of a project that the index lists.
+    async fn indexed_sessions(&self, project: &ProjectId) -> Result<Vec<SessionRow>> {
         let logs = &self.parts.logs;
-        let mut filter = Filter {
+        let mut filter = SessionFilter {
             namespace: logs.namespace.clone(),
             agent: Some(logs.agent.clone()),
             id_prefix: None,
@@ -567,7 +548,7 @@ impl SessionStore {
             status: None,
             request: None,
             labels: Vec::new(),
-            limit: PAGE,
+            limit: PAGE_SIZE,
             cursor: None,
         };
         let mut rows = Vec::new();
@@ -586,7 +567,8 @@ impl SessionStore {
         }
     }
 
-    fn is_behind(&self, row: &SessionRow) -> bool {
+    /// Whether the local files of a session are older than its log.
+    fn is_outdated(&self, row: &SessionRow) -> bool {
         let ledger = row
             .id
             .parse()
@@ -598,22 +580,34 @@ impl SessionStore {
     }
 }
 
-fn copies(root: &Path) -> PathBuf {
+impl SessionSummary {
+    fn new(session_id: String, summary: Summary) -> SessionSummary {
+        SessionSummary {
+            session_id,
+            mtime: summary.mtime,
+            version: summary.version,
+            data: summary.data,
+        }
+    }
+}
+
+fn copies_directory(root: &Path) -> PathBuf {
     state_dir(root).join("copies")
 }
 
-fn files_below(directory: &dyn Directory, from: &RelPath) -> std::io::Result<Vec<RelPath>> {
-    let mut open = vec![from.clone()];
-    let mut found = Vec::new();
-    while let Some(at) = open.pop() {
-        for item in directory.list(Some(&at))? {
-            match (at.join(&item.name), item.kind) {
-                (Ok(path), ItemKind::Directory) => open.push(path),
-                (Ok(path), ItemKind::File) => found.push(path),
+/// The files below a directory, sorted.
+fn list_files(directory: &dyn Directory, start: &RelPath) -> std::io::Result<Vec<RelPath>> {
+    let mut pending = vec![start.clone()];
+    let mut files = Vec::new();
+    while let Some(parent) = pending.pop() {
+        for item in directory.list(Some(&parent))? {
+            match (parent.join(&item.name), item.kind) {
+                (Ok(path), ItemKind::Directory) => pending.push(path),
+                (Ok(path), ItemKind::File) => files.push(path),
                 _ => {}
             }
         }
     }
-    found.sort();
-    Ok(found)
+    files.sort();
+    Ok(files)
 }

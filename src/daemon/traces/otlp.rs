@@ -1,4 +1,5 @@
-//! How spans are spelt in OTLP's JSON (opentelemetry-proto, `ExportTraceServiceRequest`): ids in hex, 64-bit numbers as text.
+//! The OTLP JSON encoding of spans (opentelemetry-proto, `ExportTraceServiceRequest`): IDs in hex,
+//! 64-bit numbers as text.
 
 use std::fmt;
 
@@ -7,39 +8,39 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tracing::field::{Field, Visit};
 
-/// Something that took time.
+/// A span that has ended.
 pub(super) struct Span {
     pub(super) name: &'static str,
-    pub(super) trace: u128,
+    pub(super) trace_id: u128,
     pub(super) id: u64,
-    pub(super) parent: Option<u64>,
-    pub(super) began: Timestamp,
-    pub(super) ended: Timestamp,
-    pub(super) attributes: Attributes,
+    pub(super) parent_id: Option<u64>,
+    pub(super) started_at: Timestamp,
+    pub(super) ended_at: Timestamp,
+    pub(super) attributes: SpanAttributes,
 }
 
-/// What is said of a span, in the order in which it was first said.
+/// The attributes of a span, in the order in which they were first recorded.
 #[derive(Default)]
-pub(super) struct Attributes {
-    named: Vec<(&'static str, Value)>,
-    /// Why it failed.
+pub(super) struct SpanAttributes {
+    values: Vec<(&'static str, Value)>,
+    /// The error message, if the operation failed.
     error: Option<String>,
 }
 
-impl Attributes {
+impl SpanAttributes {
     fn set(&mut self, field: &Field, value: Value) {
         match self
-            .named
+            .values
             .iter_mut()
             .find(|(name, _)| *name == field.name())
         {
-            Some(known) => known.1 = value,
-            None => self.named.push((field.name(), value)),
+            Some(recorded) => recorded.1 = value,
+            None => self.values.push((field.name(), value)),
         }
     }
 }
 
-impl Visit for Attributes {
+impl Visit for SpanAttributes {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record_str(field, &format!("{value:?}"));
     }
@@ -69,12 +70,12 @@ impl Visit for Attributes {
     }
 }
 
-/// Who tells.
+/// The resource attributes: the process that the spans come from.
 pub(super) struct Resource(Vec<(String, String)>);
 
 impl Resource {
     pub(super) fn new(service: Option<&str>, attributes: Option<&str>) -> Resource {
-        let mut all = pairs(attributes);
+        let mut all = parse_pairs(attributes);
         if let Some(service) = service {
             all.retain(|(name, _)| name != "service.name");
             all.push(("service.name".to_owned(), service.to_owned()));
@@ -83,7 +84,7 @@ impl Resource {
             ("service.name", "sessiond"),
             ("service.version", env!("CARGO_PKG_VERSION")),
         ] {
-            if !all.iter().any(|(known, _)| known == name) {
+            if !all.iter().any(|(present, _)| present == name) {
                 all.push((name.to_owned(), value.to_owned()));
             }
         }
@@ -91,9 +92,10 @@ impl Resource {
     }
 }
 
-/// `name=value,name=value` with percent-encoding, as OpenTelemetry's variables have it. What is none is passed over.
-pub(super) fn pairs(text: Option<&str>) -> Vec<(String, String)> {
-    let plain = |text: &str| {
+/// Parses `name=value,name=value` with percent-encoding, the format of OpenTelemetry's variables.
+/// Invalid pairs are ignored.
+pub(super) fn parse_pairs(text: Option<&str>) -> Vec<(String, String)> {
+    let decode = |text: &str| {
         percent_decode_str(text.trim())
             .decode_utf8_lossy()
             .into_owned()
@@ -103,53 +105,53 @@ pub(super) fn pairs(text: Option<&str>) -> Vec<(String, String)> {
         .split(',')
         .filter_map(|pair| pair.split_once('='));
     pairs
-        .map(|(name, value)| (plain(name), plain(value)))
+        .map(|(name, value)| (decode(name), decode(value)))
         .filter(|(name, _)| !name.is_empty())
         .collect()
 }
 
-/// A request that tells of these.
-pub(super) fn request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
-    let who: Vec<Value> = resource
+/// Encodes an export request.
+pub(super) fn encode_request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
+    let attributes: Vec<Value> = resource
         .0
         .iter()
         .map(|(name, value)| json!({ "key": name, "value": { "stringValue": value } }))
         .collect();
     let body = json!({ "resourceSpans": [{
-        "resource": { "attributes": who },
+        "resource": { "attributes": attributes },
         "scopeSpans": [{
             "scope": { "name": "sessiond", "version": env!("CARGO_PKG_VERSION") },
-            "spans": spans.iter().map(spelt).collect::<Vec<_>>(),
+            "spans": spans.iter().map(encode_span).collect::<Vec<_>>(),
         }],
     }] });
     serde_json::to_vec(&body).unwrap_or_default()
 }
 
-fn spelt(span: &Span) -> Value {
+fn encode_span(span: &Span) -> Value {
     let attributes: Vec<Value> = span
         .attributes
-        .named
+        .values
         .iter()
         .map(|(name, value)| json!({ "key": name, "value": value }))
         .collect();
-    let mut spelt = json!({
-        "traceId": format!("{:032x}", span.trace),
+    let mut encoded = json!({
+        "traceId": format!("{:032x}", span.trace_id),
         "spanId": format!("{:016x}", span.id),
         "name": span.name,
-        // Internal: neither a request nor an answer to one.
+        // SPAN_KIND_INTERNAL: neither a client nor a server request.
         "kind": 1,
-        "startTimeUnixNano": span.began.as_nanosecond().to_string(),
-        "endTimeUnixNano": span.ended.as_nanosecond().to_string(),
+        "startTimeUnixNano": span.started_at.as_nanosecond().to_string(),
+        "endTimeUnixNano": span.ended_at.as_nanosecond().to_string(),
         "attributes": attributes,
         "status": match &span.attributes.error {
             Some(error) => json!({ "code": 2, "message": error }),
             None => json!({}),
         },
     });
-    if let Some(parent) = span.parent {
-        spelt["parentSpanId"] = format!("{parent:016x}").into();
+    if let Some(parent_id) = span.parent_id {
+        encoded["parentSpanId"] = format!("{parent_id:016x}").into();
     }
-    spelt
+    encoded
 }
 
 #[cfg(test)]
@@ -157,21 +159,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_read_and_what_is_none_is_passed_over() {
-        let read = |text| pairs(Some(text));
+    fn pairs_are_parsed_and_invalid_ones_are_ignored() {
+        let parse = |text| parse_pairs(Some(text));
         assert_eq!(
-            read("a=b, c = d%20e ,,x,=y"),
+            parse("a=b, c = d%20e ,,x,=y"),
             [("a".into(), "b".into()), ("c".into(), "d e".into())] as [(String, String); 2]
         );
-        assert!(pairs(None).is_empty());
-        let named = |service, attributes| {
+        assert!(parse_pairs(None).is_empty());
+        let service_name = |service, attributes| {
             Resource::new(service, attributes)
                 .0
                 .into_iter()
                 .find(|(name, _)| name == "service.name")
         };
-        assert_eq!(named(None, None).unwrap().1, "sessiond");
-        assert_eq!(named(None, Some("service.name=a")).unwrap().1, "a");
-        assert_eq!(named(Some("b"), Some("service.name=a")).unwrap().1, "b");
+        assert_eq!(service_name(None, None).unwrap().1, "sessiond");
+        assert_eq!(service_name(None, Some("service.name=a")).unwrap().1, "a");
+        assert_eq!(
+            service_name(Some("b"), Some("service.name=a")).unwrap().1,
+            "b"
+        );
     }
 }

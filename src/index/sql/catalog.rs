@@ -1,13 +1,13 @@
-//! What transcripts say, asked of the database: each answer is one call.
+//! The catalog queries in SQL. Each is one call.
 
 use async_trait::async_trait;
 use sqlx::Row;
 
-use super::list::Statement;
-use super::{SqlIndex, browse, search, stats};
+use super::statement::Statement;
+use super::{SqlIndex, message_page, search, stats};
 use crate::error::Result;
 use crate::index::{
-    Catalog, Found, MessageFilter, MessagePage, SearchFilter, StatsFilter, StatsRow,
+    Catalog, MessageFilter, MessagePage, SearchFilter, SearchResults, StatsFilter, StatsRow,
 };
 use crate::model::LogId;
 
@@ -17,16 +17,16 @@ impl Catalog for SqlIndex {
         let cursor = filter
             .cursor
             .as_deref()
-            .map(browse::Cursor::parse)
+            .map(message_page::Cursor::parse)
             .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
-            browse::page(&mut connection, log, filter, cursor).await
+            message_page::page(&mut connection, log, filter, cursor).await
         })
         .await
     }
 
-    async fn search(&self, filter: &SearchFilter) -> Result<Found> {
+    async fn search(&self, filter: &SearchFilter) -> Result<SearchResults> {
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             search::search(&mut connection, filter).await
@@ -44,8 +44,8 @@ impl Catalog for SqlIndex {
 }
 
 impl SqlIndex {
-    /// How the database would find a page of messages, in its own words: for who watches that no page needs a scan.
-    pub async fn plan_of_messages(
+    /// Returns the query plan for a page of messages. Tests check that no page needs a scan.
+    pub async fn explain_messages(
         &self,
         log: &LogId,
         filter: &MessageFilter,
@@ -53,13 +53,13 @@ impl SqlIndex {
         let cursor = filter
             .cursor
             .as_deref()
-            .map(browse::Cursor::parse)
+            .map(message_page::Cursor::parse)
             .transpose()?;
         self.call(async {
             let mut connection = self.pool().await?.acquire().await?;
             let (explain, column) = self.target.explain();
             let mut statement = Statement::new(explain);
-            browse::query(&mut statement, log, filter, cursor)?;
+            message_page::query(&mut statement, log, filter, cursor)?;
             let plan = statement.fetch(&mut connection).await?;
             plan.iter().map(|row| Ok(row.try_get(column)?)).collect()
         })

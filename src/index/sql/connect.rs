@@ -1,7 +1,7 @@
-//! The way to the database: what a URL means, the first connection, the schema, the pool.
+//! Connecting to the database: the URL, the first connection, the schema and the pool.
 //!
-//! Owns URLs (and keeps their passwords to itself), the index file and migrations. Does not own when to connect
-//! (`super`) or what an error means (`fault`).
+//! Owns index URLs (and keeps their passwords private), the index file and migrations. Does not own
+//! when to connect (`super`) or the classification of errors (`error`).
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -15,53 +15,52 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection, Row};
 use url::Url;
 
-use super::failure::Fault;
-use super::texts;
+use super::error::SqlError;
+use super::message_texts;
 use crate::error::{Error, Result};
 
-/// The two forms of an index URL.
-pub(super) const FORMS: &str =
-    "use sqlite:///DIR/index.db or postgres://USER:PASSWORD@HOST:5432/DATABASE?sslmode=verify-full";
+/// The hint that shows both forms of an index URL.
+pub(super) const URL_FORMS: &str = "set --index sqlite:///DIR/index.db or postgres://USER:PASSWORD@HOST:5432/DATABASE?sslmode=verify-full";
 
-/// How long to wait for a connection; a server that is up answers in milliseconds.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Timeout for a connection. A reachable server responds within milliseconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an unused connection stays, so that an idle daemon holds none.
-const IDLE: Duration = Duration::from_secs(30);
+/// Time after which an unused connection is closed, so that an idle daemon holds none.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One to write and one to read; an index that is shared by many daemons has few connections to give.
-const CONNECTIONS: u32 = 2;
+/// Maximum number of connections: one to write and one to read. Many daemons share a database.
+const MAX_CONNECTIONS: u32 = 2;
 
-/// Where the applied migrations are noted: a name of our own, as other programs may share the database.
-const VERSIONS: &str = "sessiond_migrations";
+/// The table of applied migrations. Other programs may share the database, so it has a unique name.
+const MIGRATIONS_TABLE: &str = "sessiond_migrations";
 
-/// What was applied so far.
+/// Lists the applied migrations.
 const LIST_VERSIONS: &str = "SELECT version FROM sessiond_migrations ORDER BY version";
 
-/// Any number, the same for every sessiond: who holds it in PostgreSQL is changing the schema.
+/// The key of the advisory lock in PostgreSQL that serializes migrations.
 const MIGRATION_LOCK: i64 = 0x5e55_104d;
 
 /// Path characters that need no escape in a URL.
-const PATH: &AsciiSet = &NON_ALPHANUMERIC
+const PATH_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'.')
     .remove(b'-')
     .remove(b'_');
 
-/// Which database it is.
+/// The database system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// A file of ours.
+    /// A file.
     Sqlite(PathBuf),
     /// A server.
     Postgres,
 }
 
-/// A database that may or may not be there.
+/// The location of a database.
 #[derive(Clone)]
 pub(super) struct Target {
     engine: Engine,
-    /// Holds the password; never printed.
+    /// Contains the password; never printed.
     url: Url,
     address: String,
 }
@@ -73,7 +72,7 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// Reads an index URL. No error repeats it, as there may be a password in it.
+    /// Parses an index URL. No error repeats the URL, because it may contain a password.
     pub(super) fn parse(text: &str) -> Result<Target> {
         let text = text.trim();
         let scheme = text.split(':').next().unwrap_or_default();
@@ -82,31 +81,35 @@ impl Target {
             "postgres" | "postgresql" if text[scheme.len()..].starts_with("://") => {
                 Target::postgres(text)
             }
-            _ => Err(Error::usage(
-                "read the index URL: it begins with neither sqlite:// nor postgres://",
-            )
-            .hint(FORMS)),
+            _ => Err(
+                Error::usage("invalid index URL: expected sqlite:// or postgres://")
+                    .hint(URL_FORMS),
+            ),
         }
     }
 
     fn sqlite(text: &str) -> Result<Target> {
-        let refuse =
-            |why: &str| Error::usage(format!("read index URL {text:?}: {why}")).hint(FORMS);
+        let invalid = |reason: &str| {
+            Error::usage(format!("invalid index URL {text:?}: {reason}")).hint(URL_FORMS)
+        };
         let path = text
             .strip_prefix("sqlite://")
             .filter(|path| path.starts_with('/'))
-            .ok_or_else(|| refuse("its path is not absolute"))?;
+            .ok_or_else(|| invalid("the path is not absolute"))?;
         if path.contains(['?', '#']) {
-            return Err(refuse("it takes no parameters"));
+            return Err(invalid("parameters are not supported"));
         }
         let path = percent_decode_str(path)
             .decode_utf8()
-            .map_err(|_| refuse("its path is not UTF-8"))?;
+            .map_err(|_| invalid("the path is not UTF-8"))?;
         if path.contains('\0') || path.ends_with('/') {
-            return Err(refuse("its path names no file"));
+            return Err(invalid("the path is not a file name"));
         }
-        let url = format!("sqlite://{}?mode=rw", utf8_percent_encode(&path, PATH));
-        let url = Url::parse(&url).map_err(|_| refuse("its path makes no URL"))?;
+        let url = format!(
+            "sqlite://{}?mode=rw",
+            utf8_percent_encode(&path, PATH_CHARACTERS)
+        );
+        let url = Url::parse(&url).map_err(|_| invalid("the path cannot be part of a URL"))?;
         Ok(Target {
             address: format!("sqlite://{path}"),
             engine: Engine::Sqlite(PathBuf::from(path.as_ref())),
@@ -115,14 +118,15 @@ impl Target {
     }
 
     fn postgres(text: &str) -> Result<Target> {
-        let refuse = |why: &str| Error::usage(format!("read the index URL: {why}")).hint(FORMS);
+        let invalid =
+            |reason: &str| Error::usage(format!("invalid index URL: {reason}")).hint(URL_FORMS);
         let url = Url::parse(text)
-            .map_err(|_| refuse("it is not a URL; in a password write %40 for @, %2F for /, %23 for #, %3A for :, %25 for %"))?;
-        // The driver reads the URL again at each connection; what it refuses is better said now. Its message may
-        // repeat a part of the URL, so it stays out of ours.
+            .map_err(|_| invalid("it is not a URL; in a password, write %40 for @, %2F for /, %23 for #, %3A for :, %25 for %"))?;
+        // The driver parses the URL again for each connection; parsing it now reports mistakes
+        // early. Its message may repeat a part of the URL, so the error does not include it.
         sqlx::postgres::PgConnectOptions::from_url(&url)
-            .map_err(|_| refuse("a parameter of it is not one that PostgreSQL takes"))?;
-        let given = |name: &str| {
+            .map_err(|_| invalid("PostgreSQL does not support one of its parameters"))?;
+        let parameter = |name: &str| {
             url.query_pairs()
                 .find(|(key, _)| key == name)
                 .map(|(_, value)| value.into_owned())
@@ -130,21 +134,21 @@ impl Target {
         let user = Some(url.username())
             .filter(|user| !user.is_empty())
             .map(str::to_owned)
-            .or_else(|| given("user"));
+            .or_else(|| parameter("user"));
         let host = url
             .host_str()
             .filter(|host| !host.is_empty())
             .map(str::to_owned)
-            .or_else(|| given("host"));
+            .or_else(|| parameter("host"));
         let port = url
             .port()
             .map(|port| port.to_string())
-            .or_else(|| given("port"))
+            .or_else(|| parameter("port"))
             .unwrap_or_else(|| "5432".to_owned());
         let database = Some(url.path().trim_start_matches('/'))
             .filter(|name| !name.is_empty())
             .map(str::to_owned)
-            .or_else(|| given("dbname"));
+            .or_else(|| parameter("dbname"));
         let user = user.map(|user| format!("{user}@")).unwrap_or_default();
         let address = format!(
             "postgres://{user}{}:{port}/{}",
@@ -158,13 +162,14 @@ impl Target {
         })
     }
 
-    /// Where it is, without secrets.
+    /// Returns the address for messages, without secrets.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The statement that begins a transaction that writes. SQLite would otherwise begin it as a reader, and a reader
-    /// that wants to write while another does is refused at once instead of waiting.
+    /// Returns the statement that begins a write transaction. A plain BEGIN in SQLite starts as a
+    /// reader, and a reader that starts to write during another write fails at once instead of
+    /// waiting.
     pub(super) fn begin(&self) -> &'static str {
         match self.engine {
             Engine::Sqlite(_) => "BEGIN IMMEDIATE",
@@ -172,7 +177,8 @@ impl Target {
         }
     }
 
-    /// What asks for the plan of a statement, and the column that has it.
+    /// Returns the prefix that makes a statement return its plan, and the column that contains the
+    /// plan.
     pub(super) fn explain(&self) -> (&'static str, usize) {
         match self.engine {
             Engine::Sqlite(_) => ("EXPLAIN QUERY PLAN ", 3),
@@ -180,7 +186,8 @@ impl Target {
         }
     }
 
-    /// What each new connection is told. The server gives up on a statement a little before we do.
+    /// Returns the statements that configure a new connection. The server's statement timeout is
+    /// shorter than [`super::CALL_TIMEOUT`], so that the server cancels before the client.
     fn settings(&self) -> &'static str {
         match self.engine {
             Engine::Sqlite(_) => {
@@ -192,39 +199,40 @@ impl Target {
         }
     }
 
-    /// Connects once, brings the schema up to date, and gives a pool.
+    /// Connects once, migrates the schema, and returns a pool.
     ///
-    /// The first connection is not the pool's: a pool hides why it cannot connect and only says that it took too long.
-    pub(super) async fn connect(&self) -> Result<AnyPool, Fault> {
-        // An error means that they are installed already.
+    /// The first connection is not part of the pool: a pool reports only a timeout, not why it
+    /// cannot connect.
+    pub(super) async fn connect(&self) -> Result<AnyPool, SqlError> {
+        // An error means that the drivers are installed already.
         let _ =
             sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
         if let Engine::Sqlite(path) = &self.engine {
             let path = path.clone();
-            tokio::task::spawn_blocking(move || make_file(&path))
+            tokio::task::spawn_blocking(move || create_file(&path))
                 .await
-                .map_err(|error| Error::unavailable("make the index file").caused_by(error))??;
+                .map_err(|error| Error::unavailable("create the index file").caused_by(error))??;
         }
         let options = AnyConnectOptions::from_url(&self.url)?.disable_statement_logging();
-        let mut connection = tokio::time::timeout(CONNECT, options.connect())
+        let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, options.connect())
             .await
-            .map_err(|_| Fault::Slow)??;
+            .map_err(|_| SqlError::Timeout)??;
         sqlx::raw_sql(self.settings())
             .execute(&mut connection)
             .await?;
         if matches!(self.engine, Engine::Sqlite(_)) {
-            write_ahead(&mut connection).await?;
+            enable_wal(&mut connection).await?;
         }
         self.migrate(&mut connection).await?;
-        // All that mattered is done; a failure to part politely is no failure.
+        // The migration is committed, so an error while closing does not matter.
         let _ = connection.close().await;
 
         let settings = self.settings();
         Ok(AnyPoolOptions::new()
-            .max_connections(CONNECTIONS)
+            .max_connections(MAX_CONNECTIONS)
             .min_connections(0)
-            .idle_timeout(IDLE)
-            .acquire_timeout(CONNECT)
+            .idle_timeout(IDLE_TIMEOUT)
+            .acquire_timeout(CONNECT_TIMEOUT)
             .after_connect(move |connection, _| {
                 Box::pin(async move {
                     sqlx::raw_sql(settings)
@@ -236,10 +244,11 @@ impl Target {
             .connect_lazy_with(options))
     }
 
-    /// Brings the schema up to date in one transaction, one process at a time.
-    async fn migrate(&self, connection: &mut AnyConnection) -> Result<(), Fault> {
+    /// Migrates the schema in one transaction, one process at a time.
+    async fn migrate(&self, connection: &mut AnyConnection) -> Result<(), SqlError> {
         let mut migrator = sqlx::migrate!("./migrations");
-        // Up to date is the usual case, and a role that may only read and write rows cannot even try the rest.
+        // Usually there is nothing to do, and a role without the right to create tables must not
+        // try.
         let versions = sqlx::query(LIST_VERSIONS).fetch_all(&mut *connection).await;
         if let Ok(rows) = &versions {
             let found: Vec<i64> = rows
@@ -250,19 +259,20 @@ impl Target {
                 return Ok(());
             }
         }
-        // The lock is ours and ends with the transaction, which also holds behind a connection pooler.
+        // A lock that ends with the transaction also works behind a connection pooler; the lock of
+        // the migrator does not.
         migrator.set_locking(false);
-        migrator.dangerous_set_table_name(VERSIONS);
+        migrator.dangerous_set_table_name(MIGRATIONS_TABLE);
         let mut transaction = connection.begin_with(self.begin()).await?;
         if self.engine == Engine::Postgres {
             sqlx::query("SELECT 1 FROM (SELECT pg_advisory_xact_lock($1)) AS held")
                 .bind(MIGRATION_LOCK)
                 .execute(&mut *transaction)
                 .await?;
-            let known = sqlx::query("SELECT 1 WHERE to_regtype('bytewise_text') IS NOT NULL")
+            let domain = sqlx::query("SELECT 1 WHERE to_regtype('bytewise_text') IS NOT NULL")
                 .fetch_optional(&mut *transaction)
                 .await?;
-            if known.is_none() {
+            if domain.is_none() {
                 sqlx::raw_sql("CREATE DOMAIN bytewise_text AS TEXT COLLATE \"C\"")
                     .execute(&mut *transaction)
                     .await?;
@@ -270,8 +280,8 @@ impl Target {
         }
         migrator.run_direct(None, &mut *transaction, false).await?;
         sqlx::raw_sql(match self.engine {
-            Engine::Sqlite(_) => texts::SQLITE,
-            Engine::Postgres => texts::POSTGRES,
+            Engine::Sqlite(_) => message_texts::SQLITE,
+            Engine::Postgres => message_texts::POSTGRES,
         })
         .execute(&mut *transaction)
         .await?;
@@ -280,9 +290,10 @@ impl Target {
     }
 }
 
-/// Readers and a writer at once; stays with the file. SQLite does not wait for others here, so we do.
-async fn write_ahead(connection: &mut AnyConnection) -> Result<(), Fault> {
-    let mut tries = 100;
+/// Enables write-ahead logging, which allows readers during a write and is a property of the file.
+/// SQLite does not wait for locks here, so this function retries.
+async fn enable_wal(connection: &mut AnyConnection) -> Result<(), SqlError> {
+    let mut attempts_left = 100;
     loop {
         match sqlx::raw_sql("PRAGMA journal_mode = WAL")
             .execute(&mut *connection)
@@ -290,12 +301,12 @@ async fn write_ahead(connection: &mut AnyConnection) -> Result<(), Fault> {
         {
             Ok(_) => return Ok(()),
             Err(sqlx::Error::Database(error))
-                if tries > 0
+                if attempts_left > 0
                     && error
                         .code()
                         .is_some_and(|code| code == "5" || code == "261") =>
             {
-                tries -= 1;
+                attempts_left -= 1;
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Err(error) => return Err(error.into()),
@@ -303,18 +314,19 @@ async fn write_ahead(connection: &mut AnyConnection) -> Result<(), Fault> {
     }
 }
 
-/// Makes the index file where there is none, readable by its owner alone; SQLite gives its side files the same rights.
-fn make_file(path: &Path) -> Result<()> {
-    // Closing a file drops all locks that this process has on it, also those of SQLite: so it is opened only if it is
-    // new, and nobody else gets to open it before it is closed.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _held = ONE_AT_A_TIME.lock();
+/// Creates the index file if it does not exist, readable only by its owner. SQLite gives its side
+/// files the same permissions.
+fn create_file(path: &Path) -> Result<()> {
+    // Closing a file drops all locks of this process on it, including those of SQLite. So this
+    // function opens the file only to create it, and no other thread can open it in between.
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock();
     if let Some(directory) = path.parent() {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(directory)
-            .map_err(|error| refuse(directory, error))?;
+            .map_err(|error| cannot_create(directory, error))?;
     }
     match std::fs::OpenOptions::new()
         .write(true)
@@ -324,15 +336,16 @@ fn make_file(path: &Path) -> Result<()> {
     {
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(refuse(path, error)),
+        Err(error) => return Err(cannot_create(path, error)),
     }
     if path.is_dir() {
-        return Err(refuse(path, ErrorKind::IsADirectory.into()));
+        return Err(cannot_create(path, ErrorKind::IsADirectory.into()));
     }
     use rustix::fs::{Access, access};
-    access(path, Access::READ_OK | Access::WRITE_OK).map_err(|error| refuse(path, error.into()))
+    access(path, Access::READ_OK | Access::WRITE_OK)
+        .map_err(|error| cannot_create(path, error.into()))
 }
 
-fn refuse(path: &Path, error: std::io::Error) -> Error {
-    Error::named(format!("make {}", path.display()), error)
+fn cannot_create(path: &Path, error: std::io::Error) -> Error {
+    Error::user_path(format!("create {}", path.display()), error)
 }

@@ -1,110 +1,115 @@
-//! What people said of a session becomes rows.
+//! Session metadata: labels, request ID, TTL and closed status.
 //!
-//! Owns the columns that follow from it. What was said and what was written may arrive in any order, with the same result:
-//! the status is made of both whenever one of them comes.
+//! Owns the columns that hold it. Metadata and entries may arrive in any order with the same
+//! result: each computes the status from both.
 
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 
-use super::failure::Fault;
-use super::rows::{count, log_columns, text, ttl_column, whole};
+use super::error::SqlError;
+use super::rows::{log_columns, read_count, read_text, to_bigint, ttl_column};
 use crate::error::Result;
 use crate::model::{LogId, SessionMetadata, Status};
 
-/// Locks the session's row, as `record` does, unless a later word is known.
-const LOCK: &str = "UPDATE sessions SET head = head WHERE namespace = $1 AND agent = $2 AND id = $3 AND wishes <= $4 \
+/// Locks the session's row, as `record` does, unless it has newer metadata.
+const LOCK_SESSION: &str = "UPDATE sessions SET head = head WHERE namespace = $1 AND agent = $2 AND id = $3 AND metadata_version <= $4 \
      RETURNING status, raw_bytes";
 
-const SESSION: &str = "UPDATE sessions SET status = $4, request_id = $5, ttl = $6, rest = $7, rest_bytes = $8, wishes = $9 \
+const UPDATE_SESSION: &str = "UPDATE sessions SET status = $4, request_id = $5, ttl = $6, closed_status = $7, \
+     closed_raw_bytes = $8, metadata_version = $9 \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
-const CLEAR: &str = "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3";
+const DELETE_LABELS: &str =
+    "DELETE FROM labels WHERE namespace = $1 AND agent = $2 AND session = $3";
 
-const LABEL: &str =
+const INSERT_LABEL: &str =
     "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
 
-const FORGET: &str = "UPDATE sessions SET request_id = NULL, ttl = NULL, rest = NULL, rest_bytes = NULL, wishes = 0 \
+const CLEAR_SESSION: &str = "UPDATE sessions SET request_id = NULL, ttl = NULL, closed_status = NULL, \
+     closed_raw_bytes = NULL, metadata_version = 0 \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
-/// What somebody said of the status, and the bytes that the session had then.
-pub(super) struct ClosedStatus {
-    word: String,
-    bytes: u64,
+/// The closed status of a session, and its raw bytes when it was closed.
+pub(super) struct ClosedColumns {
+    status: String,
+    raw_bytes: u64,
 }
 
-impl ClosedStatus {
-    /// Reads it from a session's row.
-    pub(super) fn read(row: &AnyRow) -> Result<Option<ClosedStatus>, Fault> {
-        let word: Option<String> = row.try_get("rest")?;
-        word.map(|word| {
-            Ok(ClosedStatus {
-                word,
-                bytes: count(row, "rest_bytes")?,
+impl ClosedColumns {
+    /// Reads the columns of a session's row.
+    pub(super) fn read(row: &AnyRow) -> Result<Option<ClosedColumns>, SqlError> {
+        let status: Option<String> = row.try_get("closed_status")?;
+        status
+            .map(|status| {
+                Ok(ClosedColumns {
+                    status,
+                    raw_bytes: read_count(row, "closed_raw_bytes")?,
+                })
             })
-        })
-        .transpose()
+            .transpose()
     }
 }
 
-/// The status of a session of so many bytes that is not removed.
-pub(super) fn status(raw: u64, rest: Option<&ClosedStatus>) -> &str {
-    match rest {
-        _ if raw == 0 => Status::Created.word(),
-        Some(rest) if rest.bytes == raw => &rest.word,
-        _ => Status::Active.word(),
+/// Returns the status of a session that is not removed.
+pub(super) fn status(raw_bytes: u64, closed: Option<&ClosedColumns>) -> &str {
+    match closed {
+        _ if raw_bytes == 0 => Status::Created.as_str(),
+        Some(closed) if closed.raw_bytes == raw_bytes => &closed.status,
+        _ => Status::Active.as_str(),
     }
 }
 
-/// Takes in what was said.
-pub(super) async fn say(
+/// Replaces the metadata of a session.
+pub(super) async fn set(
     transaction: &mut AnyConnection,
     log: &LogId,
-    number: u64,
-    wishes: &SessionMetadata,
-) -> Result<(), Fault> {
+    version: u64,
+    metadata: &SessionMetadata,
+) -> Result<(), SqlError> {
     let (namespace, agent, id) = log_columns(log);
-    let lock = sqlx::query(LOCK)
+    let lock = sqlx::query(LOCK_SESSION)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
-        .bind(whole("number", number)?);
-    let Some(known) = lock.fetch_optional(&mut *transaction).await? else {
+        .bind(to_bigint("metadata version", version)?);
+    let Some(row) = lock.fetch_optional(&mut *transaction).await? else {
         return Ok(());
     };
-    let rest = wishes.status.map(|rest| ClosedStatus {
-        word: Status::from(rest.is).word().to_owned(),
-        bytes: rest.raw,
+    let closed = metadata.closed.map(|closed| ClosedColumns {
+        status: Status::from(closed.status).as_str().to_owned(),
+        raw_bytes: closed.raw_bytes,
     });
-    let before = text(&known, "status")?;
+    let before = read_text(&row, "status")?;
     let status = if before == "removed" {
         "removed"
     } else {
-        status(count(&known, "raw_bytes")?, rest.as_ref())
+        status(read_count(&row, "raw_bytes")?, closed.as_ref())
     };
-    sqlx::query(SESSION)
+    sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(status)
-        .bind(wishes.request_id.as_deref())
-        .bind(wishes.ttl.map(ttl_column).transpose()?)
-        .bind(rest.as_ref().map(|rest| rest.word.as_str()))
+        .bind(metadata.request_id.as_deref())
+        .bind(metadata.ttl.map(ttl_column).transpose()?)
+        .bind(closed.as_ref().map(|closed| closed.status.as_str()))
         .bind(
-            rest.as_ref()
-                .map(|rest| whole("length", rest.bytes))
+            closed
+                .as_ref()
+                .map(|closed| to_bigint("length", closed.raw_bytes))
                 .transpose()?,
         )
-        .bind(whole("number", number)?)
+        .bind(to_bigint("metadata version", version)?)
         .execute(&mut *transaction)
         .await?;
-    sqlx::query(CLEAR)
+    sqlx::query(DELETE_LABELS)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .execute(&mut *transaction)
         .await?;
-    for (name, value) in &wishes.labels {
-        sqlx::query(LABEL)
+    for (name, value) in &metadata.labels {
+        sqlx::query(INSERT_LABEL)
             .bind(namespace)
             .bind(agent)
             .bind(&id)
@@ -116,10 +121,11 @@ pub(super) async fn say(
     Ok(())
 }
 
-/// Forgets all that was said: the session was deleted for good, and whoever uses its id again begins with nothing.
-pub(super) async fn forget(transaction: &mut AnyConnection, log: &LogId) -> Result<(), Fault> {
+/// Deletes all metadata of a purged session, so that a new session with the same ID starts without
+/// any.
+pub(super) async fn clear(transaction: &mut AnyConnection, log: &LogId) -> Result<(), SqlError> {
     let (namespace, agent, id) = log_columns(log);
-    for sql in [FORGET, CLEAR] {
+    for sql in [CLEAR_SESSION, DELETE_LABELS] {
         sqlx::query(sql)
             .bind(namespace)
             .bind(agent)

@@ -1,34 +1,36 @@
-//! One entry becomes rows, in one transaction.
+//! Recording one entry in one transaction.
 //!
-//! Owns what a record changes. Does not own the connection or trying again.
+//! Owns the rows that an entry changes, except messages (`messages`). Does not own the connection
+//! or retries.
 
 use sqlx::AnyConnection;
 use sqlx::any::AnyRow;
 
-use super::IndexOptions;
-use super::failure::Fault;
-use super::messages::{self, Taken, Totals};
-use super::metadata;
+use super::error::SqlError;
+use super::messages::{self, ParseState, PartOutcome, RunningTotals};
 use super::rows::{
-    self, LONGEST, LONGEST_PROJECT, clip, clip_some, count, file_kind, log_columns, stamp, text,
-    whole,
+    self, MAX_FIELD_LEN, MAX_KEY_LEN, file_kind_column, format_time, log_columns, read_count,
+    read_text, to_bigint, truncate, truncate_optional,
 };
+use super::{IndexOptions, metadata};
 use crate::error::{Error, Result};
 use crate::index::{EntryRecord, RecordOutcome};
-use crate::model::checkpoint::MOST_CHECKPOINTS;
+use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part};
 
-/// Makes the session's row, or locks the one there is: from here on no other process records into this log. (An update
-/// that changes nothing, since `SELECT … FOR UPDATE` is not known to SQLite.)
-const LOCK: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
+/// Creates the session's row, or locks the existing one until the transaction ends, so that no
+/// other process records into this log. (SQLite does not support `SELECT … FOR UPDATE`; an update
+/// that changes nothing has the same effect.)
+const LOCK_SESSION: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING created, updated, head, raw_bytes, stored_bytes, rest, rest_bytes, messages, turns, input_tokens, output_tokens, \
-     cache_read_tokens, cache_write_tokens, cost, uncosted, unread";
+     RETURNING created, updated, head, raw_bytes, stored_bytes, closed_status, closed_raw_bytes, messages, turns, \
+     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost, unpriced_responses, \
+     unparsed_lines";
 
-/// Makes a row for a session of which only branches are known, and lets it span them; a row that has a head of its own
-/// stays as it is.
-const BRANCH_SESSION: &str = "INSERT INTO sessions \
+/// Creates a row for a session of which only branches are known, or extends its times by this
+/// branch entry. A row with a main log stays as it is.
+const UPSERT_BRANCH_SESSION: &str = "INSERT INTO sessions \
      (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
      VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
      ON CONFLICT (namespace, agent, id) DO UPDATE SET \
@@ -37,46 +39,50 @@ const BRANCH_SESSION: &str = "INSERT INTO sessions \
      writer = CASE WHEN excluded.updated > sessions.updated THEN excluded.writer ELSE sessions.writer END \
      WHERE sessions.head = 0";
 
-const ENTRY: &str = "INSERT INTO entries \
+const INSERT_ENTRY: &str = "INSERT INTO entries \
      (namespace, agent, session, branch, seq, kind, writer, at, raw_bytes, stored_bytes, digest) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (namespace, agent, session, branch, seq) DO NOTHING";
 
-const SESSION: &str = "UPDATE sessions SET status = $4, created = $5, updated = $6, head = $7, writer = $8, raw_bytes = $9, \
+const UPDATE_SESSION: &str = "UPDATE sessions SET status = $4, created = $5, updated = $6, head = $7, writer = $8, raw_bytes = $9, \
      stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
      model = COALESCE($14, model), agent_version = COALESCE($15, agent_version), messages = $16, turns = $17, \
-     input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, uncosted = $23, \
-     unread = $24, told_cost = COALESCE($25, told_cost) \
+     input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, \
+     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost) \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
-const UNCOVER: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $5 AND EXISTS \
+/// Deletes the file at the destination of a move, if the source exists.
+const DELETE_MOVE_TARGET: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $5 AND EXISTS \
      (SELECT 1 FROM files AS old WHERE old.namespace = $1 AND old.agent = $2 AND old.session = $3 AND old.path_sha256 = $4)";
 
-const RENAME: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
+const RENAME_FILE: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
      WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $4";
 
-const FILE: &str = "INSERT INTO files \
-     (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq, open, position, unread) \
+const UPSERT_FILE: &str = "INSERT INTO files \
+     (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq, partial_line_bytes, position, \
+     unparsed_lines) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
      ON CONFLICT (namespace, agent, session, path_sha256) DO UPDATE SET kind = excluded.kind, len = excluded.len, \
-     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq, open = excluded.open, \
-     position = excluded.position, unread = excluded.unread";
+     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq, \
+     partial_line_bytes = excluded.partial_line_bytes, position = excluded.position, \
+     unparsed_lines = excluded.unparsed_lines";
 
-const CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, body) \
+const UPSERT_CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, detail) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
-     seq = excluded.seq, turn = excluded.turn, at = excluded.at, body = excluded.body";
+     seq = excluded.seq, turn = excluded.turn, at = excluded.at, detail = excluded.detail";
 
-const FORGET: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
+const DELETE_OLD_CHECKPOINTS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
-const CLEAR: [&str; 4] = [
+/// Deletes the rows that are derived from the entries of a log.
+const DELETE_CONTENT: [&str; 4] = [
     "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
     "DELETE FROM messages WHERE namespace = $1 AND agent = $2 AND session = $3",
-    "DELETE FROM texts WHERE namespace = $1 AND agent = $2 AND session = $3",
+    "DELETE FROM message_texts WHERE namespace = $1 AND agent = $2 AND session = $3",
     "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = ''",
 ];
 
-/// Bytes before compression that a record stands for.
-fn raw_of(record: &EntryRecord) -> u64 {
-    // What a fork begins with is another's.
+/// Returns the bytes before compression that an entry adds to its session.
+fn raw_bytes_of(record: &EntryRecord) -> u64 {
+    // The initial files of a fork belong to its origin.
     if record.header.fork.is_some() {
         return 0;
     }
@@ -84,236 +90,283 @@ fn raw_of(record: &EntryRecord) -> u64 {
         .header
         .covers
         .as_ref()
-        .map_or_else(|| record.header.body_len(), |covers| covers.raw)
+        .map_or_else(|| record.header.body_len(), |covers| covers.raw_bytes)
 }
 
-/// Bytes that the entries had, of which a record is one or for which it stands.
-fn stored_of(record: &EntryRecord) -> u64 {
+/// Returns the stored bytes of an entry, or of the entries that a merge or snapshot replaces.
+fn stored_bytes_of(record: &EntryRecord) -> u64 {
     record
         .header
         .covers
         .as_ref()
-        .map_or(record.stored, |covers| covers.stored)
+        .map_or(record.stored_bytes, |covers| covers.stored_bytes)
 }
 
-/// Takes in one entry. The caller commits if it answers `New`, and rolls back otherwise.
+/// Records one entry. The caller commits if this returns `Recorded`, and rolls back otherwise.
 pub(super) async fn record(
     transaction: &mut AnyConnection,
     record: &EntryRecord,
-    terms: &IndexOptions,
-) -> Result<RecordOutcome, Fault> {
+    options: &IndexOptions,
+) -> Result<RecordOutcome, SqlError> {
     let header = &record.header;
-    if header.seq == 0 || header.follows() >= header.seq {
-        let context = format!(
-            "record entry {} of {}: it cannot follow entry {}",
+    if header.seq == 0 || header.predecessor() >= header.seq {
+        let statement = format!(
+            "invalid header of entry {} of {}: an entry cannot follow entry {}",
             header.seq,
             record.log,
-            header.follows()
+            header.predecessor()
         );
-        return Err(Error::corrupt(context).into());
+        return Err(Error::corrupt(statement).into());
     }
-    let (namespace, agent, id) = log_columns(&record.log);
-    let at = stamp(header.at);
-    let head = sqlx::query(if record.branch.is_some() {
-        BRANCH_SESSION
-    } else {
-        LOCK
-    })
-    .bind(namespace)
-    .bind(agent)
-    .bind(&id)
-    .bind(&at)
-    .bind(header.writer.as_str());
-    let known = match record.branch {
-        Some(_) => head.execute(&mut *transaction).await.map(|_| None)?,
-        None => Some(Known::read(&head.fetch_one(&mut *transaction).await?)?),
+    let at = format_time(header.at);
+    let before = lock_session(transaction, record, &at).await?;
+    if !insert_entry(transaction, record, &at).await? {
+        return Ok(RecordOutcome::AlreadyRecorded);
+    }
+    let Some(mut before) = before else {
+        return Ok(RecordOutcome::Recorded);
     };
-    let added = sqlx::query(ENTRY)
-        .bind(namespace)
-        .bind(agent)
-        .bind(&id)
-        .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
-        .bind(whole("entry number", header.seq)?)
-        .bind(header.kind.word())
-        .bind(header.writer.as_str())
-        .bind(&at)
-        .bind(whole("length", raw_of(record))?)
-        .bind(whole("stored length", stored_of(record))?)
-        .bind(record.digest.to_string())
-        .execute(&mut *transaction)
-        .await?;
-    if added.rows_affected() == 0 {
-        return Ok(RecordOutcome::Already);
+    if before.head != header.predecessor() && !(header.resets_log() && before.head < header.seq) {
+        return Ok(RecordOutcome::Gap { head: before.head });
     }
-    let Some(mut known) = known else {
-        return Ok(RecordOutcome::New);
-    };
-    if known.head != header.follows() && !(header.begins_anew() && known.head < header.seq) {
-        return Ok(RecordOutcome::Gap { have: known.head });
-    }
-    let mut totals = known.totals;
-    if header.begins_anew() || header.kind == EntryKind::Snapshot {
-        totals = Totals::default();
-        (known.raw, known.stored) = (0, 0);
-        for sql in CLEAR {
-            sqlx::query(sql)
-                .bind(namespace)
-                .bind(agent)
-                .bind(&id)
-                .execute(&mut *transaction)
-                .await?;
-        }
+    let mut totals = before.totals;
+    if header.resets_log() || header.kind == EntryKind::Snapshot {
+        totals = RunningTotals::default();
+        (before.raw_bytes, before.stored_bytes) = (0, 0);
+        delete_content(transaction, &record.log).await?;
     }
     if header.kind == EntryKind::Purge {
-        metadata::forget(transaction, &record.log).await?;
-        known.rest = None;
+        metadata::clear(transaction, &record.log).await?;
+        before.closed = None;
     }
-    let mut deleted = false;
+    let mut has_deletions = false;
     for rename in &header.moves {
-        deleted |= apply_move(transaction, record, rename).await?;
+        has_deletions |= apply_move(transaction, record, rename).await?;
     }
     for part in &header.parts {
-        match messages::take(transaction, (record, terms), part, &mut totals).await? {
-            Taken::Gap => return Ok(RecordOutcome::Gap { have: known.head }),
-            Taken::Read(read) => {
-                deleted |= read.deleted;
-                apply_part(transaction, record, part, &read).await?;
+        match messages::apply_part(transaction, (record, options), part, &mut totals).await? {
+            PartOutcome::Gap => return Ok(RecordOutcome::Gap { head: before.head }),
+            PartOutcome::Applied(state) => {
+                has_deletions |= state.has_deletions;
+                upsert_file(transaction, record, part, &state).await?;
             }
         }
     }
-    if deleted {
-        totals = messages::count_anew(transaction, record, totals.turns).await?;
+    if has_deletions {
+        totals = messages::recount(transaction, record, totals.turns).await?;
     }
-    for point in header.points() {
-        totals.turns = point.turn;
-        add_checkpoint(transaction, (&record.log, terms), "", &point).await?;
+    if let Some(last) = header.all_checkpoints().last() {
+        totals.turns = last.turn;
     }
-    if let Some(newest) = header.points().map(|point| point.number).max() {
-        let past = whole("checkpoint", newest.saturating_sub(MOST_CHECKPOINTS as u64))?;
-        sqlx::query(FORGET)
+    add_checkpoints(transaction, (record, options)).await?;
+    update_session(transaction, (record, options), &at, before, totals).await?;
+    Ok(RecordOutcome::Recorded)
+}
+
+/// Creates or locks the session's row; returns its state, except for an entry of a branch.
+async fn lock_session(
+    transaction: &mut AnyConnection,
+    record: &EntryRecord,
+    at: &str,
+) -> Result<Option<SessionState>, SqlError> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    let lock = sqlx::query(if record.branch.is_some() {
+        UPSERT_BRANCH_SESSION
+    } else {
+        LOCK_SESSION
+    })
+    .bind(namespace)
+    .bind(agent)
+    .bind(id)
+    .bind(at)
+    .bind(record.header.writer.as_str());
+    if record.branch.is_some() {
+        lock.execute(transaction).await?;
+        return Ok(None);
+    }
+    SessionState::read(&lock.fetch_one(transaction).await?).map(Some)
+}
+
+/// Inserts the row of the entry; returns false if it exists.
+async fn insert_entry(
+    transaction: &mut AnyConnection,
+    record: &EntryRecord,
+    at: &str,
+) -> Result<bool, SqlError> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    let header = &record.header;
+    let inserted = sqlx::query(INSERT_ENTRY)
+        .bind(namespace)
+        .bind(agent)
+        .bind(id)
+        .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
+        .bind(to_bigint("sequence number", header.seq)?)
+        .bind(header.kind.as_str())
+        .bind(header.writer.as_str())
+        .bind(at)
+        .bind(to_bigint("length", raw_bytes_of(record))?)
+        .bind(to_bigint("stored length", stored_bytes_of(record))?)
+        .bind(record.digest.to_string())
+        .execute(transaction)
+        .await?;
+    Ok(inserted.rows_affected() > 0)
+}
+
+/// Deletes the rows that are derived from the earlier entries of a log.
+async fn delete_content(transaction: &mut AnyConnection, log: &LogId) -> Result<(), SqlError> {
+    let (namespace, agent, id) = log_columns(log);
+    for sql in DELETE_CONTENT {
+        sqlx::query(sql)
             .bind(namespace)
             .bind(agent)
             .bind(&id)
-            .bind(past)
             .execute(&mut *transaction)
             .await?;
     }
-    update_session(transaction, (record, terms), &at, known, totals).await?;
-    Ok(RecordOutcome::New)
+    Ok(())
 }
 
-/// What the session's row says before this entry.
-struct Known {
+/// Adds the checkpoints of an entry, and deletes the oldest ones beyond the maximum.
+async fn add_checkpoints(
+    transaction: &mut AnyConnection,
+    (record, options): (&EntryRecord, &IndexOptions),
+) -> Result<(), SqlError> {
+    let mut newest = None;
+    for point in record.header.all_checkpoints() {
+        newest = newest.max(Some(point.number));
+        upsert_checkpoint(transaction, (&record.log, options), "", &point).await?;
+    }
+    let Some(newest) = newest else {
+        return Ok(());
+    };
+    let (namespace, agent, id) = log_columns(&record.log);
+    let last_deleted = newest.saturating_sub(MAX_CHECKPOINTS as u64);
+    sqlx::query(DELETE_OLD_CHECKPOINTS)
+        .bind(namespace)
+        .bind(agent)
+        .bind(id)
+        .bind(to_bigint("checkpoint", last_deleted)?)
+        .execute(transaction)
+        .await?;
+    Ok(())
+}
+
+/// The session's row before this entry.
+struct SessionState {
     created: String,
     updated: String,
     head: u64,
-    raw: u64,
-    stored: u64,
-    rest: Option<metadata::ClosedStatus>,
-    totals: Totals,
+    raw_bytes: u64,
+    stored_bytes: u64,
+    closed: Option<metadata::ClosedColumns>,
+    totals: RunningTotals,
 }
 
-impl Known {
-    fn read(row: &AnyRow) -> Result<Known, Fault> {
-        Ok(Known {
-            created: text(row, "created")?,
-            updated: text(row, "updated")?,
-            head: count(row, "head")?,
-            raw: count(row, "raw_bytes")?,
-            stored: count(row, "stored_bytes")?,
-            rest: metadata::ClosedStatus::read(row)?,
-            totals: Totals::read(row)?,
+impl SessionState {
+    fn read(row: &AnyRow) -> Result<SessionState, SqlError> {
+        Ok(SessionState {
+            created: read_text(row, "created")?,
+            updated: read_text(row, "updated")?,
+            head: read_count(row, "head")?,
+            raw_bytes: read_count(row, "raw_bytes")?,
+            stored_bytes: read_count(row, "stored_bytes")?,
+            closed: metadata::ClosedColumns::read(row)?,
+            totals: RunningTotals::read(row)?,
         })
     }
 }
 
 async fn update_session(
     transaction: &mut AnyConnection,
-    (record, terms): (&EntryRecord, &IndexOptions),
+    (record, options): (&EntryRecord, &IndexOptions),
     at: &str,
-    known: Known,
-    totals: Totals,
-) -> Result<(), Fault> {
+    before: SessionState,
+    totals: RunningTotals,
+) -> Result<(), SqlError> {
     let (namespace, agent, id) = log_columns(&record.log);
-    let (header, facts) = (&record.header, &record.told.facts);
-    let raw = known.raw.saturating_add(raw_of(record));
-    let began = header
+    let (header, facts) = (&record.header, &record.transcripts.facts);
+    let raw_bytes = before.raw_bytes.saturating_add(raw_bytes_of(record));
+    let first_at = header
         .covers
         .as_ref()
-        .map_or_else(|| at.to_owned(), |covers| stamp(covers.began));
+        .map_or_else(|| at.to_owned(), |covers| format_time(covers.first_at));
     let status = if header.kind.is_removal() {
         "removed"
     } else {
-        metadata::status(raw, known.rest.as_ref())
+        metadata::status(raw_bytes, before.closed.as_ref())
     };
-    // A head of 0 is a row that only branches made: the log itself says when it began, whichever was seen first. One that begins
-    // anew says so again: what comes before it is not always there to be read.
-    let first = known.head == 0 || header.begins_anew();
-    sqlx::query(SESSION)
+    // A row with head 0 comes from branches. The main log determines the times, whichever was
+    // recorded first. A log that starts over determines them again, because its earlier entries may
+    // be gone.
+    let is_first = before.head == 0 || header.resets_log();
+    sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(status)
-        .bind(if first {
-            began.as_str()
+        .bind(if is_first {
+            first_at.as_str()
         } else {
-            known.created.as_str()
+            before.created.as_str()
         })
-        .bind(if first {
+        .bind(if is_first {
             at
         } else {
-            at.max(known.updated.as_str())
+            at.max(before.updated.as_str())
         })
-        .bind(whole("entry number", header.seq)?)
+        .bind(to_bigint("sequence number", header.seq)?)
         .bind(header.writer.as_str())
-        .bind(whole("length", raw)?)
-        .bind(whole(
+        .bind(to_bigint("length", raw_bytes)?)
+        .bind(to_bigint(
             "stored length",
-            known.stored.saturating_add(stored_of(record)),
+            before.stored_bytes.saturating_add(stored_bytes_of(record)),
         )?)
-        .bind(clip_some(facts.project.as_deref(), LONGEST_PROJECT))
-        .bind(clip_some(facts.cwd.as_deref(), LONGEST))
-        .bind(clip_some(
-            facts.title.as_deref().filter(|_| !terms.sealed),
-            LONGEST,
+        .bind(truncate_optional(facts.project.as_deref(), MAX_KEY_LEN))
+        .bind(truncate_optional(facts.cwd.as_deref(), MAX_FIELD_LEN))
+        .bind(truncate_optional(
+            facts.title.as_deref().filter(|_| !options.omit_text),
+            MAX_FIELD_LEN,
         ))
-        .bind(clip_some(facts.model.as_deref(), LONGEST))
-        .bind(clip_some(facts.agent_version.as_deref(), LONGEST))
-        .bind(whole("messages", totals.messages)?)
-        .bind(whole("turns", totals.turns)?)
-        .bind(whole("tokens", totals.tokens.input)?)
-        .bind(whole("tokens", totals.tokens.output)?)
-        .bind(whole("tokens", totals.tokens.cache_read)?)
-        .bind(whole("tokens", totals.tokens.cache_write)?)
-        .bind(whole("cost", totals.cost)?)
-        .bind(whole("answers", totals.uncosted)?)
-        .bind(whole("lines", totals.unread)?)
-        .bind(facts.cost.map(|cost| whole("cost", cost)).transpose()?)
+        .bind(truncate_optional(facts.model.as_deref(), MAX_FIELD_LEN))
+        .bind(truncate_optional(
+            facts.agent_version.as_deref(),
+            MAX_FIELD_LEN,
+        ))
+        .bind(to_bigint("messages", totals.messages)?)
+        .bind(to_bigint("turns", totals.turns)?)
+        .bind(to_bigint("tokens", totals.tokens.input)?)
+        .bind(to_bigint("tokens", totals.tokens.output)?)
+        .bind(to_bigint("tokens", totals.tokens.cache_read)?)
+        .bind(to_bigint("tokens", totals.tokens.cache_write)?)
+        .bind(to_bigint("cost", totals.cost)?)
+        .bind(to_bigint("responses", totals.unpriced_responses)?)
+        .bind(to_bigint("lines", totals.unparsed_lines)?)
+        .bind(facts.cost.map(|cost| to_bigint("cost", cost)).transpose()?)
         .execute(transaction)
         .await?;
     Ok(())
 }
 
-/// True if a file was replaced by it.
+/// Moves a file; returns whether it replaced another one.
 async fn apply_move(
     transaction: &mut AnyConnection,
     record: &EntryRecord,
     rename: &FileMove,
-) -> Result<bool, Fault> {
+) -> Result<bool, SqlError> {
     if rename.from == rename.to {
         return Ok(false);
     }
     let (namespace, agent, id) = log_columns(&record.log);
     let from = Digest::of(rename.from.as_str().as_bytes()).to_string();
     let to = Digest::of(rename.to.as_str().as_bytes()).to_string();
-    let uncover = sqlx::query(UNCOVER)
+    let delete = sqlx::query(DELETE_MOVE_TARGET)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(&from)
         .bind(&to);
-    let covered = uncover.execute(&mut *transaction).await?.rows_affected() > 0;
-    let moved = sqlx::query(RENAME)
+    let replaced = delete.execute(&mut *transaction).await?.rows_affected() > 0;
+    let moved = sqlx::query(RENAME_FILE)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
@@ -321,83 +374,83 @@ async fn apply_move(
         .bind(&to)
         .bind(rename.to.as_str());
     if moved.execute(&mut *transaction).await?.rows_affected() > 0 {
-        messages::rename(transaction, record, &from, &to).await?;
+        messages::rename_file(transaction, record, &from, &to).await?;
     }
-    Ok(covered)
+    Ok(replaced)
 }
 
-async fn apply_part(
+async fn upsert_file(
     transaction: &mut AnyConnection,
     record: &EntryRecord,
     part: &Part,
-    read: &messages::ReadTo,
-) -> Result<(), Fault> {
+    state: &ParseState,
+) -> Result<(), SqlError> {
     let (namespace, agent, id) = log_columns(&record.log);
-    sqlx::query(FILE)
+    sqlx::query(UPSERT_FILE)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
         .bind(Digest::of(part.path.as_str().as_bytes()).to_string())
         .bind(part.path.as_str())
-        .bind(file_kind(part.kind))
-        .bind(whole("length", part.end())?)
+        .bind(file_kind_column(part.kind))
+        .bind(to_bigint("length", part.end())?)
         .bind(part.file_sha256.to_string())
         .bind(i64::from(part.mode))
         .bind(part.mtime_ns)
-        .bind(whole(
-            "entry number",
+        .bind(to_bigint(
+            "sequence number",
             part.seq.unwrap_or(record.header.seq),
         )?)
-        .bind(whole("length", read.open)?)
-        .bind(read.position)
-        .bind(whole("lines", read.unread)?)
+        .bind(to_bigint("length", state.partial_line_bytes)?)
+        .bind(state.position)
+        .bind(to_bigint("lines", state.unparsed_lines)?)
         .execute(transaction)
         .await?;
     Ok(())
 }
 
-/// The named checkpoints of a log, instead of those there are.
-pub(super) async fn name_points(
+/// Replaces the named checkpoints of a log.
+pub(super) async fn replace_named_checkpoints(
     transaction: &mut AnyConnection,
-    (log, terms): (&LogId, &IndexOptions),
+    (log, options): (&LogId, &IndexOptions),
     named: &[(String, Checkpoint)],
-) -> Result<(), Fault> {
-    const CLEAR: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
+) -> Result<(), SqlError> {
+    const DELETE: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name <> ''";
     let (namespace, agent, id) = log_columns(log);
-    sqlx::query(CLEAR)
+    sqlx::query(DELETE)
         .bind(namespace)
         .bind(agent)
         .bind(id)
         .execute(&mut *transaction)
         .await?;
     for (name, point) in named {
-        add_checkpoint(transaction, (log, terms), name, point).await?;
+        upsert_checkpoint(transaction, (log, options), name, point).await?;
     }
     Ok(())
 }
 
-async fn add_checkpoint(
+async fn upsert_checkpoint(
     transaction: &mut AnyConnection,
-    (log, terms): (&LogId, &IndexOptions),
+    (log, options): (&LogId, &IndexOptions),
     name: &str,
     point: &Checkpoint,
-) -> Result<(), Fault> {
+) -> Result<(), SqlError> {
     let (namespace, agent, id) = log_columns(log);
-    let body = if terms.sealed {
-        rows::json(&point.without_text())?
+    let detail = if options.omit_text {
+        rows::to_json(&point.without_text())?
     } else {
-        rows::json(point)?
+        rows::to_json(point)?
     };
-    sqlx::query(CHECKPOINT)
+    sqlx::query(UPSERT_CHECKPOINT)
         .bind(namespace)
         .bind(agent)
         .bind(&id)
-        .bind(whole("checkpoint", point.number)?)
-        .bind(clip(name, LONGEST_PROJECT))
-        .bind(whole("entry number", point.seq.unwrap_or(0))?)
-        .bind(whole("turn", point.turn)?)
-        .bind(stamp(point.at))
-        .bind(body)
+        .bind(to_bigint("checkpoint", point.number)?)
+        .bind(truncate(name, MAX_KEY_LEN))
+        .bind(to_bigint("sequence number", point.seq.unwrap_or(0))?)
+        .bind(to_bigint("turn", point.turn)?)
+        .bind(format_time(point.at))
+        .bind(detail)
         .execute(transaction)
         .await?;
     Ok(())

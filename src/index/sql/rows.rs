@@ -1,6 +1,6 @@
-//! Values as columns and back.
+//! Conversion between values and columns.
 //!
-//! Owns how numbers, times and names are written in the database, the same in both. Does not own which rows there are.
+//! Owns how both databases represent numbers, times and names. Does not own the queries.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,26 @@ use jiff::Timestamp;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::failure::Fault;
+use super::error::SqlError;
 use crate::error::{Error, Result};
-use crate::index::catalog::cost_of;
-use crate::index::{EntryRow, Failure, FenceRow, MessageRow, SessionRow, Totals};
+use crate::index::catalog::total_cost;
+use crate::index::{EntryRow, Failure, FenceRow, MessageRow, SessionRow, SessionTotals};
 use crate::model::{FileKind, FileState, LogId, PathState, Tokens, Ttl};
 
-/// Longest text of a fact or message, in bytes; titles and errors are a line.
-pub(super) const LONGEST: usize = 4096;
+/// Maximum length of a title, an error message or a similar text, in bytes.
+pub(super) const MAX_FIELD_LEN: usize = 4096;
 
-/// Longest project name, in bytes; PostgreSQL takes 2704 bytes into an index row, other columns included.
-pub(super) const LONGEST_PROJECT: usize = 1024;
+/// Maximum length of a text in a database index, in bytes. PostgreSQL accepts 2704 bytes per index
+/// row, for all columns together.
+pub(super) const MAX_KEY_LEN: usize = 1024;
 
-/// The columns that [`session`] reads.
-pub(super) const SESSION: &str = "namespace, agent, id, project, cwd, title, model, agent_version, status, request_id, ttl, created, \
-                                  updated, head, writer, raw_bytes, stored_bytes, messages, turns, input_tokens, output_tokens, \
-                                  cache_read_tokens, cache_write_tokens, cost, uncosted, told_cost, unread";
+/// The columns that [`read_session`] reads.
+pub(super) const SESSION_COLUMNS: &str = "namespace, agent, id, project, cwd, title, model, \
+     agent_version, status, request_id, ttl, created, updated, head, writer, raw_bytes, stored_bytes, \
+     messages, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost, \
+     unpriced_responses, reported_cost, unparsed_lines";
 
-/// The columns that name a log.
+/// Returns the values of the columns that identify a log.
 pub(super) fn log_columns(log: &LogId) -> (&str, &str, String) {
     (
         log.namespace.as_str(),
@@ -34,221 +36,220 @@ pub(super) fn log_columns(log: &LogId) -> (&str, &str, String) {
     )
 }
 
-/// A time as text of one width. Years before 1 have another width and no time of PostgreSQL; no clock shows them.
-pub(super) fn stamp(at: Timestamp) -> String {
+/// Formats a time as text of a fixed width. Years before 1 would be wider, and PostgreSQL cannot
+/// cast them, so they become year 1.
+pub(super) fn format_time(at: Timestamp) -> String {
     // 0001-01-01T00:00:00Z
     let first = Timestamp::from_second(-62_135_596_800).unwrap_or(Timestamp::UNIX_EPOCH);
     format!("{:.6}", at.max(first))
 }
 
-/// A number as both databases keep it.
-pub(super) fn whole(what: &str, number: u64) -> Result<i64> {
+/// Converts a number to a BIGINT column.
+pub(super) fn to_bigint(what: &str, number: u64) -> Result<i64> {
     i64::try_from(number)
-        .map_err(|_| Error::corrupt(format!("{what} {number} is more than a database can count")))
+        .map_err(|_| Error::corrupt(format!("invalid {what} {number}: it exceeds 2^63-1")))
 }
 
-/// Text as PostgreSQL takes it: no NUL in it, and not without end.
-pub(super) fn clip(text: &str, longest: usize) -> String {
+/// Truncates a text to `max_len` bytes and removes NUL characters, which PostgreSQL rejects.
+pub(super) fn truncate(text: &str, max_len: usize) -> String {
     let mut text = text.replace('\0', "");
-    text.truncate(text.floor_char_boundary(longest));
+    text.truncate(text.floor_char_boundary(max_len));
     text
 }
 
-/// The same for text that may be missing.
-pub(super) fn clip_some(text: Option<&str>, longest: usize) -> Option<String> {
-    text.map(|text| clip(text, longest))
+/// Truncates an optional text like [`truncate`].
+pub(super) fn truncate_optional(text: Option<&str>, max_len: usize) -> Option<String> {
+    text.map(|text| truncate(text, max_len))
 }
 
-/// A value as PostgreSQL takes it: JSON without NUL.
-pub(super) fn json(value: &impl serde::Serialize) -> Result<String> {
+/// Serializes a value as JSON without NUL characters, which PostgreSQL rejects.
+pub(super) fn to_json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string(value)
-        .map_err(|cause| Error::corrupt("write JSON").caused_by(cause))?;
+        .map_err(|cause| Error::corrupt("serialize a checkpoint as JSON").caused_by(cause))?;
     Ok(text.replace("\\u0000", ""))
 }
 
-/// The word for a kind of file.
-pub(super) fn file_kind(kind: FileKind) -> &'static str {
+/// Returns the column value of a file kind.
+pub(super) fn file_kind_column(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Append => "append",
         FileKind::Whole => "whole",
     }
 }
 
-fn damaged(column: &str, text: &str) -> Error {
-    Error::corrupt(format!(
-        "read column {column}: {text:?} is not what belongs there"
-    ))
-    .hint("make the rows again: sessiond reindex")
+fn invalid_value(column: &str, text: &str) -> Error {
+    Error::corrupt(format!("invalid value {text:?} in column {column}"))
+        .hint("run \"sessiond reindex\" to rebuild the index")
 }
 
-/// A text column.
-pub(super) fn text(row: &AnyRow, column: &str) -> Result<String, Fault> {
+/// Reads a text column.
+pub(super) fn read_text(row: &AnyRow, column: &str) -> Result<String, SqlError> {
     Ok(row.try_get(column)?)
 }
 
-/// A column that counts.
-pub(super) fn count(row: &AnyRow, column: &str) -> Result<u64, Fault> {
+/// Reads a column that holds a number of 0 or more.
+pub(super) fn read_count(row: &AnyRow, column: &str) -> Result<u64, SqlError> {
     let number: i64 = row.try_get(column)?;
-    Ok(u64::try_from(number).map_err(|_| damaged(column, &number.to_string()))?)
+    Ok(u64::try_from(number).map_err(|_| invalid_value(column, &number.to_string()))?)
 }
 
-/// A column that counts, where there is something to count.
-pub(super) fn maybe_count(row: &AnyRow, column: &str) -> Result<Option<u64>, Fault> {
+/// Reads a column that holds a number of 0 or more, or NULL.
+pub(super) fn read_optional_count(row: &AnyRow, column: &str) -> Result<Option<u64>, SqlError> {
     let number: Option<i64> = row.try_get(column)?;
     Ok(number
-        .map(|number| u64::try_from(number).map_err(|_| damaged(column, &number.to_string())))
+        .map(|number| u64::try_from(number).map_err(|_| invalid_value(column, &number.to_string())))
         .transpose()?)
 }
 
-/// The tokens of a row.
-pub(super) fn tokens(row: &AnyRow) -> Result<Tokens, Fault> {
+/// Reads the token columns.
+pub(super) fn read_tokens(row: &AnyRow) -> Result<Tokens, SqlError> {
     Ok(Tokens {
-        input: count(row, "input_tokens")?,
-        output: count(row, "output_tokens")?,
-        cache_read: count(row, "cache_read_tokens")?,
-        cache_write: count(row, "cache_write_tokens")?,
+        input: read_count(row, "input_tokens")?,
+        output: read_count(row, "output_tokens")?,
+        cache_read: read_count(row, "cache_read_tokens")?,
+        cache_write: read_count(row, "cache_write_tokens")?,
     })
 }
 
-fn small(row: &AnyRow, column: &str) -> Result<u32, Fault> {
-    let number = count(row, column)?;
-    Ok(u32::try_from(number).map_err(|_| damaged(column, &number.to_string()))?)
+fn read_u32(row: &AnyRow, column: &str) -> Result<u32, SqlError> {
+    let number = read_count(row, column)?;
+    Ok(u32::try_from(number).map_err(|_| invalid_value(column, &number.to_string()))?)
 }
 
-/// A text column that is read as something narrower.
-pub(super) fn parsed<T: std::str::FromStr>(row: &AnyRow, column: &str) -> Result<T, Fault> {
-    let text = text(row, column)?;
-    Ok(text.parse().map_err(|_| damaged(column, &text))?)
+/// Reads a text column and parses it.
+pub(super) fn read_parsed<T: std::str::FromStr>(row: &AnyRow, column: &str) -> Result<T, SqlError> {
+    let text = read_text(row, column)?;
+    Ok(text.parse().map_err(|_| invalid_value(column, &text))?)
 }
 
-/// How long to keep a session, as a number: seconds, or -1 for ever.
+/// Returns the column value of a TTL: seconds, or -1 for `never`.
 pub(super) fn ttl_column(ttl: Ttl) -> Result<i64> {
     match ttl {
         Ttl::Never => Ok(-1),
-        Ttl::Seconds(seconds) => whole("seconds", seconds),
+        Ttl::Seconds(seconds) => to_bigint("seconds", seconds),
     }
 }
 
-fn ttl(row: &AnyRow) -> Result<Option<Ttl>, Fault> {
+fn read_ttl(row: &AnyRow) -> Result<Option<Ttl>, SqlError> {
     let number: Option<i64> = row.try_get("ttl")?;
     Ok(number.map(|number| u64::try_from(number).map_or(Ttl::Never, Ttl::Seconds)))
 }
 
-/// A session without its branches and labels.
-pub(super) fn session(row: &AnyRow) -> Result<SessionRow, Fault> {
+/// Reads a session without its branches and labels.
+pub(super) fn read_session(row: &AnyRow) -> Result<SessionRow, SqlError> {
     Ok(SessionRow {
-        namespace: text(row, "namespace")?,
-        agent: text(row, "agent")?,
-        id: text(row, "id")?,
+        namespace: read_text(row, "namespace")?,
+        agent: read_text(row, "agent")?,
+        id: read_text(row, "id")?,
         project: row.try_get("project")?,
         cwd: row.try_get("cwd")?,
         title: row.try_get("title")?,
         model: row.try_get("model")?,
         agent_version: row.try_get("agent_version")?,
-        status: text(row, "status")?,
+        status: read_text(row, "status")?,
         request_id: row.try_get("request_id")?,
-        ttl: ttl(row)?,
+        ttl: read_ttl(row)?,
         labels: BTreeMap::new(),
-        created: parsed(row, "created")?,
-        updated: parsed(row, "updated")?,
-        head: count(row, "head")?,
-        writer: text(row, "writer")?,
-        raw_bytes: count(row, "raw_bytes")?,
-        stored_bytes: count(row, "stored_bytes")?,
-        totals: Totals {
-            messages: count(row, "messages")?,
-            turns: count(row, "turns")?,
-            tokens: tokens(row)?,
-            cost: cost_of(
-                count(row, "cost")?,
-                count(row, "uncosted")?,
-                maybe_count(row, "told_cost")?,
+        created: read_parsed(row, "created")?,
+        updated: read_parsed(row, "updated")?,
+        head: read_count(row, "head")?,
+        writer: read_text(row, "writer")?,
+        raw_bytes: read_count(row, "raw_bytes")?,
+        stored_bytes: read_count(row, "stored_bytes")?,
+        totals: SessionTotals {
+            messages: read_count(row, "messages")?,
+            turns: read_count(row, "turns")?,
+            tokens: read_tokens(row)?,
+            cost: total_cost(
+                read_count(row, "cost")?,
+                read_count(row, "unpriced_responses")?,
+                read_optional_count(row, "reported_cost")?,
             ),
-            unread: count(row, "unread")?,
+            unparsed_lines: read_count(row, "unparsed_lines")?,
         },
         branches: Vec::new(),
     })
 }
 
-/// A message without the path of its file.
-pub(super) fn message(row: &AnyRow) -> Result<MessageRow, Fault> {
+/// Reads a message without the path of its transcript.
+pub(super) fn read_message(row: &AnyRow) -> Result<MessageRow, SqlError> {
     let at: Option<String> = row.try_get("at")?;
     Ok(MessageRow {
         position: row.try_get("position")?,
         path: None,
-        start: count(row, "start")?,
-        len: count(row, "len")?,
-        uuid: row.try_get("uuid")?,
-        parent: row.try_get("parent")?,
-        role: text(row, "role")?,
-        kind: text(row, "kind")?,
+        start: read_count(row, "start")?,
+        len: read_count(row, "len")?,
+        message_id: row.try_get("message_id")?,
+        parent_id: row.try_get("parent_id")?,
+        role: read_text(row, "role")?,
+        kind: read_text(row, "kind")?,
         at: at
-            .map(|at| at.parse().map_err(|_| damaged("at", &at)))
+            .map(|at| at.parse().map_err(|_| invalid_value("at", &at)))
             .transpose()?,
         model: row.try_get("model")?,
-        answer: row.try_get("answer")?,
-        tokens: match maybe_count(row, "input_tokens")? {
-            Some(_) => Some(tokens(row)?),
+        response_id: row.try_get("response_id")?,
+        tokens: match read_optional_count(row, "input_tokens")? {
+            Some(_) => Some(read_tokens(row)?),
             None => None,
         },
-        cost: maybe_count(row, "cost")?,
+        cost: read_optional_count(row, "cost")?,
         sub_agent: row.try_get("sub_agent")?,
     })
 }
 
-/// A file.
-pub(super) fn file(row: &AnyRow) -> Result<PathState, Fault> {
-    let kind = text(row, "kind")?;
+/// Reads a file.
+pub(super) fn read_file(row: &AnyRow) -> Result<PathState, SqlError> {
+    let kind = read_text(row, "kind")?;
     let kind = match kind.as_str() {
         "append" => FileKind::Append,
         "whole" => FileKind::Whole,
-        _ => return Err(damaged("kind", &kind).into()),
+        _ => return Err(invalid_value("kind", &kind).into()),
     };
     let at = FileState {
         kind,
-        len: count(row, "len")?,
-        sha256: parsed(row, "sha256")?,
-        mode: small(row, "mode")?,
+        len: read_count(row, "len")?,
+        sha256: read_parsed(row, "sha256")?,
+        mode: read_u32(row, "mode")?,
         mtime_ns: row.try_get("mtime_ns")?,
-        seq: count(row, "seq")?,
+        seq: read_count(row, "seq")?,
     };
     Ok(PathState {
-        path: parsed(row, "path")?,
-        at,
+        path: read_parsed(row, "path")?,
+        state: at,
     })
 }
 
-/// An entry.
-pub(super) fn entry(row: &AnyRow) -> Result<EntryRow, Fault> {
+/// Reads an entry.
+pub(super) fn read_entry(row: &AnyRow) -> Result<EntryRow, SqlError> {
     Ok(EntryRow {
-        seq: count(row, "seq")?,
-        branch: Some(text(row, "branch")?).filter(|branch| !branch.is_empty()),
-        kind: text(row, "kind")?,
-        writer: text(row, "writer")?,
-        at: parsed(row, "at")?,
-        raw_bytes: count(row, "raw_bytes")?,
-        stored_bytes: count(row, "stored_bytes")?,
-        digest: parsed(row, "digest")?,
+        seq: read_count(row, "seq")?,
+        branch: Some(read_text(row, "branch")?).filter(|branch| !branch.is_empty()),
+        kind: read_text(row, "kind")?,
+        writer: read_text(row, "writer")?,
+        at: read_parsed(row, "at")?,
+        raw_bytes: read_count(row, "raw_bytes")?,
+        stored_bytes: read_count(row, "stored_bytes")?,
+        digest: read_parsed(row, "digest")?,
     })
 }
 
-/// A failure.
-pub(super) fn failure(row: &AnyRow) -> Result<Failure, Fault> {
+/// Reads a failure.
+pub(super) fn read_failure(row: &AnyRow) -> Result<Failure, SqlError> {
     Ok(Failure {
-        namespace: parsed(row, "namespace")?,
-        agent: parsed(row, "agent")?,
+        namespace: read_parsed(row, "namespace")?,
+        agent: read_parsed(row, "agent")?,
         session: row.try_get("session")?,
-        at: parsed(row, "at")?,
-        attempt: small(row, "attempt")?,
-        message: text(row, "message")?,
+        at: read_parsed(row, "at")?,
+        attempt: read_u32(row, "attempt")?,
+        message: read_text(row, "message")?,
     })
 }
 
-/// A fence.
-pub(super) fn fence(row: &AnyRow) -> Result<FenceRow, Fault> {
+/// Reads a fence.
+pub(super) fn read_fence(row: &AnyRow) -> Result<FenceRow, SqlError> {
     Ok(FenceRow {
-        seq: count(row, "seq")?,
-        writer: parsed(row, "writer")?,
+        seq: read_count(row, "seq")?,
+        writer: read_parsed(row, "writer")?,
     })
 }
 
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_time_has_one_width_and_sorts_as_text() {
+    fn times_have_a_fixed_width_and_sort_as_text() {
         let times = [
             "-009999-01-02T01:59:59Z",
             "0001-01-01T00:00:00Z",
@@ -265,24 +266,24 @@ mod tests {
             "2026-11-16T04:21:49Z",
             "9999-12-30T22:00:00.9Z",
         ];
-        let stamps: Vec<String> = times
+        let formatted: Vec<String> = times
             .iter()
-            .map(|time| stamp(time.parse().expect("a time")))
+            .map(|time| format_time(time.parse().expect("a time")))
             .collect();
         assert!(
-            stamps
+            formatted
                 .iter()
-                .all(|stamp| stamp.len() == "2026-11-16T04:21:49.000000Z".len()),
-            "{stamps:?}"
+                .all(|time| time.len() == "2026-11-16T04:21:49.000000Z".len()),
+            "{formatted:?}"
         );
-        assert!(stamps.is_sorted(), "{stamps:?}");
-        assert_eq!(stamps[3], "2026-11-16T04:21:49.000000Z");
+        assert!(formatted.is_sorted(), "{formatted:?}");
+        assert_eq!(formatted[3], "2026-11-16T04:21:49.000000Z");
     }
 
     #[test]
-    fn text_is_clipped_between_characters() {
-        assert_eq!(clip("a\0ä", 2), "a");
-        assert_eq!(clip("ab", 2), "ab");
-        assert!(whole("length", u64::MAX).is_err());
+    fn text_is_truncated_between_characters() {
+        assert_eq!(truncate("a\0ä", 2), "a");
+        assert_eq!(truncate("ab", 2), "ab");
+        assert!(to_bigint("length", u64::MAX).is_err());
     }
 }

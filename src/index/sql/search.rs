@@ -1,168 +1,177 @@
-//! Full-text search, by each database's own engine.
+//! Full-text search with each database's own engine.
 //!
-//! Owns the query that words make. What is shown of a text is the same for both (`words`).
+//! Owns the SQL of a search query. Snippets are the same for both databases (`search_query`).
 
 use jiff::Timestamp;
 use sqlx::{AnyConnection, Row};
 
-use super::failure::Fault;
-use super::list::Statement;
-use super::rows::{LONGEST_PROJECT, clip, stamp, text};
-use super::texts::is_postgres;
+use super::error::SqlError;
+use super::message_texts::is_postgres;
+use super::rows::{MAX_KEY_LEN, format_time, read_text, truncate};
+use super::statement::Statement;
 use crate::error::Result;
-use crate::index::words::{Alternative, Words};
-use crate::index::{Found, Hit, SearchFilter};
+use crate::index::search_query::{Conjunction, SearchQuery};
+use crate::index::{SearchFilter, SearchHit, SearchResults};
 
-/// The most that is found at a time.
-const MOST_FOUND: u32 = 1000;
+/// Maximum number of hits.
+const MAX_HITS: u32 = 1000;
 
-/// The messages that hold the words, the best first.
+/// Returns the messages that match, best match first.
 pub(super) async fn search(
     connection: &mut AnyConnection,
     filter: &SearchFilter,
-) -> Result<Found, Fault> {
-    let limit = filter.limit.clamp(1, MOST_FOUND) as usize;
-    let found = query(filter, is_postgres(connection), limit + 1)
+) -> Result<SearchResults, SqlError> {
+    let limit = filter.limit.clamp(1, MAX_HITS) as usize;
+    let rows = query(filter, is_postgres(connection), limit + 1)
         .fetch(connection)
         .await?;
-    let more = found.len() > limit;
+    let has_more = rows.len() > limit;
     let mut hits = Vec::new();
-    for row in found.iter().take(limit) {
+    for row in rows.iter().take(limit) {
         let at: Option<String> = row.try_get("at")?;
-        hits.push(Hit {
-            agent: text(row, "agent")?,
-            session: text(row, "session")?,
+        hits.push(SearchHit {
+            agent: read_text(row, "agent")?,
+            session: read_text(row, "session")?,
             project: row.try_get("project")?,
             title: row.try_get("title")?,
-            role: text(row, "role")?,
+            role: read_text(row, "role")?,
             at: at.and_then(|at| at.parse::<Timestamp>().ok()),
-            uuid: row.try_get("uuid")?,
+            message_id: row.try_get("message_id")?,
             sub_agent: row.try_get("sub_agent")?,
-            snippet: filter.words.snippet(&text(row, "body")?),
+            snippet: filter.query.snippet(&read_text(row, "text")?),
         });
     }
-    let indexed = !hits.is_empty() || any_text(connection, filter).await?;
-    Ok(Found {
+    let has_text = !hits.is_empty() || has_any_text(connection, filter).await?;
+    Ok(SearchResults {
         hits,
-        more,
-        indexed,
+        has_more,
+        has_text,
     })
 }
 
-async fn any_text(connection: &mut AnyConnection, filter: &SearchFilter) -> Result<bool, Fault> {
-    let mut statement = Statement::new("SELECT session FROM texts WHERE namespace = ");
-    statement.value(filter.namespace.as_str()).say(" LIMIT 1");
+async fn has_any_text(
+    connection: &mut AnyConnection,
+    filter: &SearchFilter,
+) -> Result<bool, SqlError> {
+    let mut statement = Statement::new("SELECT session FROM message_texts WHERE namespace = ");
+    statement
+        .bind_text(filter.namespace.as_str())
+        .push(" LIMIT 1");
     Ok(!statement.fetch(connection).await?.is_empty())
 }
 
 fn query(filter: &SearchFilter, postgres: bool, limit: usize) -> Statement {
     let mut statement = Statement::new(
-        "SELECT t.agent AS agent, t.session AS session, t.body AS body, m.role AS role, m.at AS at, m.uuid AS uuid, \
-         m.sub_agent AS sub_agent, s.project AS project, s.title AS title FROM ",
+        "SELECT t.agent AS agent, t.session AS session, t.text AS text, m.role AS role, m.at AS at, \
+         m.message_id AS message_id, m.sub_agent AS sub_agent, s.project AS project, s.title AS title FROM ",
     );
-    // For SQLite a cross join is also an order: first what holds the words, then what is known of it.
+    // In SQLite a cross join also fixes the order of the join: first the matching texts, then their
+    // messages and sessions.
     if postgres {
-        statement.say("(SELECT ");
-        for (number, alternative) in filter.words.alternatives().iter().enumerate() {
-            statement.say(if number == 0 { "" } else { " || " });
-            say_tsquery(&mut statement, alternative);
+        statement.push("(SELECT ");
+        for (number, alternative) in filter.query.alternatives().iter().enumerate() {
+            statement.push(if number == 0 { "" } else { " || " });
+            push_tsquery(&mut statement, alternative);
         }
-        statement.say(" AS words) AS q CROSS JOIN texts AS t");
+        statement.push(" AS words) AS q CROSS JOIN message_texts AS t");
     } else {
-        statement.say("texts_words CROSS JOIN texts AS t");
+        statement.push("message_texts_fts CROSS JOIN message_texts AS t");
     }
-    statement.say(" CROSS JOIN messages AS m CROSS JOIN sessions AS s WHERE ");
+    statement.push(" CROSS JOIN messages AS m CROSS JOIN sessions AS s WHERE ");
     match postgres {
-        true => statement.say("t.words @@ q.words"),
+        true => statement.push("t.words @@ q.words"),
         false => statement
-            .say("texts_words MATCH ")
-            .value(fts5(&filter.words))
-            .say(" AND t.number = texts_words.rowid"),
+            .push("message_texts_fts MATCH ")
+            .bind_text(fts5(&filter.query))
+            .push(" AND t.number = message_texts_fts.rowid"),
     };
     statement
-        .say(" AND t.namespace = ")
-        .value(filter.namespace.as_str());
+        .push(" AND t.namespace = ")
+        .bind_text(filter.namespace.as_str());
     statement
-        .say(" AND m.namespace = t.namespace AND m.agent = t.agent AND m.session = t.session AND m.file = t.file AND m.start = t.start");
-    statement.say(" AND s.namespace = t.namespace AND s.agent = t.agent AND s.id = t.session AND s.status <> 'removed'");
+        .push(" AND m.namespace = t.namespace AND m.agent = t.agent AND m.session = t.session AND m.file = t.file AND m.start = t.start");
+    statement.push(" AND s.namespace = t.namespace AND s.agent = t.agent AND s.id = t.session AND s.status <> 'removed'");
     if let Some(agent) = &filter.agent {
-        statement.say(" AND t.agent = ").value(agent.as_str());
+        statement.push(" AND t.agent = ").bind_text(agent.as_str());
     }
     if let Some(project) = &filter.project {
         statement
-            .say(" AND s.project = ")
-            .value(clip(project, LONGEST_PROJECT));
+            .push(" AND s.project = ")
+            .bind_text(truncate(project, MAX_KEY_LEN));
     }
     if let Some(since) = filter.since {
-        statement.say(" AND m.at >= ").value(stamp(since));
+        statement
+            .push(" AND m.at >= ")
+            .bind_text(format_time(since));
     }
     if let Some(until) = filter.until {
-        statement.say(" AND m.at < ").value(stamp(until));
+        statement.push(" AND m.at < ").bind_text(format_time(until));
     }
     if let Some((name, value)) = &filter.label {
-        statement.say(" AND EXISTS (SELECT 1 FROM labels AS l WHERE l.namespace = s.namespace AND l.agent = s.agent AND l.session = s.id");
+        statement.push(" AND EXISTS (SELECT 1 FROM labels AS l WHERE l.namespace = s.namespace AND l.agent = s.agent AND l.session = s.id");
         statement
-            .say(" AND l.name = ")
-            .value(clip(name, LONGEST_PROJECT))
-            .say(" AND l.value = ")
-            .value(clip(value, LONGEST_PROJECT))
-            .say(")");
+            .push(" AND l.name = ")
+            .bind_text(truncate(name, MAX_KEY_LEN))
+            .push(" AND l.value = ")
+            .bind_text(truncate(value, MAX_KEY_LEN))
+            .push(")");
     }
     let rank = if postgres {
         "ts_rank_cd(t.words, q.words) DESC"
     } else {
-        "bm25(texts_words)"
+        "bm25(message_texts_fts)"
     };
     statement
-        .say(" ORDER BY ")
-        .say(rank)
-        .say(", m.position DESC, t.session, t.file, t.start LIMIT ")
-        .say(&limit.to_string());
+        .push(" ORDER BY ")
+        .push(rank)
+        .push(", m.position DESC, t.session, t.file, t.start LIMIT ")
+        .push(&limit.to_string());
     statement
 }
 
-/// A search as SQLite's engine takes it. Every phrase is quoted, and words hold nothing but letters and digits.
-fn fts5(words: &Words) -> String {
-    let phrases = |phrases: &[Vec<String>], between: &str| {
+/// Returns a query in the syntax of SQLite's FTS5. Every phrase is quoted, and words contain only
+/// letters and digits.
+fn fts5(query: &SearchQuery) -> String {
+    let join = |phrases: &[Vec<String>], separator: &str| {
         phrases
             .iter()
             .map(|phrase| format!("\"{}\"", phrase.join(" ")))
             .collect::<Vec<_>>()
-            .join(between)
+            .join(separator)
     };
-    let alternative = |one: &Alternative| {
-        let without: String = one
-            .without
+    let conjunction = |conjunction: &Conjunction| {
+        let excluded: String = conjunction
+            .excluded
             .iter()
             .map(|phrase| format!(" NOT \"{}\"", phrase.join(" ")))
             .collect();
-        format!("(({}){without})", phrases(&one.with, " AND "))
+        format!("(({}){excluded})", join(&conjunction.required, " AND "))
     };
-    words
+    query
         .alternatives()
         .iter()
-        .map(alternative)
+        .map(conjunction)
         .collect::<Vec<_>>()
         .join(" OR ")
 }
 
-/// The same for PostgreSQL.
-fn say_tsquery(statement: &mut Statement, one: &Alternative) {
-    statement.say("(");
-    let with = one
-        .with
+/// Appends a conjunction as a PostgreSQL `tsquery`.
+fn push_tsquery(statement: &mut Statement, conjunction: &Conjunction) {
+    statement.push("(");
+    let required = conjunction
+        .required
         .iter()
         .map(|phrase| ("phraseto_tsquery('simple', ", phrase));
-    let without = one
-        .without
+    let excluded = conjunction
+        .excluded
         .iter()
         .map(|phrase| ("!! phraseto_tsquery('simple', ", phrase));
-    for (number, (make, phrase)) in with.chain(without).enumerate() {
+    for (number, (function, phrase)) in required.chain(excluded).enumerate() {
         statement
-            .say(if number == 0 { "" } else { " && " })
-            .say(make)
-            .value(phrase.join(" "))
-            .say(")");
+            .push(if number == 0 { "" } else { " && " })
+            .push(function)
+            .bind_text(phrase.join(" "))
+            .push(")");
     }
-    statement.say(")");
+    statement.push(")");
 }

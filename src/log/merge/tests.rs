@@ -1,4 +1,4 @@
-//! Generated histories, merged in any way, against the same entries one by one.
+//! Compares generated histories, merged in any way, with their single entries.
 
 use std::collections::BTreeSet;
 
@@ -11,24 +11,24 @@ use crate::log::chain::EntryChain;
 use crate::log::state::LogState;
 use crate::model::FileKind;
 
-/// What a writer does next.
+/// An action of a writer.
 #[derive(Debug, Clone)]
-enum Act {
+enum Action {
     Claim,
-    /// A claim behind a log that was deleted for good.
-    Anew,
+    /// A claim after a purge.
+    Reset,
     Remove {
-        for_good: bool,
+        permanent: bool,
     },
     Delta {
         moves: Vec<(u8, u8)>,
-        parts: BTreeMap<u8, (Cut, Vec<u8>)>,
+        parts: BTreeMap<u8, (Start, Vec<u8>)>,
     },
 }
 
-/// Where a part begins.
+/// Where a part starts.
 #[derive(Debug, Clone)]
-enum Cut {
+enum Start {
     End,
     Beginning,
     Middle(Index),
@@ -38,22 +38,22 @@ fn path(number: u8) -> RelPath {
     format!("f{number}").parse().unwrap()
 }
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let cut = prop_oneof![4 => Just(Cut::End), 2 => Just(Cut::Beginning), 1 => any::<Index>().prop_map(Cut::Middle)];
-    let part = (cut, proptest::collection::vec(any::<u8>(), 0..12));
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let start = prop_oneof![4 => Just(Start::End), 2 => Just(Start::Beginning), 1 => any::<Index>().prop_map(Start::Middle)];
+    let part = (start, proptest::collection::vec(any::<u8>(), 0..12));
     let parts = proptest::collection::btree_map(0u8..4, part, 0..4);
-    // More than one makes swaps, through a third path or not at all.
+    // Several moves can swap files, directly or through a third path.
     let moves =
         prop_oneof![3 => Just(Vec::new()), 2 => proptest::collection::vec((0u8..4, 0u8..4), 1..4)];
-    let delta = (moves, parts).prop_map(|(moves, parts)| Act::Delta { moves, parts });
-    let remove = any::<bool>().prop_map(|for_good| Act::Remove { for_good });
+    let delta = (moves, parts).prop_map(|(moves, parts)| Action::Delta { moves, parts });
+    let remove = any::<bool>().prop_map(|permanent| Action::Remove { permanent });
     proptest::collection::vec(
-        prop_oneof![12 => delta, 2 => Just(Act::Claim), 1 => Just(Act::Anew), 1 => remove],
+        prop_oneof![12 => delta, 2 => Just(Action::Claim), 1 => Just(Action::Reset), 1 => remove],
         2..16,
     )
 }
 
-/// A log as it is read: what `LogState` says, and the bytes, put together in the plainest way.
+/// A log as it is read: its `LogState`, and the bytes, assembled in the simplest way.
 #[derive(Debug, Default, PartialEq)]
 struct Model {
     state: LogState,
@@ -61,15 +61,15 @@ struct Model {
 }
 
 impl Model {
-    fn of(pieces: &[Entry]) -> Model {
+    fn of(segments: &[Entry]) -> Model {
         let mut model = Model::default();
-        pieces.iter().for_each(|piece| model.take(piece));
+        segments.iter().for_each(|segment| model.apply(segment));
         model
     }
 
-    fn take(&mut self, entry: &Entry) {
+    fn apply(&mut self, entry: &Entry) {
         self.state.apply(&entry.header, entry.digest).unwrap();
-        if entry.header.begins_anew() || entry.header.kind == EntryKind::Snapshot {
+        if entry.header.resets_log() || entry.header.kind == EntryKind::Snapshot {
             self.files.clear();
         }
         for moved in &entry.header.moves {
@@ -92,27 +92,27 @@ impl Model {
     }
 }
 
-/// The entries that these acts write.
-fn history(acts: Vec<Act>) -> Vec<Entry> {
+/// The entries that these actions write.
+fn history(actions: Vec<Action>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut model = Model::default();
     let mut writer = 0;
-    for act in [Act::Claim].into_iter().chain(acts) {
-        // Behind a removal comes a claim, and nothing else.
-        let act = match (model.state.removed, act) {
-            (Some(EntryKind::Purge), _) => Act::Anew,
-            (Some(_), _) => Act::Claim,
-            (None, act) => act,
+    for action in [Action::Claim].into_iter().chain(actions) {
+        // Only a claim follows a removal.
+        let action = match (model.state.removed, action) {
+            (Some(EntryKind::Purge), _) => Action::Reset,
+            (Some(_), _) => Action::Claim,
+            (None, action) => action,
         };
         let seq = entries.len() as Seq + 1;
-        let (kind, after, moves, parts) = match act {
-            Act::Claim => (EntryKind::Claim, None, Vec::new(), BTreeMap::new()),
-            Act::Anew => (EntryKind::Claim, Some(0), Vec::new(), BTreeMap::new()),
-            Act::Remove { for_good: true } => (EntryKind::Purge, None, Vec::new(), BTreeMap::new()),
-            Act::Remove { for_good: false } => {
+        let (kind, after, moves, parts) = match action {
+            Action::Claim => (EntryKind::Claim, None, Vec::new(), BTreeMap::new()),
+            Action::Reset => (EntryKind::Claim, Some(0), Vec::new(), BTreeMap::new()),
+            Action::Remove { permanent: true } => (EntryKind::Purge, None, Vec::new(), BTreeMap::new()),
+            Action::Remove { permanent: false } => {
                 (EntryKind::Tombstone, None, Vec::new(), BTreeMap::new())
             }
-            Act::Delta { moves, parts } => (EntryKind::Delta, None, moves, parts),
+            Action::Delta { moves, parts } => (EntryKind::Delta, None, moves, parts),
         };
         if kind != EntryKind::Delta {
             writer += 1;
@@ -131,12 +131,12 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             }
         }
         let (mut written, mut bodies) = (Vec::new(), Vec::new());
-        for (number, (cut, bytes)) in parts {
+        for (number, (start, bytes)) in parts {
             let mut file = moved.get(&path(number)).cloned().unwrap_or_default();
-            let start = match cut {
-                Cut::End => file.len(),
-                Cut::Beginning => 0,
-                Cut::Middle(at) => at.index(file.len() + 1),
+            let start = match start {
+                Start::End => file.len(),
+                Start::Beginning => 0,
+                Start::Middle(at) => at.index(file.len() + 1),
             };
             file.truncate(start);
             file.extend_from_slice(&bytes);
@@ -157,56 +157,56 @@ fn history(acts: Vec<Act>) -> Vec<Entry> {
             bodies.push(bytes);
         }
         let header = EntryHeader {
-            v: FORMAT,
+            version: version::ENTRY,
             kind,
             agent: "a".parse().unwrap(),
             session: "s".parse().unwrap(),
             seq,
             writer: format!("w{writer}").parse().unwrap(),
             at: Timestamp::from_second(seq as i64).unwrap(),
-            prev: if after == Some(0) {
+            prev_digest: if after == Some(0) {
                 None
             } else {
                 entries.last().map(|entry| entry.digest)
             },
-            after,
+            prev_seq: after,
             covers: None,
             moves,
             parts: written,
             checkpoints: Vec::new(),
             fork: None,
-            back_to: None,
+            rollback_to: None,
         };
         let entry = entry::decode("x", &entry::encode(header, &bodies).unwrap().bytes).unwrap();
-        model.take(&entry);
+        model.apply(&entry);
         entries.push(entry);
     }
     entries
 }
 
-/// The one thing that a merge may not know: a file that the run has not seen moves onto one that it has, and is not
-/// written anew there before it moves on.
-fn is_ambiguous(pieces: &[Entry]) -> bool {
+/// The one case that a merge cannot decide: a file from before the range replaces one of the range,
+/// and is not rewritten there before it moves again.
+fn is_ambiguous(segments: &[Entry]) -> bool {
     let mut seen: BTreeSet<&RelPath> = BTreeSet::new();
-    let mut from_nothing = false;
-    for Entry { header, .. } in pieces {
-        if header.begins_anew() || header.kind == EntryKind::Snapshot || header.follows() == 0 {
-            (seen, from_nothing) = (BTreeSet::new(), true);
+    let mut starts_log = false;
+    for Entry { header, .. } in segments {
+        if header.resets_log() || header.kind == EntryKind::Snapshot || header.predecessor() == 0 {
+            (seen, starts_log) = (BTreeSet::new(), true);
         }
-        for (at, moved) in header.moves.iter().enumerate() {
-            let moves_on = header
+        for (index, moved) in header.moves.iter().enumerate() {
+            let moves_again = header
                 .moves
                 .iter()
-                .skip(at + 1)
+                .skip(index + 1)
                 .any(|next| next.from == moved.to);
-            let anew = !moves_on
+            let is_rewritten = !moves_again
                 && header
                     .parts
                     .iter()
                     .any(|part| part.path == moved.to && part.start == 0);
             if seen.remove(&moved.from) {
                 seen.insert(&moved.to);
-            } else if !from_nothing && seen.contains(&moved.to) && !anew {
+            } else if !starts_log && seen.contains(&moved.to) && !is_rewritten {
                 return true;
             }
         }
@@ -215,165 +215,165 @@ fn is_ambiguous(pieces: &[Entry]) -> bool {
     false
 }
 
-/// Puts one piece in the place of a run of them, as a reader would.
-fn merge(pieces: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), TestCaseError> {
-    let run = &pieces[first..=last];
+/// Replaces a range of segments by one, as a reader would.
+fn merge(segments: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), TestCaseError> {
+    let range = &segments[first..=last];
     let mut merger = Merger::default();
-    for piece in run {
-        if let Err(error) = merger.take(piece) {
+    for segment in range {
+        if let Err(error) = merger.apply_entry(segment) {
             prop_assert_eq!(error.kind(), ErrorKind::Conflict);
             prop_assert!(
-                is_ambiguous(run),
+                is_ambiguous(range),
                 "{} in {:#?}",
                 error,
-                run.iter().map(|piece| &piece.header).collect::<Vec<_>>()
+                range.iter().map(|segment| &segment.header).collect::<Vec<_>>()
             );
             return Ok(());
         }
     }
-    let header = &run[0].header;
-    let from = header
+    let header = &range[0].header;
+    let first_seq = header
         .covers
         .as_ref()
-        .map_or(header.seq, |covers| covers.from);
-    let Some(made) = merger.finish(from).unwrap() else {
+        .map_or(header.seq, |covers| covers.first_seq);
+    let Some(merged) = merger.finish(first_seq).unwrap() else {
         prop_assert!(
-            run.last().unwrap().header.kind.is_removal(),
-            "nothing was made"
+            range.last().unwrap().header.kind.is_removal(),
+            "nothing was merged"
         );
         return Ok(());
     };
-    let is_snapshot = made.header.kind == EntryKind::Snapshot;
+    let is_snapshot = merged.header.kind == EntryKind::Snapshot;
     let decoded = if is_snapshot {
-        snapshot::decode("x", &made.bytes)
+        snapshot::decode("x", &merged.bytes)
     } else {
-        entry::decode("x", &made.bytes)
+        entry::decode("x", &merged.bytes)
     };
-    // A snapshot stands for all that came before, too.
-    pieces.splice(
+    // A snapshot covers everything before it, too.
+    segments.splice(
         if is_snapshot { 0 } else { first }..=last,
         [decoded.unwrap()],
     );
     Ok(())
 }
 
-fn assert_linked(pieces: &[Entry]) {
+fn assert_linked(segments: &[Entry]) {
     let mut chain = EntryChain::new("the log", 0, None);
-    let mut out = Vec::new();
-    for piece in pieces {
-        out.extend(chain.push(piece.header.seq, Ok(piece.clone())).unwrap());
+    let mut released = Vec::new();
+    for segment in segments {
+        released.extend(chain.push(segment.header.seq, Ok(segment.clone())).unwrap());
     }
-    while let Some(piece) = chain.pop().unwrap() {
-        out.push(piece);
+    while let Some(segment) = chain.pop().unwrap() {
+        released.push(segment);
     }
-    // What came before a claim that begins anew does not have to come out.
-    let begins = pieces
+    // Entries before a reset need not be released.
+    let reset = segments
         .iter()
-        .rposition(|piece| piece.header.begins_anew())
+        .rposition(|segment| segment.header.resets_log())
         .unwrap_or(0);
-    let seqs = |pieces: &[Entry]| {
-        pieces
+    let seqs = |segments: &[Entry]| {
+        segments
             .iter()
-            .map(|piece| piece.header.seq)
+            .map(|segment| segment.header.seq)
             .collect::<Vec<_>>()
     };
-    assert!(seqs(&out).ends_with(&seqs(&pieces[begins..])));
-    assert_eq!(Model::of(&out), Model::of(pieces));
+    assert!(seqs(&released).ends_with(&seqs(&segments[reset..])));
+    assert_eq!(Model::of(&released), Model::of(segments));
 }
 
 proptest! {
     #[test]
-    fn however_a_history_is_merged_it_is_the_same_history(
-        acts in acts(),
+    fn a_merged_history_equals_the_single_entries(
+        actions in actions(),
         merges in proptest::collection::vec((any::<Index>(), 1usize..6), 1..8),
     ) {
-        let mut pieces = history(acts);
-        let whole = Model::of(&pieces);
-        for (at, more) in merges {
-            if pieces.len() < 2 {
+        let mut segments = history(actions);
+        let expected = Model::of(&segments);
+        for (start, more) in merges {
+            if segments.len() < 2 {
                 break;
             }
-            let first = at.index(pieces.len() - 1);
-            let last = (first + more).min(pieces.len() - 1);
-            merge(&mut pieces, first, last)?;
-            prop_assert_eq!(&Model::of(&pieces), &whole);
-            assert_linked(&pieces);
+            let first = start.index(segments.len() - 1);
+            let last = (first + more).min(segments.len() - 1);
+            merge(&mut segments, first, last)?;
+            prop_assert_eq!(&Model::of(&segments), &expected);
+            assert_linked(&segments);
         }
     }
 
     #[test]
-    fn from_the_first_entry_everything_can_be_merged_and_is_a_snapshot(acts in acts(), parts in 1usize..5) {
-        let mut pieces = history(acts);
-        let whole = Model::of(&pieces);
-        // In steps, as the schedule does it: each swallows the one before.
-        let step = pieces.len().div_ceil(parts).max(2);
-        while pieces.len() > 1 {
-            let before = pieces.len();
+    fn a_range_from_the_first_entry_always_merges_into_a_snapshot(actions in actions(), parts in 1usize..5) {
+        let mut segments = history(actions);
+        let expected = Model::of(&segments);
+        // In steps, as in the schedule: each includes the previous one.
+        let step = segments.len().div_ceil(parts).max(2);
+        while segments.len() > 1 {
+            let before = segments.len();
             let last = (step - 1).min(before - 1);
-            merge(&mut pieces, 0, last)?;
-            prop_assert_eq!(&Model::of(&pieces), &whole);
-            if pieces.len() == before {
-                // It ends with a removal, which only its entry may tell.
-                prop_assert!(pieces[last].header.kind.is_removal());
+            merge(&mut segments, 0, last)?;
+            prop_assert_eq!(&Model::of(&segments), &expected);
+            if segments.len() == before {
+                // The range ends with a removal, which stays an entry.
+                prop_assert!(segments[last].header.kind.is_removal());
                 break;
             }
-            prop_assert_eq!(pieces[0].header.kind, EntryKind::Snapshot);
+            prop_assert_eq!(segments[0].header.kind, EntryKind::Snapshot);
         }
     }
 }
 
 #[test]
-fn a_file_that_moves_on_in_the_same_step_is_not_taken_for_the_one_it_replaced() {
-    let delta = |moves: &[(u8, u8)], parts: &[(u8, &[u8])]| Act::Delta {
+fn a_file_that_moves_again_is_not_mistaken_for_the_one_it_replaced() {
+    let delta = |moves: &[(u8, u8)], parts: &[(u8, &[u8])]| Action::Delta {
         moves: moves.to_vec(),
         parts: parts
             .iter()
-            .map(|(number, bytes)| (*number, (Cut::End, bytes.to_vec())))
+            .map(|(number, bytes)| (*number, (Start::End, bytes.to_vec())))
             .collect(),
     };
-    let mut pieces = history(vec![
+    let mut segments = history(vec![
         delta(&[], &[(0, b"zero")]),
         delta(&[], &[(1, b"one")]),
-        // As one piece: 0 becomes 1, 1 becomes 2, and 1 is written anew.
+        // Merged: 0 becomes 1, 1 becomes 2, and 1 is rewritten.
         delta(&[(0, 1)], &[]),
         delta(&[(1, 2)], &[(1, b"new"), (2, b" and more")]),
     ]);
-    let whole = Model::of(&pieces);
-    merge(&mut pieces, 3, 4).unwrap();
-    assert_eq!((pieces.len(), &Model::of(&pieces)), (4, &whole));
-    merge(&mut pieces, 2, 3).unwrap();
+    let expected = Model::of(&segments);
+    merge(&mut segments, 3, 4).unwrap();
+    assert_eq!((segments.len(), &Model::of(&segments)), (4, &expected));
+    merge(&mut segments, 2, 3).unwrap();
     assert_eq!(
-        (pieces.len(), &Model::of(&pieces)),
-        (4, &whole),
-        "it cannot be known which file is 2"
+        (segments.len(), &Model::of(&segments)),
+        (4, &expected),
+        "it is unknown which file is 2"
     );
-    merge(&mut pieces, 0, 3).unwrap();
+    merge(&mut segments, 0, 3).unwrap();
     assert_eq!(
-        (pieces.len(), &Model::of(&pieces)),
-        (1, &whole),
-        "from the first entry on it is"
+        (segments.len(), &Model::of(&segments)),
+        (1, &expected),
+        "from the first entry on it is known"
     );
 }
 
 #[test]
-fn a_run_that_ends_with_a_removal_is_left_alone_and_one_that_begins_with_it_is_not() {
+fn a_range_that_ends_with_a_removal_is_not_merged() {
     let write = |number: u8| {
-        let parts = BTreeMap::from([(number, (Cut::End, b"text".to_vec()))]);
-        Act::Delta {
+        let parts = BTreeMap::from([(number, (Start::End, b"text".to_vec()))]);
+        Action::Delta {
             moves: Vec::new(),
             parts,
         }
     };
     let entries = history(vec![
         write(0),
-        Act::Remove { for_good: false },
-        Act::Claim,
+        Action::Remove { permanent: false },
+        Action::Claim,
         write(1),
     ]);
-    let merged = |run: &[Entry]| {
+    let merged = |range: &[Entry]| {
         let mut merger = Merger::default();
-        run.iter().for_each(|entry| merger.take(entry).unwrap());
-        merger.finish(run[0].header.seq).unwrap()
+        range.iter().for_each(|entry| merger.apply_entry(entry).unwrap());
+        merger.finish(range[0].header.seq).unwrap()
     };
     assert!(merged(&entries[..3]).is_none());
     assert!(merged(&entries[1..3]).is_none());

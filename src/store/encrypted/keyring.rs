@@ -1,170 +1,201 @@
-//! Who can open what is sealed: the recipients that are named, the identities that are given, and a key of our own.
+//! The keys: configured recipients and identities, and the key of this writer.
 //!
-//! Who has recipients alone can write and not read. But a writer must be able to read what it wrote itself: a reply may be
-//! lost, a process may be killed between a write and its ledger, and a run of entries is to be merged. So where no identity
-//! opens what is sealed, it is sealed to one more key, which stands in sessiond's own directory beside the agent's files: who can
+//! A process with recipients alone can write and not read. But a writer must be able to read what it
+//! wrote: a reply may be lost, a process may be killed between a write and its ledger, and entries
+//! are to be compacted. So where no identity can decrypt what is written, it is encrypted to one more
+//! key, the writer key, which is kept in sessiond's directory next to the agent's files: whoever can
 //! read that directory can read the conversations anyway.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use age::secrecy::ExposeSecret;
 use age::x25519::{Identity, Recipient};
 
-use crate::config::Settings;
+use super::mode::EncryptionMode;
 use crate::error::{Error, Result};
 use crate::model::RelPath;
 use crate::sys::{Directory, STATE_DIR};
 
-/// What a recipient begins with.
-const RECIPIENT: &str = "age1";
+/// The prefix of a recipient.
+const RECIPIENT_PREFIX: &str = "age1";
 
-/// What an identity begins with: a secret, which no error repeats.
-const SECRET: &str = "AGE-SECRET-KEY-";
+/// The prefix of an identity: a secret, which no error repeats.
+const IDENTITY_PREFIX: &str = "AGE-SECRET-KEY-";
 
-/// Who can open what is sealed.
-#[derive(Clone, Default)]
-pub struct Keyring {
-    recipients: Vec<Recipient>,
-    /// Somebody said who they are.
-    named: bool,
-    identities: Vec<Identity>,
-    own: Option<Arc<Own>>,
+/// Where the keys come from.
+#[derive(Debug, Clone, Default)]
+pub struct KeySettings {
+    /// Recipients (`age1…`), or files with one recipient per line.
+    pub recipients: Vec<String>,
+    /// Files with one identity per line.
+    pub identity_files: Vec<PathBuf>,
 }
 
-/// The key of our own, once it is needed or found.
-struct Own {
+/// The keys of a process.
+#[derive(Clone, Default)]
+pub struct Keyring {
+    /// The configured recipients; without any, those of the identities.
+    recipients: Vec<Recipient>,
+    has_configured_recipients: bool,
+    identities: Vec<Identity>,
+    writer_key: Option<Arc<WriterKey>>,
+}
+
+/// The key of this writer, once it is needed or found.
+struct WriterKey {
     directory: Arc<dyn Directory>,
-    key: OnceLock<Identity>,
+    identity: OnceLock<Identity>,
 }
 
 impl Keyring {
-    /// What the settings name. Without recipients, what is new is sealed to the identities themselves: a session that was
-    /// encrypted does not go on in plain because a setting is missing.
-    pub fn read(settings: &Settings) -> Result<Keyring> {
+    /// Reads the configured keys.
+    pub fn load(settings: &KeySettings) -> Result<Keyring> {
         let mut keyring = Keyring::default();
-        for path in &settings.identity {
-            let found = keyring.identities.len();
-            read_lines(
-                &path.to_string_lossy(),
-                "identity",
-                path,
-                &mut keyring.identities,
-            )?;
-            if keyring.identities.len() == found {
-                return Err(Error::usage(format!(
-                    "read --identity {}: there is no identity in it",
-                    path.display()
-                ))
-                .hint("sessiond keygen makes one"));
+        for path in &settings.identity_files {
+            let count = keyring.identities.len();
+            let text = path.to_string_lossy();
+            KeyOption::IDENTITY.read_file(&text, path, &mut keyring.identities)?;
+            if keyring.identities.len() == count {
+                return Err(KeyOption::IDENTITY
+                    .invalid(&text, "the file contains no identity")
+                    .hint("run \"sessiond keygen -o FILE\" to create one"));
             }
         }
-        for name in &settings.encrypt_to {
-            let (name, found) = (name.trim(), keyring.recipients.len());
-            if name.starts_with(RECIPIENT) {
-                keyring.recipients.push(parse(name).map_err(|why| {
-                    Error::usage(format!("read --encrypt-to {name}: {why}")).hint(
-                        "a recipient is the public key that sessiond keygen or age-keygen says",
-                    )
-                })?);
+        for text in &settings.recipients {
+            let (text, count) = (text.trim(), keyring.recipients.len());
+            if text.starts_with(RECIPIENT_PREFIX) {
+                keyring
+                    .recipients
+                    .push(text.parse().map_err(|why: &'static str| {
+                        KeyOption::RECIPIENT
+                            .invalid(text, why)
+                            .hint("use the public key that \"sessiond keygen\" prints")
+                    })?);
                 continue;
             }
-            let path = Path::new(name.strip_prefix('@').unwrap_or(name));
-            read_lines(name, "encrypt-to", path, &mut keyring.recipients)?;
-            if keyring.recipients.len() == found {
-                return Err(Error::usage(format!(
-                    "read --encrypt-to {name}: there is no recipient in it"
-                ))
-                .hint("one recipient a line, age1…"));
+            let path = Path::new(text.strip_prefix('@').unwrap_or(text));
+            KeyOption::RECIPIENT.read_file(text, path, &mut keyring.recipients)?;
+            if keyring.recipients.len() == count {
+                return Err(KeyOption::RECIPIENT
+                    .invalid(text, "the file contains no recipient")
+                    .hint("write one recipient per line, age1…"));
             }
         }
-        keyring.named = !keyring.recipients.is_empty();
-        if !keyring.named {
-            keyring.recipients = keyring.identities.iter().map(Identity::to_public).collect();
-        }
-        Ok(keyring)
+        Ok(Keyring::new(keyring.recipients, keyring.identities))
     }
 
-    /// The same, with a key of our own in that directory where one is needed.
-    #[must_use]
-    pub fn at(&self, directory: Arc<dyn Directory>) -> Keyring {
+    /// A keyring of these keys. Without recipients, new objects are encrypted to the identities
+    /// themselves: an encrypted session does not continue as plaintext because a setting is missing.
+    pub fn new(recipients: Vec<Recipient>, identities: Vec<Identity>) -> Keyring {
+        let has_configured_recipients = !recipients.is_empty();
+        let recipients = if has_configured_recipients {
+            recipients
+        } else {
+            identities.iter().map(Identity::to_public).collect()
+        };
         Keyring {
-            own: Some(Arc::new(Own {
+            recipients,
+            has_configured_recipients,
+            identities,
+            writer_key: None,
+        }
+    }
+
+    /// The same keys, with a writer key in `directory` where one is needed.
+    #[must_use]
+    pub fn with_writer_key_in(&self, directory: Arc<dyn Directory>) -> Keyring {
+        Keyring {
+            writer_key: Some(Arc::new(WriterKey {
                 directory,
-                key: OnceLock::new(),
+                identity: OnceLock::new(),
             })),
             ..self.clone()
         }
     }
 
-    /// Whether what is written is sealed.
-    pub fn is_on(&self) -> bool {
-        !self.recipients.is_empty()
+    /// What the configured keys mean for new objects.
+    pub fn mode(&self) -> EncryptionMode {
+        if self.has_configured_recipients {
+            EncryptionMode::Recipients
+        } else if self.recipients.is_empty() {
+            EncryptionMode::Plaintext
+        } else {
+            EncryptionMode::OwnIdentities
+        }
     }
 
-    /// Whether somebody said to whom it is sealed.
-    pub(super) fn is_named(&self) -> bool {
-        self.named
+    /// Whether new objects are encrypted.
+    pub fn encrypts(&self) -> bool {
+        self.mode() != EncryptionMode::Plaintext
     }
 
-    /// How many recipients are named, and how many identities are given.
+    /// Whether any object could be decrypted.
+    pub(super) fn can_decrypt(&self) -> bool {
+        !self.identities().is_empty()
+    }
+
+    /// Number of recipients and of identities.
     pub fn counts(&self) -> (usize, usize) {
         (self.recipients.len(), self.identities.len())
     }
 
-    /// Whether one of the identities opens what is sealed from now on.
-    pub fn opens_its_own(&self) -> bool {
+    /// Whether one of the identities can decrypt new objects.
+    pub fn can_decrypt_new_objects(&self) -> bool {
         self.identities
             .iter()
             .any(|identity| self.recipients.contains(&identity.to_public()))
     }
 
-    /// To whom to seal; nobody means: not at all.
-    pub(super) fn to(&self) -> Vec<Recipient> {
-        let mut to = self.recipients.clone();
-        if self.is_on() && !self.opens_its_own() {
-            to.extend(self.own.as_ref().map(|own| own.made().to_public()));
+    /// The recipients of new objects; empty if they are not encrypted.
+    pub(super) fn recipients(&self) -> Vec<Recipient> {
+        let mut recipients = self.recipients.clone();
+        if self.encrypts() && !self.can_decrypt_new_objects() {
+            let writer_key = self.writer_key.as_ref();
+            recipients.extend(writer_key.map(|key| key.find_or_create().to_public()));
         }
-        to
+        recipients
     }
 
-    /// With what to open.
-    pub(super) fn with(&self) -> Vec<&Identity> {
+    /// The identities to decrypt with.
+    pub(super) fn identities(&self) -> Vec<&Identity> {
         self.identities
             .iter()
-            .chain(self.own.as_ref().and_then(|own| own.found()))
+            .chain(self.writer_key.as_ref().and_then(|key| key.find()))
             .collect()
     }
 }
 
-impl Own {
+impl WriterKey {
     fn path() -> Result<RelPath> {
-        format!("{STATE_DIR}/seal.key").parse()
+        format!("{STATE_DIR}/writer.key").parse()
     }
 
-    /// The key, if there is one.
-    fn found(&self) -> Option<&Identity> {
-        if self.key.get().is_none() {
+    /// The key, if it exists.
+    fn find(&self) -> Option<&Identity> {
+        if self.identity.get().is_none() {
             let bytes = self.directory.read(&Self::path().ok()?).ok()??;
-            let _ = self.key.set(first_identity(&bytes)?);
+            let _ = self.identity.set(first_identity(&bytes)?);
         }
-        self.key.get()
+        self.identity.get()
     }
 
-    /// The key, made if there is none. One that cannot be kept still opens what this process writes.
-    fn made(&self) -> &Identity {
-        if let Some(found) = self.found() {
+    /// The key, created if it does not exist. A key that cannot be stored still decrypts what this
+    /// process writes.
+    fn find_or_create(&self) -> &Identity {
+        if let Some(found) = self.find() {
             return found;
         }
-        self.key.get_or_init(|| {
+        self.identity.get_or_init(|| {
             let identity = Identity::generate();
-            let kept = Self::path().and_then(|path| {
-                let text = file_of(&identity);
-                self.directory.replace(&path, text.as_bytes(), true).map_err(|cause| Error::io(format!("write {path}"), cause))
+            let stored = Self::path().and_then(|path| {
+                self.directory
+                    .replace(&path, file_text(&identity).as_bytes(), true)
+                    .map_err(|cause| Error::io(format!("write {path}"), cause))
             });
-            if let Err(error) = kept {
-                tracing::warn!(%error, "the key of this writer is not kept; after a restart it cannot read what it wrote");
+            if let Err(error) = stored {
+                tracing::warn!(%error, "the writer key is not stored; after a restart this writer cannot read its own entries");
             }
             identity
         })
@@ -178,13 +209,13 @@ fn first_identity(bytes: &[u8]) -> Option<Identity> {
         .find_map(|line| line.trim().parse().ok())
 }
 
-/// An identity as a file, and the recipient that stands for it.
+/// A new identity: the text of its file, and its recipient.
 pub fn generate() -> (String, String) {
     let identity = Identity::generate();
-    (file_of(&identity), identity.to_public().to_string())
+    (file_text(&identity), identity.to_public().to_string())
 }
 
-fn file_of(identity: &Identity) -> String {
+fn file_text(identity: &Identity) -> String {
     format!(
         "# public key: {}\n{}\n",
         identity.to_public(),
@@ -192,121 +223,132 @@ fn file_of(identity: &Identity) -> String {
     )
 }
 
-/// Reads what a file holds, one a line.
-fn read_lines<T: FromStr<Err = &'static str>>(
-    name: &str,
-    setting: &str,
-    path: &Path,
-    into: &mut Vec<T>,
-) -> Result<()> {
-    let secret = |text: &str| text.to_ascii_uppercase().starts_with(SECRET);
-    if secret(name) {
-        return Err(Error::usage(format!(
-            "read --{setting}: that is the secret key itself, which everybody sees in the list of processes"
-        ))
-        .hint("put it into a file that only you can read, and name the file; and make a new key"));
-    }
-    if name.is_empty() {
-        return Err(Error::usage(format!("read --{setting}: it names nothing"))
-            .hint("unset the variable to store without encryption"));
-    }
-    let text = std::fs::read_to_string(path).map_err(|cause| {
-        let error = Error::usage(format!("read --{setting} {}", path.display())).caused_by(cause);
-        match setting {
-            "identity" => error.hint("it names a file with an identity; sessiond keygen makes one"),
-            _ => error.hint("a recipient begins with age1; anything else is a file"),
-        }
-    })?;
-    for (at, line) in text
-        .lines()
-        .map(str::trim)
-        .enumerate()
-        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-    {
-        let wrong = |why| {
-            // What stands there may be a secret.
-            let error = Error::usage(format!(
-                "read --{setting} {}: line {} is none ({why})",
-                path.display(),
-                at + 1
-            ));
-            match setting {
-                "identity" => error.hint("one identity a line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not read"),
-                _ => error.hint("one recipient a line, age1…; SSH keys and plugins are not read"),
-            }
-        };
-        into.push(parse(line).map_err(wrong)?);
-    }
-    Ok(())
+/// An option that names keys, for its errors.
+#[derive(Clone, Copy)]
+struct KeyOption {
+    name: &'static str,
+    file_hint: &'static str,
+    line_hint: &'static str,
 }
 
-fn parse<T: FromStr<Err = &'static str>>(text: &str) -> Result<T, &'static str> {
-    text.parse()
+impl KeyOption {
+    const IDENTITY: KeyOption = KeyOption {
+        name: "--identity",
+        file_hint: "run \"sessiond keygen -o FILE\" to create a file with an identity",
+        line_hint: "write one identity per line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not supported",
+    };
+    const RECIPIENT: KeyOption = KeyOption {
+        name: "--encrypt-to",
+        file_hint: "give a recipient, age1…, or a file with one recipient per line",
+        line_hint: "write one recipient per line, age1…; SSH keys and plugins are not supported",
+    };
+
+    fn invalid(&self, value: &str, why: &str) -> Error {
+        Error::usage(format!("invalid {} value {value:?}: {why}", self.name))
+    }
+
+    /// Reads a file with one key per line. No error repeats a line, which may be a secret.
+    fn read_file<T: FromStr<Err = &'static str>>(
+        &self,
+        text: &str,
+        path: &Path,
+        keys: &mut Vec<T>,
+    ) -> Result<()> {
+        if text.to_ascii_uppercase().starts_with(IDENTITY_PREFIX) {
+            return Err(Error::usage(format!(
+                "invalid {} value: it is the secret key itself, which is visible in the process list",
+                self.name
+            ))
+            .hint("create a new key with \"sessiond keygen -o FILE\" and give the path of the file"));
+        }
+        if text.is_empty() {
+            return Err(self
+                .invalid(text, "it is empty")
+                .hint("unset the variable to store without encryption"));
+        }
+        let content = std::fs::read_to_string(path)
+            .map_err(|cause| self.invalid(text, &cause.to_string()).hint(self.file_hint))?;
+        for (index, line) in content.lines().map(str::trim).enumerate() {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let key = line.parse().map_err(|why| {
+                self.invalid(text, &format!("line {}: {why}", index + 1))
+                    .hint(self.line_hint)
+            })?;
+            keys.push(key);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings(encrypt_to: &[&str], identity: &[&Path]) -> Settings {
-        let encrypt_to = encrypt_to.iter().map(|text| (*text).to_owned()).collect();
-        Settings {
-            encrypt_to,
-            identity: identity.iter().map(|path| path.to_path_buf()).collect(),
-            ..Settings::default()
+    fn settings(recipients: &[&str], identity_files: &[&Path]) -> KeySettings {
+        KeySettings {
+            recipients: recipients.iter().map(ToString::to_string).collect(),
+            identity_files: identity_files.iter().map(|path| path.to_path_buf()).collect(),
         }
     }
 
     #[test]
-    fn recipients_come_from_words_and_files_and_by_default_from_identities() {
+    fn recipients_come_from_values_and_files_and_by_default_from_identities() {
         let directory = tempfile::tempdir().unwrap();
         let ((one, first), (other, second)) = (generate(), generate());
-        let (keys, people) = (
+        let (keys, team) = (
             directory.path().join("keys.txt"),
-            directory.path().join("people"),
+            directory.path().join("team"),
         );
         std::fs::write(&keys, format!("{one}\n{other}")).unwrap();
-        std::fs::write(&people, format!("# the team\n\n  {first}\n{second}\n")).unwrap();
-        let at = format!("@{}", people.display());
-        let keyring = Keyring::read(&settings(&[&at], &[])).unwrap();
+        std::fs::write(&team, format!("# the team\n\n  {first}\n{second}\n")).unwrap();
+        let at = format!("@{}", team.display());
+        let keyring = Keyring::load(&settings(&[&at], &[])).unwrap();
         assert_eq!(
             (
                 keyring.counts(),
-                keyring.opens_its_own(),
-                keyring.with().len()
+                keyring.can_decrypt_new_objects(),
+                keyring.identities().len()
             ),
             ((2, 0), false, 0)
         );
-        let keyring = Keyring::read(&settings(&[], &[&keys])).unwrap();
-        assert_eq!((keyring.counts(), keyring.opens_its_own()), ((2, 2), true));
+        let keyring = Keyring::load(&settings(&[], &[&keys])).unwrap();
+        assert_eq!(
+            (keyring.counts(), keyring.can_decrypt_new_objects()),
+            ((2, 2), true)
+        );
         assert_eq!(
             keyring
-                .to()
+                .recipients()
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>(),
             [first.clone(), second]
         );
-        let keyring = Keyring::read(&settings(&[&first, people.to_str().unwrap()], &[])).unwrap();
+        let keyring = Keyring::load(&settings(&[&first, team.to_str().unwrap()], &[])).unwrap();
         assert_eq!(keyring.counts().0, 3);
-        assert!(!Keyring::read(&Settings::default()).unwrap().is_on());
+        assert!(!Keyring::load(&KeySettings::default()).unwrap().encrypts());
     }
 
     #[test]
-    fn what_is_no_key_is_refused_and_a_secret_is_not_repeated() {
+    fn invalid_keys_are_rejected_and_a_secret_is_not_repeated() {
         let directory = tempfile::tempdir().unwrap();
         let (file, recipient) = generate();
         let secret = file.lines().last().unwrap();
         let path = directory.path().join("key.txt");
         std::fs::write(&path, format!("# a note\n{secret}x\n")).unwrap();
-        let error = Keyring::read(&settings(&[], &[&path])).err().unwrap();
+        let error = Keyring::load(&settings(&[], &[&path])).err().unwrap();
         assert!(
             error.to_string().contains("line 2") && !error.to_string().contains(secret),
             "{error}"
         );
         std::fs::write(&path, "# nothing\n").unwrap();
-        let error = Keyring::read(&settings(&[], &[&path])).err().unwrap();
-        assert!(error.to_string().contains("no identity in it"), "{error}");
+        let error = Keyring::load(&settings(&[], &[&path])).err().unwrap();
+        assert!(
+            error.to_string().contains("contains no identity"),
+            "{error}"
+        );
         for bad in [
             secret,
             &secret.to_lowercase(),
@@ -314,18 +356,18 @@ mod tests {
             &recipient[..20],
             "/no/such/file",
         ] {
-            let error = Keyring::read(&settings(&[bad], &[])).err().unwrap();
+            let error = Keyring::load(&settings(&[bad], &[])).err().unwrap();
             assert_eq!(error.kind(), crate::error::ErrorKind::Usage, "{error}");
             assert!(
                 !error.to_string().to_uppercase().contains(secret),
                 "{error}"
             );
         }
-        let error = Keyring::read(&settings(&[], &[Path::new(secret)]))
+        let error = Keyring::load(&settings(&[], &[Path::new(secret)]))
             .err()
             .unwrap();
         assert!(
-            error.to_string().contains("list of processes") && !error.to_string().contains(secret),
+            error.to_string().contains("process list") && !error.to_string().contains(secret),
             "{error}"
         );
     }

@@ -1,6 +1,7 @@
-//! The system calls of the file store: temp files, names that do not replace, directories that stay.
+//! The system calls of the file store: temporary files, exclusive renames, durable directories.
 //!
-//! Owns single steps on the disk. Does not own their order, which makes a write whole and durable: see `file.rs`.
+//! Owns single steps on the disk. Does not own their order, which makes a write complete and durable
+//! (`objects`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -13,17 +14,25 @@ use rustix::io::Errno;
 
 use crate::sys::{Clock, Rng, SystemClock, SystemRng};
 
-/// A write takes seconds; a temp file this old belongs to a process that died.
+/// The directory in which files are written before they get their name. It also distinguishes a store
+/// from the empty mount point below it.
+pub(super) const TEMP_DIR: &str = ".tmp";
+
+/// The file with the random ID of the store, written once. A directory that was emptied and recreated is
+/// another store, and what a process knows of the old one does not apply to it.
+pub(super) const STORE_ID_FILE: &str = ".store-id";
+
+/// Age from which a temporary file belongs to a process that died: a write takes seconds.
 pub(super) const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A file without a name of its own yet; removed when dropped.
-pub(super) struct Temp {
+/// A file that has no final name yet; deleted when dropped.
+pub(super) struct TempFile {
     pub(super) path: PathBuf,
-    placed: bool,
+    is_kept: bool,
 }
 
-impl Temp {
-    pub(super) fn write(directory: &Path, body: &[u8]) -> io::Result<Temp> {
+impl TempFile {
+    pub(super) fn write(directory: &Path, body: &[u8]) -> io::Result<TempFile> {
         let path = directory.join(format!(
             "{:016x}{:016x}",
             SystemRng.next(),
@@ -34,31 +43,31 @@ impl Temp {
             .create_new(true)
             .mode(0o600)
             .open(&path)?;
-        let temp = Temp {
+        let temp = TempFile {
             path,
-            placed: false,
+            is_kept: false,
         };
         file.write_all(body)?;
         file.sync_all()?;
         Ok(temp)
     }
 
-    /// It has been renamed.
-    pub(super) fn forget(mut self) {
-        self.placed = true;
+    /// Keeps the file, which was renamed.
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
     }
 }
 
-impl Drop for Temp {
+impl Drop for TempFile {
     fn drop(&mut self) {
-        if !self.placed {
-            // Fails after an exclusive rename, which is fine; whatever stays is swept a day later.
+        if !self.is_kept {
+            // Fails after an exclusive rename, which is fine; a file that stays is swept a day later.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Makes `directory` and what is missing above it, durably.
+/// Creates `directory` and its missing parents, durably.
 pub(super) fn make_dirs(directory: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = directory
         .ancestors()
@@ -76,7 +85,7 @@ pub(super) fn make_dirs(directory: &Path) -> io::Result<()> {
 
 pub(super) fn sync_dir(directory: &Path) -> io::Result<()> {
     match File::open(directory)?.sync_all() {
-        // Some network and FUSE filesystems cannot sync a directory; they write it through.
+        // Some network and FUSE filesystems cannot sync a directory; they write through.
         Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
         synced => synced,
     }
@@ -103,7 +112,7 @@ pub(super) fn is_missing(cause: &io::Error) -> bool {
     matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// Removes what processes that died have left in the directory of temp files.
+/// Deletes the temporary files of processes that died.
 pub(super) fn sweep(temp: &Path) {
     let Ok(entries) = fs::read_dir(temp) else {
         return;
@@ -127,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exclusive_rename_stands_in_for_a_link() {
+    fn an_exclusive_rename_replaces_nothing() {
         let directory = tempfile::tempdir().expect("directory");
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         fs::write(&from, b"new").expect("write");

@@ -1,27 +1,27 @@
-//! What went wrong at an S3 server, in the words of this project.
+//! The classification of the S3 SDK's errors.
 //!
-//! Owns the one classification of the SDK's errors. Does not own which answers are no failures at all (a key that is
-//! taken, a key that is not there): the calls in `s3.rs` look for those first.
+//! Does not own responses that are not failures, such as an existing or a missing key: the calls in
+//! `s3.rs` handle those first.
 
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
 use crate::error::{Error, ErrorKind};
 
-const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for temporary keys), or AWS_PROFILE, \
-                           or run where a role is attached";
-const RIGHTS: &str = "the credentials need s3:GetObject, s3:PutObject, s3:DeleteObject on the objects and s3:ListBucket on the bucket";
-const SIGNING: &str = "see that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN belong together and are still valid";
-const FEATURE: &str = "the server does not know a header; with an old server try checksums=required in the store's URL";
-const REGION: &str = "name the bucket's own region: region=… in the store's URL, or AWS_REGION";
-const CLOCK: &str = "set this machine's clock";
-const TRUST: &str = "if the server's certificate is of a private authority, name its PEM file with ca=… in the store's URL";
-const PLAIN: &str = "the server does not answer in TLS; if it speaks plain HTTP, write endpoint=http://… in the store's URL";
-const SERVER: &str =
-    "see whether the server runs and can be reached from here; what streams goes on by itself then";
+const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for temporary keys), set AWS_PROFILE, \
+                           or attach a role";
+const RIGHTS: &str = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the objects and s3:ListBucket on the bucket";
+const SIGNING: &str = "check that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN belong together and have not expired";
+const FEATURE: &str = "add checksums=required to the store URL if the server is old and rejects checksum headers";
+const REGION: &str = "set the region of the bucket: region=… in the store URL, or AWS_REGION";
+const CLOCK: &str = "correct the clock of this machine";
+const TRUST: &str = "add ca=FILE to the store URL if a private authority issued the server's certificate";
+const PLAIN: &str = "write endpoint=http://… in the store URL if the server does not use TLS";
+pub(super) const SERVER: &str =
+    "check that the server runs and is reachable; a running daemon then continues by itself";
 
-/// The HTTP status and the error code of an answer; status 0 and no code where there was none.
-pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> (u16, &str) {
+/// The HTTP status and error code of a response; 0 and empty without a response.
+pub(super) fn status_and_code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> (u16, &str) {
     match error {
         SdkError::ServiceError(context) => (
             context.raw().status().as_u16(),
@@ -32,7 +32,7 @@ pub(super) fn answer<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>)
     }
 }
 
-/// Turns an error of the SDK into ours; `bucket` is for hints, `endpoint` is the server that was named.
+/// Converts an error of the SDK. `bucket` is for hints, `endpoint` is the configured server.
 pub(super) fn classify<E>(
     context: String,
     bucket: &str,
@@ -42,32 +42,34 @@ pub(super) fn classify<E>(
 where
     E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
 {
-    let (status, code) = answer(error);
-    let (kind, what, hint) = match error {
+    let (status, code) = status_and_code(error);
+    let (kind, statement, hint) = match error {
         SdkError::ServiceError(context) => {
             let message = context.err().message().unwrap_or_default();
-            let (kind, hint) = refusal(status, code, message);
-            (kind, said(status, code, message), hint)
+            let (kind, hint) = classify_response(status, code, message);
+            (kind, describe_response(status, code, message), hint)
         }
         SdkError::TimeoutError(_) => (
             ErrorKind::Unavailable,
-            at(endpoint, "timed out"),
+            with_endpoint(endpoint, "timed out"),
             Some(SERVER),
         ),
-        _ => unsent(error, endpoint),
+        _ => classify_unanswered(error, endpoint),
     };
-    let error = Error::new(kind, format!("{context}: {what}"));
+    let error = Error::new(kind, statement).context(context);
     match hint {
         _ if code == "NoSuchBucket" => {
-            error.hint(format!("make the bucket, for instance with `aws s3 mb s3://{bucket}`, or mend its name in the store's URL"))
+            error.hint(format!(
+                "run \"aws s3 mb s3://{bucket}\" to create the bucket, or correct its name in the store URL"
+            ))
         }
         Some(hint) => error.hint(hint),
         None => error,
     }
 }
 
-/// What a server that answered means by it.
-fn refusal(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'static str>) {
+/// The kind of an error response, and a hint.
+fn classify_response(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'static str>) {
     match code {
         "NoSuchBucket" => return (ErrorKind::Usage, None),
         "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => {
@@ -85,7 +87,7 @@ fn refusal(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'stati
         | "PermanentRedirect"
         | "IllegalLocationConstraintException" => return (ErrorKind::Usage, Some(REGION)),
         "RequestTimeTooSkewed" => return (ErrorKind::Unavailable, Some(CLOCK)),
-        // Bytes hurt on their way, or a request the server lost patience with: the next one may arrive whole.
+        // The body was damaged or truncated in transit; the next attempt may succeed.
         "BadDigest"
         | "InvalidDigest"
         | "XAmzContentSHA256Mismatch"
@@ -103,7 +105,8 @@ fn refusal(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'stati
         _ => {}
     }
     match status {
-        // 409 says that a racing request is under way: who wins is not known yet. 425 and 429 ask for a later try.
+        // 409 means that a concurrent request is in progress and its outcome is unknown. 425 and 429 ask
+        // for a later attempt.
         408 | 409 | 425 | 429 => (ErrorKind::Unavailable, None),
         501 => (ErrorKind::Usage, Some(FEATURE)),
         500.. => (ErrorKind::Unavailable, Some(SERVER)),
@@ -115,19 +118,19 @@ fn refusal(status: u16, code: &str, message: &str) -> (ErrorKind, Option<&'stati
         {
             (ErrorKind::Usage, Some(FEATURE))
         }
-        // Not one of 400…: a proxy or something that is no S3 server.
+        // Below 400: a proxy, or a server that does not implement S3.
         0..400 => (ErrorKind::Unavailable, Some(SERVER)),
         _ => (ErrorKind::Usage, None),
     }
 }
 
-/// Which server it was that did not answer: one that was named may be misspelt.
-fn at(endpoint: Option<&str>, what: &str) -> String {
+/// Adds the configured server to a text, because its name may be misspelled.
+fn with_endpoint(endpoint: Option<&str>, what: &str) -> String {
     endpoint.map_or_else(|| what.to_owned(), |endpoint| format!("{endpoint}: {what}"))
 }
 
-/// What a request means that got no answer, or none that could be read.
-fn unsent(
+/// The kind of a failure without a readable response, its text, and a hint.
+fn classify_unanswered(
     error: &(dyn std::error::Error + 'static),
     endpoint: Option<&str>,
 ) -> (ErrorKind, String, Option<&'static str>) {
@@ -152,12 +155,12 @@ fn unsent(
         };
         return (
             kind,
-            "no credentials were found".to_owned(),
+            "no credentials are configured".to_owned(),
             Some(CREDENTIALS),
         );
     }
-    // The outer ones only say that a dispatch failed.
-    let root = at(
+    // The outer errors only say that the dispatch failed.
+    let root = with_endpoint(
         endpoint,
         texts.last().map(String::as_str).unwrap_or_default(),
     );
@@ -173,12 +176,12 @@ fn unsent(
     (ErrorKind::Unavailable, root, Some(SERVER))
 }
 
-fn said(status: u16, code: &str, message: &str) -> String {
+fn describe_response(status: u16, code: &str, message: &str) -> String {
     match (code, message) {
-        ("", "") => format!("the server answered {status}"),
-        ("", message) => format!("the server answered {status}: {message}"),
-        (code, "") => format!("the server answered {status} {code}"),
-        (code, message) => format!("the server answered {status} {code}: {message}"),
+        ("", "") => format!("the server returned {status}"),
+        ("", message) => format!("the server returned {status}: {message}"),
+        (code, "") => format!("the server returned {status} {code}"),
+        (code, message) => format!("the server returned {status} {code}: {message}"),
     }
 }
 
@@ -187,8 +190,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_tell_the_caller_what_to_do() {
-        let kind = |status, code, message| refusal(status, code, message).0;
+    fn responses_are_classified_by_code_and_status() {
+        let kind = |status, code, message| classify_response(status, code, message).0;
         assert_eq!(kind(404, "NoSuchBucket", ""), ErrorKind::Usage);
         for code in [
             "AccessDenied",
@@ -207,14 +210,14 @@ mod tests {
         assert_eq!(kind(502, "", ""), ErrorKind::Unavailable);
         assert_eq!(kind(400, "RequestTimeout", ""), ErrorKind::Unavailable);
         assert_eq!(
-            refusal(501, "NotImplemented", ""),
+            classify_response(501, "NotImplemented", ""),
             (ErrorKind::Usage, Some(FEATURE))
         );
         assert_eq!(
-            refusal(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"),
+            classify_response(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"),
             (ErrorKind::Usage, Some(FEATURE))
         );
-        assert_eq!(refusal(301, "", ""), (ErrorKind::Usage, Some(REGION)));
+        assert_eq!(classify_response(301, "", ""), (ErrorKind::Usage, Some(REGION)));
         assert_eq!(kind(400, "InvalidArgument", ""), ErrorKind::Usage);
     }
 }

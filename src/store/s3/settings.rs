@@ -1,6 +1,7 @@
-//! What an S3 store needs to know, and how its URL spells it.
+//! The settings of an S3 store, and their form in its URL.
 //!
-//! Owns the URL's parameters and their defaults. Does not own credentials from the environment: the SDK's chain finds them.
+//! Owns the URL's parameters and their defaults. Does not own credentials from the environment, which
+//! the SDK's default chain reads.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,58 +13,59 @@ use url::Url;
 use crate::error::{Error, Result};
 
 /// The parameters of an `s3://` URL.
-const KNOWN: &str = "endpoint, region, path-style, sse, kms-key, ca, checksums";
+const PARAMETERS: &str = "endpoint, region, path-style, sse, kms-key, ca, checksums";
 
-/// Long enough for a slow server, short enough to try again within a shutdown.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Default timeout: long enough for a slow server, short enough to retry within a shutdown.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where an S3 store is and how it is spoken to.
+/// The location of an S3 store and how to access it.
 #[derive(Debug, Clone)]
 pub struct S3Settings {
     /// The bucket.
     pub bucket: String,
-    /// Goes before every key; without slashes at its ends, may be empty.
+    /// The prefix of every key, without leading or trailing slash; may be empty.
     pub prefix: String,
-    /// The server, where it is not AWS.
+    /// The server, if it is not AWS.
     pub endpoint: Option<String>,
-    /// The region; the SDK's chain decides where it is not given.
+    /// The region; by default from the SDK's chain.
     pub region: Option<String>,
-    /// Whether the bucket stands in the path instead of the host name; by default where there is an endpoint.
+    /// Whether the bucket is part of the path instead of the host name; by default if there is an
+    /// endpoint.
     pub path_style: Option<bool>,
-    /// How the server shall encrypt what it keeps.
+    /// Server-side encryption.
     pub sse: Option<Sse>,
-    /// A PEM file of certificates to trust besides the system's.
+    /// A PEM file of certificates to trust in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// How long one attempt may take; bodies get some more for their size.
+    /// Timeout of one request; requests with bodies get more time by their size.
     pub timeout: Duration,
-    /// When requests carry a checksum; AWS's defaults where it is not given.
+    /// When requests carry a checksum; by default as the SDK decides.
     pub checksums: Option<Checksums>,
-    /// Credentials for tests; the SDK's chain finds them where they are not given. No URL sets them.
+    /// Credentials for tests; by default from the SDK's chain. A URL cannot set them.
     pub credentials: Option<Credentials>,
 }
 
-/// Encryption by the server.
+/// Server-side encryption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sse {
-    /// With the server's own keys.
+    /// With keys of the server.
     Aes256,
-    /// With a key of the key service: the one named, or the bucket's.
+    /// With a key of the key management service: the given one, or the bucket's default.
     Kms(Option<String>),
 }
 
 /// When requests carry a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checksums {
-    /// Wherever the operation has one.
+    /// Whenever the operation supports one.
     Supported,
-    /// Only where the operation must: for old servers that refuse the header.
+    /// Only if the operation requires one: for old servers that reject the header.
     Required,
 }
 
 /// An access key and its secret.
 #[derive(Clone)]
 pub struct Credentials {
-    /// The name of the key.
+    /// The ID of the access key.
     pub access_key: String,
     /// The secret.
     pub secret_key: String,
@@ -76,7 +78,7 @@ impl fmt::Debug for Credentials {
 }
 
 impl S3Settings {
-    /// The settings for `bucket`, all else by default.
+    /// The default settings for `bucket`.
     pub fn new(bucket: impl Into<String>) -> S3Settings {
         S3Settings {
             bucket: bucket.into(),
@@ -86,81 +88,84 @@ impl S3Settings {
             path_style: None,
             sse: None,
             ca_file: None,
-            timeout: TIMEOUT,
+            timeout: DEFAULT_TIMEOUT,
             checksums: None,
             credentials: None,
         }
     }
 
-    /// Reads `s3://bucket/prefix?endpoint=…`. No error repeats a value: people paste secrets into the oddest places.
+    /// Parses `s3://bucket/prefix?endpoint=…`. No error repeats a value, which could be a secret.
     pub fn from_url(address: &str) -> Result<S3Settings> {
-        let url = Url::parse(address).map_err(|cause| wrong("it is no URL").caused_by(cause))?;
+        let url = Url::parse(address).map_err(|cause| invalid_url(format!("it is not a URL: {cause}")))?;
         if url.scheme() != "s3" {
-            return Err(wrong(format!("its scheme is {}, not s3", url.scheme())));
+            return Err(invalid_url(format!("its scheme is {}, not s3", url.scheme())));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(
-                wrong("it holds credentials").hint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or use a profile")
+                invalid_url("it contains credentials").hint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or use a profile")
             );
         }
         if url.port().is_some() || url.fragment().is_some() {
-            return Err(wrong("it has a port or a fragment").hint(
-                "name the server as ?endpoint=http://host:port, and write # in a prefix as %23",
+            return Err(invalid_url("it has a port or a fragment").hint(
+                "give the server as ?endpoint=http://host:port, and write # in a prefix as %23",
             ));
         }
         let bucket = url.host_str().unwrap_or_default();
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-        if bucket.is_empty() || !bucket.chars().all(plain) {
-            return Err(wrong("it names no bucket").hint("write s3://BUCKET/PREFIX"));
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        if bucket.is_empty() || !bucket.chars().all(is_allowed) {
+            return Err(invalid_url("it has no bucket").hint("use the form s3://BUCKET/PREFIX"));
         }
         let path = percent_decode_str(url.path())
             .decode_utf8()
-            .map_err(|cause| wrong("its prefix is not UTF-8").caused_by(cause))?;
+            .map_err(|cause| invalid_url(format!("its prefix is not UTF-8: {cause}")))?;
         let prefix = path.trim_matches('/');
         if !prefix.is_empty()
             && prefix
                 .split('/')
                 .any(|part| matches!(part, "" | "." | ".."))
         {
-            return Err(wrong("its prefix has an empty part or a dot part"));
+            return Err(invalid_url("its prefix has an empty component or a dot component"));
         }
         let mut settings = S3Settings {
             prefix: prefix.to_owned(),
             ..S3Settings::new(bucket)
         };
-        settings.take_parameters(&url)?;
+        settings.apply_parameters(&url)?;
         Ok(settings)
     }
 
-    fn take_parameters(&mut self, url: &Url) -> Result<()> {
+    fn apply_parameters(&mut self, url: &Url) -> Result<()> {
         let mut seen = Vec::new();
         let mut key_id = None;
         for (name, value) in url.query_pairs() {
             if seen.contains(&name) {
-                return Err(wrong(format!("parameter {name:?} is there twice")));
+                return Err(invalid_url(format!("parameter {name:?} is given twice")));
             }
-            let refused =
-                |known: &str| Err(wrong(format!("parameter {name:?} is not one of {known}")));
+            let invalid = |expected: &str| {
+                Err(invalid_url(format!(
+                    "parameter {name:?} is not one of {expected}"
+                )))
+            };
             match (&*name, &*value) {
                 ("endpoint" | "region" | "kms-key" | "ca", "") => {
-                    return Err(wrong(format!("parameter {name:?} is empty")));
+                    return Err(invalid_url(format!("parameter {name:?} is empty")));
                 }
                 ("endpoint", value) => self.endpoint = Some(endpoint(value)?),
                 ("region", value) => self.region = Some(value.to_owned()),
                 ("path-style", "true") => self.path_style = Some(true),
                 ("path-style", "false") => self.path_style = Some(false),
-                ("path-style", _) => return refused("true, false"),
+                ("path-style", _) => return invalid("true, false"),
                 ("sse", "AES256") => self.sse = Some(Sse::Aes256),
                 ("sse", "aws:kms") => self.sse = Some(Sse::Kms(None)),
-                ("sse", _) => return refused("AES256, aws:kms"),
+                ("sse", _) => return invalid("AES256, aws:kms"),
                 ("kms-key", value) => key_id = Some(value.to_owned()),
                 ("ca", value) => self.ca_file = Some(PathBuf::from(value)),
                 ("checksums", "supported") => self.checksums = Some(Checksums::Supported),
                 ("checksums", "required") => self.checksums = Some(Checksums::Required),
-                ("checksums", _) => return refused("supported, required"),
+                ("checksums", _) => return invalid("supported, required"),
                 _ => {
-                    return Err(wrong(format!("it has an unknown parameter {name:?}"))
-                        .hint(format!("the known ones are {KNOWN}")));
+                    return Err(invalid_url(format!("unknown parameter {name:?}"))
+                        .hint(format!("use one of {PARAMETERS}")));
                 }
             }
             seen.push(name);
@@ -171,30 +176,31 @@ impl S3Settings {
                 *key = Some(id);
                 Ok(())
             }
-            (Some(_), _) => Err(wrong("kms-key needs sse=aws:kms")),
+            (Some(_), _) => Err(invalid_url("kms-key requires sse=aws:kms")),
         }
     }
 }
 
-/// Checks an endpoint, wherever it was named: it becomes part of the store's address, so it holds no secret.
+/// Checks an endpoint, whatever its source: it becomes part of the store's address, so it must not
+/// contain a secret.
 pub(super) fn endpoint(value: &str) -> Result<String> {
-    const FORM: &str = "write endpoint=http://host:port, or --endpoint http://host:port";
+    const FORM: &str = "write endpoint=http://host:port, or --s3-endpoint http://host:port";
     let url = Url::parse(value)
-        .map_err(|cause| wrong("its endpoint is no URL").caused_by(cause).hint(FORM))?;
-    let clean = url.username().is_empty()
+        .map_err(|cause| invalid_url(format!("its endpoint is not a URL: {cause}")).hint(FORM))?;
+    let has_no_extras = url.username().is_empty()
         && url.password().is_none()
         && url.query().is_none()
         && url.fragment().is_none();
-    if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !clean {
+    if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !has_no_extras {
         return Err(
-            wrong("its endpoint is not of the form http://host:port or https://host").hint(FORM),
+            invalid_url("its endpoint is not of the form http://host:port or https://host").hint(FORM),
         );
     }
     Ok(value.trim_end_matches('/').to_owned())
 }
 
-fn wrong(why: impl fmt::Display) -> Error {
-    Error::usage(format!("read the S3 store's URL: {why}"))
+fn invalid_url(why: impl fmt::Display) -> Error {
+    Error::usage(format!("invalid S3 store URL: {why}"))
 }
 
 #[cfg(test)]
@@ -203,7 +209,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_full_url_is_read() {
+    fn a_url_with_all_parameters_is_parsed() {
         let settings = S3Settings::from_url(
             "s3://bucket/a%20b/c/?endpoint=http://127.0.0.1:8333&region=eu-west-1&path-style=false&sse=aws:kms&kms-key=arn:aws:kms:x&ca=/ca.pem&checksums=required",
         )
@@ -237,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_urls_are_refused_without_repeating_secrets() {
+    fn invalid_urls_are_rejected_without_repeating_secrets() {
         let urls = [
             "bucket",
             "s3://",
@@ -263,7 +269,7 @@ mod tests {
             "s3://%20/",
         ];
         for url in urls {
-            // A doubled slash in front is only a spelling of the root.
+            // A leading double slash is equivalent to a single one.
             if url == "s3://b//c" {
                 assert_eq!(S3Settings::from_url(url).expect("url").prefix, "c");
                 continue;

@@ -1,4 +1,6 @@
-//! The Messages API, as far as Claude Code calls it; owns its shapes, both ways.
+//! The Messages API as far as Claude Code calls it.
+//!
+//! Owns its request and response formats.
 
 use serde_json::{Value, json};
 

@@ -1,12 +1,12 @@
-//! What must hold of every client: a machine that is switched off, SIGTERM, two containers at once, a fork.
+//! Scenarios for every client: power loss, SIGTERM, two containers at once, a fork.
 
 use std::collections::BTreeMap;
 
 use super::client::Client;
 use super::container::{Container, assert_goes_on, scenarios, switch_off, transcripts};
 use super::model::{CALL, Request, conversation, hang, prompt, say};
-use crate::support::backend::{Running, eventually};
-use crate::support::writers::files_in;
+use crate::support::backend::{Running, Signal, eventually};
+use crate::support::files::files_below;
 
 scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode OpenCode: (
     a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged,
@@ -130,7 +130,7 @@ fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'
     });
     container.sessiond(&["flush", "--wait"]).ok();
     let before = container.record(&session);
-    run.signal("TERM");
+    run.signal(Signal::TERM);
     let code = run.code();
     assert!(code.is_some_and(|code| code != 0), "{code:?}");
     // On a machine that is very busy Claude Code was seen to end with 1 and to write nothing more.
@@ -214,7 +214,7 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
     three
         .sessiond(&["pull", &session, "--branch", &branch, "--to", "branch"])
         .ok();
-    let pulled: String = files_in(&three.cwd.join("branch"))
+    let pulled: String = files_below(&three.cwd.join("branch"))
         .into_values()
         .map(|bytes| String::from_utf8(bytes).unwrap())
         .collect();

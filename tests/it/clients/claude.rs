@@ -1,4 +1,5 @@
-//! Claude Code, conversations that lose their home: history, tools, tasks, sub-agents, rewind, compaction, another directory.
+//! Claude Code conversations that lose their home: history, tools, tasks, sub-agents, rewind,
+//! compaction, another working directory.
 
 use std::os::unix::fs::MetadataExt;
 

@@ -1,4 +1,5 @@
-//! The clients: where their programs are, how they are called, and what they need to talk to a model on loopback.
+//! The clients: where their programs are, how they are started, and how they reach the model on
+//! loopback.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,8 +11,8 @@ use sqlx::{ConnectOptions, Connection, Row};
 use super::container::transcript;
 use super::install::Agents;
 use super::model::call;
+use crate::support::files::files_below;
 use crate::support::block_on;
-use crate::support::writers::files_in;
 
 /// A client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Client {
                 (".config/opencode/opencode.json", config.to_string())
             }
         };
-        crate::support::backend::append(&home.join(path), &text);
+        crate::support::files::append(&home.join(path), &text);
     }
 
     /// Its environment, besides what every program here has.
@@ -158,7 +159,7 @@ impl Client {
         if self != Client::Codex {
             return std::fs::read_to_string(transcript(home, session)).unwrap();
         }
-        let rollouts = files_in(&home.join(".codex/sessions"));
+        let rollouts = files_below(&home.join(".codex/sessions"));
         let mut found = rollouts
             .into_iter()
             .filter(|(path, _)| path.contains(session));

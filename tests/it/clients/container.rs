@@ -1,6 +1,8 @@
-//! A container in which a client runs under `sessiond run`: a home that can be thrown away and a directory that is worked in.
+//! A container in which a client runs under `sessiond run`: a disposable home and a working
+//! directory.
 //!
-//! Owns the clients' environment: nothing of whoever runs the tests, a key that is none, a model on loopback.
+//! Owns the client's environment: nothing of the user who runs the tests, a fake key, a model on
+//! loopback.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,9 +14,9 @@ use serde_json::Value;
 use super::client::Client;
 use super::install::agents;
 use super::model::{Model, Request, conversation};
-use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running};
-use crate::support::writers::{Files, files_in};
+use crate::support::files::{Files, files_below};
+use crate::support::TempHome;
 
 /// A turn takes seconds; one that does not end is a failure.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -243,7 +245,7 @@ pub fn transcript(home: &Path, session: &str) -> PathBuf {
 
 /// The files of a home that belong to sessions, and their bytes.
 pub fn kept(home: &Path) -> Files {
-    let mut files = files_in(&home.join(".claude"));
+    let mut files = files_below(&home.join(".claude"));
     files.retain(|path, _| {
         ["projects/", "tasks/", "file-history/"]
             .iter()

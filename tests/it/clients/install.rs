@@ -1,4 +1,6 @@
-//! Installs the clients from npm, pinned by the lock file in `tests/agents/npm`; owns `target/test-tools/agents-*`.
+//! Installs the clients from npm, pinned by the lock file in `tests/agents/npm`.
+//!
+//! Owns `target/test-tools/agents-*`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,8 @@
-//! The programs people run: real clients from npm, around them the program under test, before them a model that does what it is told.
+//! Real agents from npm, run by the program under test against a scripted model on loopback.
 //!
-//! Owns installing the clients, the model's server and the containers they run in. Every scenario asserts on what reached the
-//! model, on bytes and on exit codes: a client resumes without a word where half of a transcript is missing.
+//! Owns the installation of the clients, the model server and the containers. Every scenario
+//! asserts on requests to the model, on bytes and on exit codes, because a client resumes without a
+//! warning even if half of a transcript is missing.
 
 mod anthropic;
 mod anywhere;

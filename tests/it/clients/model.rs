@@ -1,7 +1,7 @@
-//! A model on loopback that does what a prompt tells it to, and remembers what it was asked; owns HTTP and the plan in a prompt.
+//! A scripted model on loopback that records its requests.
 //!
-//! A prompt carries its plan: what to answer in each round, so a test reads as a conversation and the server keeps no state.
-//! What a protocol looks like is not its business.
+//! Owns HTTP and the plan inside a prompt: a prompt carries the responses for each round, so a test
+//! reads as a conversation and the server keeps no state. Does not own the API formats.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,6 @@
-//! OpenAI's two APIs, as far as Codex (responses) and OpenCode (chat completions) call them; owns their shapes, both ways.
+//! OpenAI's two APIs as far as Codex (responses) and OpenCode (chat completions) call them.
+//!
+//! Owns their request and response formats.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Codex and OpenCode, a conversation that loses its home.
+//! Codex and OpenCode conversations that lose their home.
 
 use super::client::Client;
 use super::container::{Container, assert_goes_on, scenarios};

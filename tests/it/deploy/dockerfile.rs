@@ -1,4 +1,5 @@
-//! What a Dockerfile says, as far as ours says it: the last stage, and what the stages before bring into the build.
+//! Parses a Dockerfile as far as ours needs it: the last stage, and what earlier stages copy into
+//! the build.
 
 /// A `COPY` of a stage.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! What the Dockerfile says, done in a bare directory: only what it copies is there, the root is read-only, the user has no name.
+//! Carries out the Dockerfile in an empty directory: only copied files exist, the root is
+//! read-only, the user has no name.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -8,7 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use super::dockerfile::Stage;
 use super::text;
-use crate::support::backend::{Ran, Running, append, eventually};
+use crate::support::backend::{Ran, Running, Signal, eventually};
+use crate::support::files::append;
 use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, fetch, or_skip, run, sessiond, skip};
 
@@ -186,7 +188,7 @@ impl Container {
 }
 
 #[test]
-fn the_image_streams_and_restores_with_nothing_else_in_it() {
+fn the_image_streams_and_restores_without_other_programs() {
     let (Some(s3), Some(postgres)) = (s3(), postgres()) else {
         return;
     };
@@ -252,7 +254,7 @@ fn the_image_streams_and_restores_with_nothing_else_in_it() {
     container.agent_writes();
     container.run(&["flush", "--wait"]).ok();
     assert_eq!(container.stage.one("STOPSIGNAL"), "SIGTERM");
-    daemon.signal("TERM");
+    daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0), "{}", said());
 
     // Another container of the image, on an empty volume.
@@ -303,7 +305,7 @@ const TLS: &str = "import http.server, ssl, sys\n\
     server.serve_forever()";
 
 #[test]
-fn the_image_trusts_the_certificates_that_it_brings() {
+fn the_image_trusts_its_bundled_certificates() {
     if or_skip(
         fetch::program_of("openssl", "openssl")
             .or_else(|_| run(Command::new("openssl").arg("version"))),
@@ -403,7 +405,7 @@ fn the_image_trusts_the_certificates_that_it_brings() {
 }
 
 #[test]
-fn what_the_build_needs_is_copied() {
+fn the_dockerfile_copies_every_build_input() {
     let stages = Stage::read(&text("Dockerfile"));
     let build = &stages[0];
     let tree = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,5 @@
-//! The Kubernetes manifests, as kustomize puts them together: schemas, the restricted profile, the gate, and times that fit.
+//! The Kubernetes manifests as rendered by kustomize: schemas, the restricted profile, the
+//! readiness gate, and consistent timeouts.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     Checkers, assert_known, assert_taken, file, flush_deadline, holds_and_can_fail, strings,
 };
-use crate::support::writers::copy_dir;
+use crate::support::files::copy_dir;
 use crate::support::{TempHome, fetch, or_skip, run};
 
 /// Where each can run: the newest, and the oldest that it is meant for.
@@ -170,7 +171,7 @@ fn fits(pod: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn kubernetes_manifests_are_what_the_api_takes() {
+fn kubernetes_manifests_match_the_api_schemas() {
     let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
         return;
     };
@@ -210,7 +211,7 @@ fn kubernetes_manifests_are_what_the_api_takes() {
 }
 
 #[test]
-fn kubernetes_manifests_are_restricted_and_their_times_fit() {
+fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
     let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
         return;
     };
@@ -299,7 +300,7 @@ fn kubernetes_manifests_are_restricted_and_their_times_fit() {
 }
 
 #[test]
-fn no_secret_is_in_a_file_here() {
+fn no_deploy_file_contains_a_secret() {
     let ignored =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".gitignore")).unwrap();
     assert!(

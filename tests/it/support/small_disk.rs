@@ -1,64 +1,64 @@
-//! A disk that gets full: a small tmpfs that only one process and its children see, and that ends with them.
+//! A disk that can be full: a small tmpfs that exists only for one process and its children.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{TempHome, bare_command, run, skip};
 
-/// Runs a test once more, in a process with mounts of its own. True in that process; in the first one this waits for the
-/// other's end and answers false.
+/// Runs a test again in a child process with its own mount namespace. Returns true in the child. In
+/// the parent, waits for the child and returns false.
 #[track_caller]
-pub fn alone_with_its_mounts(test: &str) -> bool {
-    if std::env::var_os("SESSIOND_TEST_ALONE").is_some() {
+pub fn in_own_mount_namespace(test: &str) -> bool {
+    if std::env::var_os("SESSIOND_TEST_OWN_MOUNTS").is_some() {
         return true;
     }
-    // Whatever the other makes is in here, and goes with it even if the other is killed.
-    let place = TempHome::new();
-    let alone = || {
-        let mut command = bare_command(Path::new("unshare"), place.path());
+    // Contains everything that the child creates, and is removed even if the child is killed.
+    let directory = TempHome::new();
+    let unshare = || {
+        let mut command = bare_command(Path::new("unshare"), directory.path());
         command.args(["--mount", "--propagation", "private"]);
         command
     };
-    if let Err(why) = run(alone()
+    if let Err(error) = run(unshare()
         .args(["mount", "-t", "tmpfs", "tmpfs"])
-        .arg(place.home()))
+        .arg(directory.home()))
     {
-        skip(&format!("no tmpfs can be mounted here: {why}"));
+        skip(&format!("cannot mount a tmpfs: {error}"));
         return false;
     }
-    let mut again = alone();
-    again
+    let mut child = unshare();
+    child
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"]);
-    again
-        .env("SESSIOND_TEST_ALONE", "1")
-        .env("TMPDIR", place.path().join("tmp"));
-    again.envs(
+    child
+        .env("SESSIOND_TEST_OWN_MOUNTS", "1")
+        .env("TMPDIR", directory.path().join("tmp"));
+    child.envs(
         [
             "SESSIOND_TEST_SEED",
-            "SESSIOND_TEST_REGENERATE",
+            "SESSIOND_TEST_UPDATE",
             "CI",
             "RUST_BACKTRACE",
         ]
         .iter()
         .filter_map(|name| Some((name, std::env::var_os(name)?))),
     );
-    let output = again.output().unwrap();
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "{test} did not run: {said}");
-    eprintln!("{said}");
+    let output = child.output().unwrap();
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("1 passed"), "{test} did not run: {printed}");
+    eprintln!("{printed}");
     false
 }
 
-/// A tmpfs that only this process and its children see.
+/// A tmpfs of this process and its children.
 pub struct SmallDisk {
     path: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts it on a directory.
-    pub fn on(path: &Path, kilobytes: u64) -> SmallDisk {
+    /// Mounts a tmpfs on a directory.
+    pub fn mount_on(path: &Path, kilobytes: u64) -> SmallDisk {
         let disk = SmallDisk { path: path.into() };
         disk.mount(&format!("size={kilobytes}k"));
         disk
@@ -66,8 +66,8 @@ impl SmallDisk {
 
     fn mount(&self, options: &str) {
         assert!(
-            std::env::var_os("SESSIOND_TEST_ALONE").is_some(),
-            "the machine's mounts are not the test's"
+            std::env::var_os("SESSIOND_TEST_OWN_MOUNTS").is_some(),
+            "a test must not change the mounts of the machine"
         );
         run(Command::new("mount")
             .args(["-t", "tmpfs", "-o", options, "tmpfs"])
@@ -75,13 +75,13 @@ impl SmallDisk {
         .unwrap();
     }
 
-    /// Makes it larger or smaller.
+    /// Changes the size.
     pub fn resize(&self, kilobytes: u64) {
         self.mount(&format!("remount,size={kilobytes}k"));
     }
 
-    /// Leaves about so many bytes free (whole pages), by a file that nobody looks at.
-    pub fn leave(&self, bytes: u64) {
+    /// Fills the disk with a file until about this many bytes (rounded to pages) are free.
+    pub fn fill_until(&self, bytes: u64) {
         let mut ballast = std::fs::File::options()
             .create(true)
             .append(true)
@@ -92,7 +92,7 @@ impl SmallDisk {
         if wanted < length {
             return ballast.set_len(wanted).unwrap();
         }
-        // It may be that somebody else was faster.
+        // Another process may have used the space meanwhile.
         std::io::copy(
             &mut std::io::Read::take(std::io::repeat(b'b'), wanted - length),
             &mut ballast,
@@ -100,7 +100,7 @@ impl SmallDisk {
         .ok();
     }
 
-    /// Bytes that are free.
+    /// Returns the number of free bytes.
     pub fn free(&self) -> u64 {
         let found = rustix::fs::statvfs(&self.path).unwrap();
         found.f_bavail * found.f_frsize

@@ -1,12 +1,14 @@
-//! Transcripts like those that Claude Code writes: the same lines with the same fields, text with the statistics of text,
-//! ids and signatures that nothing can compress, tool results that stand twice in their line. gzip makes them four to
-//! five times smaller, as it does with real ones.
+//! Generated transcripts that resemble those of Claude Code.
+//!
+//! The lines have the same fields, the text has the word statistics of natural text, IDs and
+//! signatures are incompressible, and a tool result occurs twice in its line. gzip compresses them
+//! by a factor of four to five, as it does with real ones.
 
-use super::writers::Dice;
+use super::rng::TestRng;
 
-/// Writes one session, step by step.
+/// Generates one session, step by step.
 pub struct Transcript {
-    dice: Dice,
+    rng: TestRng,
     session: String,
     parent: Option<String>,
     milliseconds: u64,
@@ -15,11 +17,11 @@ pub struct Transcript {
 
 impl Transcript {
     pub fn new(seed: u64) -> Transcript {
-        let mut dice = Dice::new(seed);
-        let words = (0..6000).map(|_| word(&mut dice)).collect();
-        let session = uuid(&mut dice);
+        let mut rng = TestRng::new(seed);
+        let words = (0..6000).map(|_| word(&mut rng)).collect();
+        let session = uuid(&mut rng);
         Transcript {
-            dice,
+            rng,
             session,
             parent: None,
             milliseconds: 1_777_636_800_000,
@@ -27,22 +29,23 @@ impl Transcript {
         }
     }
 
-    /// What the agent appends within one flush: whole steps, at least `least` bytes.
-    pub fn flush(&mut self, least: usize) -> String {
+    /// Returns the lines that an agent appends within one flush: complete steps of at least
+    /// `min_len` bytes.
+    pub fn flush(&mut self, min_len: usize) -> String {
         let mut lines = String::new();
-        while lines.len() < least {
+        while lines.len() < min_len {
             lines.push_str(&self.step());
         }
         lines
     }
 
-    /// One step: what the model says and calls, one line a block, and the tool's result.
+    /// Returns one step: a line per block of the response, and the tool result.
     fn step(&mut self) -> String {
         let message = format!("msg_01{}", self.letters(22));
         let request = format!("req_011C{}", self.letters(20));
         let tool = format!("toolu_01{}", self.letters(22));
         let mut blocks = Vec::new();
-        if self.dice.below(2) == 0 {
+        if self.rng.below(2) == 0 {
             let length = self.between(80, 500);
             let thinking = self.text(length);
             let length = self.between(270, 660);
@@ -51,23 +54,23 @@ impl Transcript {
                 r#"{{"type":"thinking","thinking":"{thinking}","signature":"{signature}"}}"#
             ));
         }
-        if self.dice.below(2) == 0 {
+        if self.rng.below(2) == 0 {
             let length = self.between(40, 300);
             blocks.push(format!(
                 r#"{{"type":"text","text":"{}"}}"#,
                 self.text(length)
             ));
         }
-        let name = ["Bash", "Read", "Edit", "Grep"][self.dice.below(4) as usize];
+        let name = ["Bash", "Read", "Edit", "Grep"][self.rng.below(4) as usize];
         let length = self.between(20, 200);
         let (command, description) = (self.text(length), self.text(40));
         blocks.push(format!(
             r#"{{"type":"tool_use","id":"{tool}","name":"{name}","input":{{"command":"{command}","description":"{description}"}}}}"#
         ));
         let (created, read, output) = (
-            self.dice.below(5000),
-            self.dice.below(90_000),
-            self.dice.below(900),
+            self.rng.below(5000),
+            self.rng.below(90_000),
+            self.rng.below(900),
         );
         let usage = format!(
             r#"{{"input_tokens":4,"cache_creation_input_tokens":{created},"cache_read_input_tokens":{read},"cache_creation":{{"ephemeral_5m_input_tokens":{created},"ephemeral_1h_input_tokens":0}},"output_tokens":{output},"service_tier":"standard"}}"#
@@ -82,7 +85,7 @@ impl Transcript {
             ));
         }
         // Most results are short, some are long.
-        let length = (self.between(60, 700) << self.dice.below(4)).min(6000);
+        let length = (self.between(60, 700) << self.rng.below(4)).min(6000);
         let result = self.text(length);
         lines.push_str(&self.line(
             "user",
@@ -94,8 +97,8 @@ impl Transcript {
     }
 
     fn line(&mut self, kind: &str, rest: &str) -> String {
-        let uuid = uuid(&mut self.dice);
-        self.milliseconds += 100 + self.dice.below(9000);
+        let uuid = uuid(&mut self.rng);
+        self.milliseconds += 100 + self.rng.below(9000);
         let parent = self
             .parent
             .replace(uuid.clone())
@@ -107,13 +110,13 @@ impl Transcript {
         )
     }
 
-    /// Words, the common ones often and the rare ones seldom.
+    /// Returns words with natural frequencies.
     fn text(&mut self, length: usize) -> String {
         let mut text = String::new();
         while text.len() < length {
-            // Evenly in the logarithm of the rank: Zipf's law.
+            // Uniform in the logarithm of the rank: Zipf's law.
             let rank = (self.words.len() as f64)
-                .powf(self.dice.below(1 << 20) as f64 / f64::from(1 << 20));
+                .powf(self.rng.below(1 << 20) as f64 / f64::from(1 << 20));
             text.push_str(&self.words[rank as usize - 1]);
             text.push(' ');
         }
@@ -124,34 +127,34 @@ impl Transcript {
     fn letters(&mut self, count: usize) -> String {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-";
         (0..count)
-            .map(|_| LETTERS[self.dice.below(64) as usize] as char)
+            .map(|_| LETTERS[self.rng.below(64) as usize] as char)
             .collect()
     }
 
     fn between(&mut self, least: u64, most: u64) -> usize {
-        (least + self.dice.below(most - least)) as usize
+        (least + self.rng.below(most - least)) as usize
     }
 }
 
-fn word(dice: &mut Dice) -> String {
+fn word(rng: &mut TestRng) -> String {
     const HEADS: &[u8] = b"bcdfghjklmnprstvwzxq_/.";
     const VOWELS: &[u8] = b"aaeeiioouy";
     const TAILS: &[u8] = b"nrstlmdkpx";
     let mut word = String::new();
-    for _ in 0..=dice.below(4) {
-        word.push(HEADS[dice.below(23) as usize] as char);
-        word.push(VOWELS[dice.below(10) as usize] as char);
-        if dice.below(2) == 0 {
-            word.push(TAILS[dice.below(10) as usize] as char);
+    for _ in 0..=rng.below(4) {
+        word.push(HEADS[rng.below(23) as usize] as char);
+        word.push(VOWELS[rng.below(10) as usize] as char);
+        if rng.below(2) == 0 {
+            word.push(TAILS[rng.below(10) as usize] as char);
         }
     }
     word
 }
 
-fn uuid(dice: &mut Dice) -> String {
+fn uuid(rng: &mut TestRng) -> String {
     let mut hex = |digits: usize| {
         (0..digits)
-            .map(|_| format!("{:x}", dice.below(16)))
+            .map(|_| format!("{:x}", rng.below(16)))
             .collect::<String>()
     };
     format!("{}-{}-4{}-a{}-{}", hex(8), hex(4), hex(3), hex(3), hex(12))

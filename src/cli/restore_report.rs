@@ -1,0 +1,121 @@
+//! Prints what a restore or a pull did.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::cli::print;
+use crate::error::Result;
+use crate::model::{RelPath, ToolCall};
+use crate::restore::repair::{LineDamage, LineRepair, RepairedFile};
+use crate::restore::{FileAction, RestoreReport};
+
+/// Maximum length of the input of a tool call, in bytes.
+const MAX_INPUT_LEN: usize = 200;
+
+/// Prints a restored session.
+pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
+    print::line(format_args!(
+        "{} {} at entry {}: {} written ({}), {} kept, in {}",
+        if report.dry_run {
+            "would restore"
+        } else {
+            "restored"
+        },
+        print::clean(&report.session),
+        report.seq,
+        print::plural(report.written(), "file", "files"),
+        print::bytes(report.bytes),
+        report.count(FileAction::Keep),
+        root.display()
+    ))?;
+    if report.dry_run {
+        for file in &report.files {
+            let action = format!("{:?}", file.action).to_lowercase();
+            print::line(format_args!(
+                "  {action:<10} {:>10}  {}",
+                print::bytes(file.bytes),
+                print::clean(file.path.as_str())
+            ))?;
+        }
+    }
+    if report.partial_line_bytes() > 0 {
+        print::line(format_args!(
+            "  {} of a partial line stay in the log; \"sessiond pull\" fetches them",
+            print::bytes(report.partial_line_bytes())
+        ))?;
+    }
+    print_rewound(&report.rewound_bytes, &report.rewound_calls)?;
+    print_repaired(&report.repaired)?;
+    for file in &report.files {
+        let reason = match file.action {
+            FileAction::Superseded => "not restored, a newer file took its place",
+            FileAction::Aside => "moved to .sessiond/aside, a second copy of the session",
+            _ => continue,
+        };
+        print::line(format_args!(
+            "  {reason}: {}",
+            print::clean(file.path.as_str())
+        ))?;
+    }
+    if !report.session.starts_with('@') {
+        print::line(format_args!(
+            "resume with {}",
+            print::clean(&report.session)
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints the bytes and tool calls after the restored point.
+pub fn print_rewound(bytes: &BTreeMap<RelPath, u64>, calls: &[ToolCall]) -> Result<()> {
+    for (path, bytes) in bytes {
+        print::line(format_args!(
+            "  {} after that point stay in the log: {}",
+            print::bytes(*bytes),
+            print::clean(path.as_str())
+        ))?;
+    }
+    for call in calls {
+        let since = call
+            .started
+            .map_or_else(String::new, |at| format!(" since {}", print::time(at)));
+        print::line(format_args!(
+            "  pending tool call{since}: {} {}",
+            print::clean(&call.name),
+            print::clean(&print::one_line(&call.input, MAX_INPUT_LEN))
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints the repaired lines.
+pub fn print_repaired(repaired: &[RepairedFile]) -> Result<()> {
+    for file in repaired {
+        let path = print::clean(file.path.as_str());
+        print::line(format_args!("  repaired {path}:"))?;
+        for repair in &file.changes {
+            let LineRepair {
+                line,
+                offset,
+                damage,
+                bytes,
+            } = repair;
+            let change = match damage {
+                LineDamage::ZeroBytes => format!("removed {bytes} zero bytes"),
+                LineDamage::TornRecord => format!("removed {bytes} bytes of a torn record"),
+                LineDamage::GluedRecords => {
+                    format!("split {} records into lines of their own", bytes + 1)
+                }
+                LineDamage::InvalidLine => format!("removed {bytes} bytes that are no record"),
+                LineDamage::MissingNewline => "added the newline at the end".to_owned(),
+                LineDamage::PartialLine => format!("removed {bytes} bytes of a partial line"),
+            };
+            print::line(format_args!("    line {line}, byte {offset}: {change}"))?;
+        }
+        if let Some(original) = &file.original {
+            let original = print::clean(original.as_str());
+            print::line(format_args!("    original: {original}"))?;
+        }
+    }
+    Ok(())
+}

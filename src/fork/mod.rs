@@ -1,0 +1,184 @@
+//! Forks a session: creates a new session that starts from a point of another and shares its
+//! entries. No bytes are copied.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorContext, Result};
+use crate::log::assemble::FileAssembler;
+use crate::log::fork::SessionRenamer;
+use crate::log::read::ReadOptions;
+use crate::log::segments::{Granularity, select_segments};
+use crate::log::writer::LogWriter;
+use crate::log::{Logs, errors};
+use crate::model::{FileState, ForkOrigin, LogId, Part, RelPath, ResolvedPoint, Seq, keys};
+use crate::store::Store;
+use crate::sys::Directory;
+use crate::sys::clock::new_writer_id;
+
+/// A fork that was created.
+#[derive(Debug, Clone, Serialize)]
+pub struct ForkReport {
+    /// The new session.
+    pub session: String,
+    /// The session it was forked from.
+    pub origin: String,
+    /// The entry of the origin that it starts from.
+    pub seq: u64,
+    /// Number of complete turns it starts with.
+    pub turn: u64,
+    /// Number of files it starts with.
+    pub files: usize,
+    /// Size of these files. None of the bytes are stored again.
+    pub bytes: u64,
+}
+
+/// Creates session `new` from session `id` at a point. `scratch` is a directory in which the files are
+/// assembled once, to compute their digests.
+pub async fn fork(
+    logs: &Logs,
+    id: &LogId,
+    point: &ResolvedPoint,
+    new: &LogId,
+    scratch: &dyn Directory,
+) -> Result<ForkReport> {
+    let stage: RelPath = format!("fork-{:016x}", logs.rng.next()).parse()?;
+    let forked = create(logs, id, point, new, scratch, &stage)
+        .await
+        .with_context(|| format!("fork {id}"));
+    scratch
+        .remove(&stage)
+        .map_err(|cause| Error::io(format!("remove {stage}"), cause))?;
+    forked
+}
+
+async fn create(
+    logs: &Logs,
+    id: &LogId,
+    point: &ResolvedPoint,
+    new: &LogId,
+    scratch: &dyn Directory,
+    stage: &RelPath,
+) -> Result<ForkReport> {
+    if id.name.is_project() || new.name.is_project() {
+        return Err(Error::usage("only sessions can be forked"));
+    }
+    if !logs.list_segments(new).await?.is_empty() {
+        return Err(
+            Error::conflict(format!("{new} already exists")).hint("choose another ID with --id")
+        );
+    }
+    let origin = origin_at(logs, id, point, new, scratch, stage).await?;
+    // The pin comes first: the fork must never refer to entries that can be deleted.
+    logs.pin_fork(id, origin.seq, &new.name).await?;
+    check_origin_exists(logs, id, origin.seq, new).await?;
+    let report = ForkReport {
+        session: new.name.to_string(),
+        origin: id.name.to_string(),
+        seq: origin.seq,
+        turn: origin.turn,
+        files: origin.files.len(),
+        bytes: origin.files.iter().map(|part| part.len).sum(),
+    };
+    let mut log_writer =
+        LogWriter::unclaimed(new_writer_id(&logs.rng), 0, None, logs.clock.now());
+    log_writer.fork = Some(origin);
+    match logs.claim(new, &mut log_writer, 0).await? {
+        Some(_) => Ok(report),
+        None => Err(
+            Error::conflict(format!("another writer has just created {new}"))
+                .hint("choose another ID with --id"),
+        ),
+    }
+}
+
+/// Assembles the files of the origin at the point, under the names and with the digests that they
+/// have in the fork.
+async fn origin_at(
+    logs: &Logs,
+    id: &LogId,
+    point: &ResolvedPoint,
+    new: &LogId,
+    scratch: &dyn Directory,
+    stage: &RelPath,
+) -> Result<ForkOrigin> {
+    let mut attempt = 0;
+    let assembler = || {
+        attempt += 1;
+        FileAssembler::new(scratch, stage.clone(), attempt)
+    };
+    let options = ReadOptions {
+        at: point.at,
+        ..ReadOptions::default()
+    };
+    let read = logs.read_log(id, options, assembler).await?;
+    if read.head == 0 {
+        return Err(errors::not_found(id));
+    }
+    let seq = read.seq;
+    let mut assembler = read.require_intact()?;
+    if let Some(by) = assembler.state.removed {
+        return Err(errors::removed(id, by));
+    }
+    let (turn, turn_ended_at) = match &point.checkpoint {
+        Some(checkpoint) => (checkpoint.turn, Some(checkpoint.at)),
+        None => (assembler.state.turns.turn, assembler.state.turns.turn_ended_at),
+    };
+    let transcript_lengths = point
+        .checkpoint
+        .as_ref()
+        .map(|checkpoint| checkpoint.transcript_lengths.clone());
+    let renamer = SessionRenamer::new(&id.name, &new.name);
+    let turn_end_lengths = match assembler.state.active_checkpoints().last() {
+        Some(last) if transcript_lengths.is_none() => {
+            Some(assembler.renamed_lengths(&last.transcript_lengths, &renamer)?)
+        }
+        _ => None,
+    };
+    assembler.fork(transcript_lengths.as_ref(), &renamer)?;
+    let files: Vec<Part> = assembler
+        .files()
+        .map(|(path, file, _)| complete_part(path, file))
+        .collect();
+    if files.is_empty() {
+        return Err(Error::not_found(format!("{id} has no files at that point")));
+    }
+    Ok(ForkOrigin {
+        session: id.name.clone(),
+        seq,
+        transcript_lengths,
+        turn,
+        turn_ended_at,
+        turn_end_lengths,
+        files,
+    })
+}
+
+/// Checks, after the pin was written, that garbage collection has not deleted the entries before.
+async fn check_origin_exists(logs: &Logs, id: &LogId, seq: Seq, new: &LogId) -> Result<()> {
+    let segments = logs.list_segments(id).await?;
+    let read = select_segments(&segments, 0, seq, Granularity::Coarse, &BTreeSet::new());
+    if read.last().is_some_and(|last| last.last_seq == seq) {
+        return Ok(());
+    }
+    logs.store.delete(&keys::fork_pin(id, &new.name)).await?;
+    Err(
+        Error::not_found(format!("garbage collection has just deleted entry {seq} of {id}"))
+            .hint("fork at a later point"),
+    )
+}
+
+/// The part that holds a complete file.
+fn complete_part(path: &RelPath, file: &FileState) -> Part {
+    Part {
+        path: path.clone(),
+        kind: file.kind,
+        start: 0,
+        len: file.len,
+        file_sha256: file.sha256,
+        mode: file.mode,
+        mtime_ns: file.mtime_ns,
+        seq: None,
+    }
+}

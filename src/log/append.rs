@@ -1,0 +1,255 @@
+//! Appending entries with a fence, to the log or to a branch.
+//!
+//! Owns what an existing object at the next `seq` means. Does not own retries: after an `Unavailable`
+//! error the outcome is unknown, and the caller appends the same bytes again.
+
+use super::writer::{LogWriter, WriteTarget};
+use super::{Fence, Logs};
+use crate::codec::entry::{EncodedEntry, Entry};
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::index::{FenceRow, FenceTable};
+use crate::model::{LogId, Seq, keys};
+use crate::store::encrypted::policy::WriteEncryption;
+use crate::store::{CreateOutcome, Store};
+use crate::sys::mutation::{Mutation, is_active};
+
+/// The result of an append.
+#[derive(Debug)]
+pub enum AppendOutcome {
+    /// The entry is durable, and the writer has advanced to it.
+    Written,
+    /// Another entry has this `seq`; `None` if it is unreadable, not written yet, or collected.
+    Conflict(Option<Box<Entry>>),
+}
+
+/// One append: the entry, its writer and how it is encrypted.
+#[derive(Clone, Copy)]
+struct Append<'a> {
+    id: &'a LogId,
+    writer: &'a LogWriter,
+    entry: &'a EncodedEntry,
+    encryption: WriteEncryption,
+}
+
+impl Append<'_> {
+    fn seq(&self) -> Seq {
+        self.entry.header.seq
+    }
+}
+
+impl Logs {
+    /// Appends `entry`, whose header the writer made. After an `Unavailable` error the outcome is
+    /// unknown: call again with the same bytes.
+    pub async fn append(
+        &self,
+        id: &LogId,
+        writer: &mut LogWriter,
+        entry: &EncodedEntry,
+    ) -> Result<AppendOutcome> {
+        let seq = entry.header.seq;
+        let outcome = async {
+            let append = Append {
+                id,
+                encryption: self.entry_encryption(id, writer).await?,
+                writer,
+                entry,
+            };
+            match append.writer.target {
+                WriteTarget::Branch => self.append_branch(append).await,
+                WriteTarget::Main | WriteTarget::Unclaimed => self.append_main(append).await,
+            }
+        };
+        let outcome = outcome
+            .await
+            .with_context(|| format!("write entry {seq} of {id}"));
+        let outcome = match outcome {
+            Err(_) if is_active(Mutation::AcknowledgeFailedWrite) => AppendOutcome::Written,
+            outcome => outcome?,
+        };
+        if let AppendOutcome::Written = outcome {
+            writer.advance_to(seq, entry.digest, self.clock.now());
+            self.progress.add_done(entry.bytes.len() as u64);
+            if writer.target != WriteTarget::Branch {
+                self.recent.insert(id, seq, &entry.bytes);
+            }
+        }
+        Ok(outcome)
+    }
+
+    async fn append_main(&self, append: Append<'_>) -> Result<AppendOutcome> {
+        let (id, seq) = (append.id, append.seq());
+        let outcome = self.create_main(append).await?;
+        // After half the grace period another writer's entry at this `seq` may have been compacted
+        // and collected. The create then succeeds, and no reader ever reads the entry. Checked after
+        // the create, because the process may have been suspended before it.
+        let is_suspect = matches!(outcome, AppendOutcome::Written)
+            && append
+                .writer
+                .has_been_idle_for_half_the_grace_period(self.clock.now());
+        if is_suspect && !is_active(Mutation::SkipIdleCheck) {
+            let compacted = self.list_compacted_segments(id).await?;
+            let is_covered = compacted.iter().any(|segment| segment.last_seq >= seq);
+            if is_covered || !self.list_entries(id, seq).await?.is_empty() {
+                return Ok(AppendOutcome::Conflict(None));
+            }
+        }
+        Ok(outcome)
+    }
+
+    async fn create_main(&self, append: Append<'_>) -> Result<AppendOutcome> {
+        let key = keys::entry(append.id, append.seq());
+        let body = append.entry.bytes.clone();
+        match self.fence.choose(&*self.store, &self.rng).await? {
+            Fence::Store => {
+                let created = self.store.create_with(&key, body, append.encryption);
+                match created.await? {
+                    CreateOutcome::Created => Ok(AppendOutcome::Written),
+                    _ if is_active(Mutation::SkipReadBack) => Ok(AppendOutcome::Written),
+                    CreateOutcome::AlreadyExists => {
+                        self.read_conflict(append.id, append.seq(), append.entry)
+                            .await
+                    }
+                }
+            }
+            Fence::Database(fences) => self.append_reserved(&*fences, append).await,
+            Fence::Off => match self.store.get(&key).await? {
+                Some(_) => {
+                    self.read_conflict(append.id, append.seq(), append.entry)
+                        .await
+                }
+                None => {
+                    self.store.put_with(&key, body, append.encryption).await?;
+                    Ok(AppendOutcome::Written)
+                }
+            },
+        }
+    }
+
+    /// Reads the existing entry: the same bytes mean that an earlier attempt succeeded.
+    async fn read_conflict(
+        &self,
+        id: &LogId,
+        seq: Seq,
+        entry: &EncodedEntry,
+    ) -> Result<AppendOutcome> {
+        compare_existing(self.read_entry(id, seq).await, entry)?.ok_or_else(|| {
+            Error::unavailable(format!("entry {seq} of {id} existed and was then deleted"))
+        })
+    }
+
+    /// Fences through the database: reserves the `seq`, writes the entry, then checks that the
+    /// reservation still stands.
+    async fn append_reserved(
+        &self,
+        fences: &dyn FenceTable,
+        append: Append<'_>,
+    ) -> Result<AppendOutcome> {
+        let Append {
+            id, writer, entry, ..
+        } = append;
+        let seq = append.seq();
+        let row = |seq: Seq| FenceRow {
+            seq,
+            writer: writer.writer.clone(),
+        };
+        let (reserved, previous) = (row(seq), (writer.seq > 0).then(|| row(writer.seq)));
+        let is_reserved = fences
+            .compare_and_swap_fence(id, previous.as_ref(), &reserved)
+            .await?
+            || fences.read_fence(id).await?.as_ref() == Some(&reserved);
+        if !is_reserved {
+            let newer = self.list_entries(id, writer.seq).await?;
+            let Some(found) = newer.first() else {
+                // Another writer reserved the `seq` and has not written it yet; it owns the log.
+                return Ok(AppendOutcome::Conflict(None));
+            };
+            return self.read_conflict(id, found.seq, entry).await;
+        }
+        // This writer's entry from before a crash may exist; overwriting it would lose what it made
+        // durable.
+        if let Some(outcome) = compare_existing(self.read_entry(id, seq).await, entry)? {
+            return Ok(outcome);
+        }
+        self.store
+            .put_with(
+                &keys::entry(id, seq),
+                entry.bytes.clone(),
+                append.encryption,
+            )
+            .await?;
+        match fences.read_fence(id).await? {
+            Some(current) if current == reserved => Ok(AppendOutcome::Written),
+            _ if is_active(Mutation::SkipFenceCheckAfterWrite) => Ok(AppendOutcome::Written),
+            _ => Ok(AppendOutcome::Conflict(None)),
+        }
+    }
+
+    /// Whether this writer has reserved a `seq` in the database without an entry there. A delayed
+    /// write of an earlier process may still arrive at that `seq` and, where the store ignores
+    /// conditions, replace a new entry: the `seq` must be skipped.
+    pub async fn has_reserved_seq_without_entry(
+        &self,
+        id: &LogId,
+        writer: &LogWriter,
+    ) -> Result<bool> {
+        let Fence::Database(fences) = self.fence.choose(&*self.store, &self.rng).await? else {
+            return Ok(false);
+        };
+        let row = fences.read_fence(id).await?;
+        let Some(ahead) = row.filter(|row| row.writer == writer.writer && row.seq > writer.seq)
+        else {
+            return Ok(false);
+        };
+        Ok(self.store.get(&keys::entry(id, ahead.seq)).await?.is_none())
+    }
+
+    /// Whether the store itself prevents a second write to a key.
+    pub async fn has_conditional_create(&self) -> Result<bool> {
+        let fence = self.fence.choose(&*self.store, &self.rng).await?;
+        Ok(matches!(fence, Fence::Store))
+    }
+
+    async fn append_branch(&self, append: Append<'_>) -> Result<AppendOutcome> {
+        let (id, writer, seq) = (append.id, &append.writer.writer, append.seq());
+        let key = keys::branch_entry(id, writer, seq);
+        let body = append.entry.bytes.clone();
+        let created = match self.fence.choose(&*self.store, &self.rng).await? {
+            Fence::Store => {
+                self.store
+                    .create_with(&key, body, append.encryption)
+                    .await?
+            }
+            // A copy of this volume may write to the same branch, and a store that ignores
+            // conditions would let it overwrite the entry.
+            _ if self.store.get(&key).await?.is_some() => CreateOutcome::AlreadyExists,
+            _ => {
+                self.store.put_with(&key, body, append.encryption).await?;
+                CreateOutcome::Created
+            }
+        };
+        if created == CreateOutcome::Created {
+            return Ok(AppendOutcome::Written);
+        }
+        let existing = self.read_branch_entry(id, writer, seq).await;
+        compare_existing(existing, append.entry)?
+            .ok_or_else(|| Error::unavailable(format!("{key} existed and was then deleted")))
+    }
+}
+
+/// What the object at the `seq` of `entry` means; none if there is none.
+fn compare_existing(
+    existing: Result<Option<Entry>>,
+    entry: &EncodedEntry,
+) -> Result<Option<AppendOutcome>> {
+    match existing {
+        Ok(Some(existing)) if existing.digest == entry.digest => Ok(Some(AppendOutcome::Written)),
+        Ok(Some(existing)) => Ok(Some(AppendOutcome::Conflict(Some(Box::new(existing))))),
+        Ok(None) => Ok(None),
+        // Whatever it is, this writer did not write it, and the `seq` is in use.
+        Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
+            tracing::error!(%error, "the entry at the next seq is unreadable");
+            Ok(Some(AppendOutcome::Conflict(None)))
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,276 @@
+//! One attempt to read a log: fetches the selected segments, links them and applies them to a sink.
+//!
+//! Owns the order of one attempt. Does not own what happens after it stopped (`recovery`, `read`).
+
+use std::collections::BTreeMap;
+
+use futures_util::future::BoxFuture;
+
+use super::Logs;
+use super::chain::EntryChain;
+use super::fetch::SegmentFetcher;
+use super::fork::SessionRenamer;
+use super::options::{NewSink, ReadOptions};
+use super::recovery::{Exclusions, Stop};
+use super::segments::{Segment, select_segments};
+use super::sink::EntrySink;
+use crate::codec::entry::Entry;
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::model::{Digest, EntryHeader, ForkOrigin, LogId, LogPoint, Seq, WriterId};
+
+/// The state of one attempt.
+pub(super) struct ReadAttempt<'a, S> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    options: ReadOptions<'a>,
+    new_sink: NewSink<'a, S>,
+    /// The sink that entries are applied to.
+    pub(super) sink: S,
+    /// The last entry that was applied.
+    pub(super) seq: Seq,
+    /// Its digest.
+    pub(super) digest: Option<Digest>,
+    /// Number of objects read.
+    pub(super) objects: usize,
+    /// The merges and snapshots that were applied.
+    pub(super) compacted: Vec<Segment>,
+}
+
+/// Whether an entry was applied.
+enum Applied {
+    Yes,
+    /// The point lies before the end of this segment.
+    AfterPoint,
+}
+
+impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
+    pub(super) fn new(
+        logs: &'a Logs,
+        id: &'a LogId,
+        options: ReadOptions<'a>,
+        new_sink: NewSink<'a, S>,
+    ) -> Self {
+        let sink = new_sink();
+        ReadAttempt {
+            logs,
+            id,
+            options,
+            new_sink,
+            sink,
+            seq: options.after,
+            digest: None,
+            objects: 0,
+            compacted: Vec::new(),
+        }
+    }
+
+    /// Reads the log, then the branch if there is one, up to the point.
+    pub(super) async fn run(
+        &mut self,
+        listed: &[Segment],
+        exclusions: &Exclusions,
+    ) -> Result<(), Stop> {
+        let branch = match self.options.branch {
+            None => None,
+            Some(writer) => Some((
+                writer.clone(),
+                self.logs.list_branch_segments(self.id, writer).await?,
+            )),
+        };
+        let last = match (&branch, self.options.at) {
+            (Some((writer, segments)), _) => {
+                branch_base(self.logs, self.id, writer, segments).await?
+            }
+            (None, LogPoint::Seq(seq)) => seq,
+            (None, LogPoint::Latest | LogPoint::Time(_)) => Seq::MAX,
+        };
+        let mut chain = EntryChain::new(self.id.to_string(), self.seq, None);
+        let mut excluded = exclusions.excluded_segments(listed);
+        loop {
+            let granularity = self.options.granularity;
+            let selected = select_segments(listed, self.seq, last, granularity, &excluded);
+            let Some(segment) = self
+                .apply_segments(&selected, None, &mut chain, exclusions)
+                .await?
+            else {
+                break;
+            };
+            // The point lies within the segment: read the segments that it covers, if they exist.
+            let has_finer = listed
+                .iter()
+                .any(|other| segment.contains(other) && other.first_seq > self.seq);
+            if !has_finer {
+                break;
+            }
+            excluded.insert(segment.id());
+            chain = EntryChain::new(self.id.to_string(), self.seq, self.digest);
+        }
+        if let Some((writer, segments)) = branch {
+            let name = format!("branch {writer} of {}", self.id);
+            let mut chain = EntryChain::new(name, self.seq, self.digest);
+            self.apply_segments(&segments, Some(&writer), &mut chain, exclusions)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Reads and applies segments; returns the one that the point lies in, once it is reached.
+    async fn apply_segments(
+        &mut self,
+        selected: &[Segment],
+        branch: Option<&WriterId>,
+        chain: &mut EntryChain,
+        exclusions: &Exclusions,
+    ) -> Result<Option<Segment>, Stop> {
+        let by_seq: BTreeMap<Seq, Segment> = selected
+            .iter()
+            .map(|segment| (segment.last_seq, *segment))
+            .collect();
+        let concurrency = self.options.concurrency;
+        let mut fetcher = SegmentFetcher::new(self.logs, self.id, branch, selected, concurrency);
+        while let Some((segment, decoded)) = fetcher.next().await {
+            self.objects += 1;
+            let excluded_entry = exclusions
+                .entries
+                .get(&segment.last_seq)
+                .filter(|_| !segment.is_compacted() && branch.is_none());
+            let read = match (excluded_entry, decoded) {
+                (Some(error), _) => Err(Error::corrupt(error)),
+                (None, Ok(Some(entry))) => Ok(entry),
+                (None, Ok(None)) => return Err(Stop::vanished(vanished(self.id, &segment))),
+                (None, Err(error)) => Err(error),
+            };
+            let read = match read {
+                Err(error) if segment.is_compacted() && is_bypassable(&error) => {
+                    return Err(Stop::rejected(segment.id(), error));
+                }
+                read => read,
+            };
+            let linked = chain
+                .push(segment.last_seq, read)
+                .map_err(|error| rejected(chain, &by_seq, error))?;
+            if let Some(entry) = linked
+                && let Applied::AfterPoint = self.apply(&entry, &by_seq).await?
+            {
+                return Ok(by_seq.get(&entry.header.seq).copied());
+            }
+        }
+        while let Some(entry) = chain
+            .pop()
+            .map_err(|error| rejected(chain, &by_seq, error))?
+        {
+            if let Applied::AfterPoint = self.apply(&entry, &by_seq).await? {
+                return Ok(by_seq.get(&entry.header.seq).copied());
+            }
+        }
+        Ok(None)
+    }
+
+    async fn apply(
+        &mut self,
+        entry: &Entry,
+        by_seq: &BTreeMap<Seq, Segment>,
+    ) -> Result<Applied, Stop> {
+        let header = &entry.header;
+        if !self.is_before_point(header) {
+            return Ok(Applied::AfterPoint);
+        }
+        let segment = by_seq.get(&header.seq);
+        if let Some(fork) = header
+            .fork
+            .as_ref()
+            .filter(|_| self.sink.needs_fork_origin())
+        {
+            self.apply_fork_origin(fork).await?;
+        }
+        self.sink.apply_entry(entry).map_err(|error| {
+            let is_damage = error.kind() == ErrorKind::Corrupt && self.options.branch.is_none();
+            let error = match segment.filter(|_| is_damage) {
+                Some(segment) => error.context(format_args!("read {}", segment.key(self.id))),
+                None => error,
+            };
+            Stop {
+                segment: segment.map(Segment::id),
+                ..Stop::from(error)
+            }
+        })?;
+        self.compacted
+            .extend(segment.filter(|segment| segment.is_compacted()));
+        (self.seq, self.digest) = (header.seq, Some(entry.digest));
+        Ok(Applied::Yes)
+    }
+
+    fn is_before_point(&self, header: &EntryHeader) -> bool {
+        self.options.branch.is_some() || self.options.at.includes(header)
+    }
+
+    /// Applies the session that a fork starts from.
+    fn apply_fork_origin<'b>(&'b mut self, fork: &'b ForkOrigin) -> BoxFuture<'b, Result<()>> {
+        Box::pin(async move {
+            let origin_id = self.logs.id(fork.session.clone());
+            let options = ReadOptions {
+                at: LogPoint::Seq(fork.seq),
+                concurrency: self.options.concurrency,
+                ..ReadOptions::default()
+            };
+            let origin = self
+                .logs
+                .read_with(&origin_id, options, &mut *self.new_sink)
+                .await
+                .with_context(|| format!("read {origin_id}, the origin of {}", self.id))?;
+            self.objects += origin.objects;
+            let seq = origin.seq;
+            let mut sink = origin.require_intact()?;
+            if seq != fork.seq {
+                return Err(Error::corrupt(format!(
+                    "{origin_id} has no entry {}, from which {} was forked",
+                    fork.seq, self.id
+                )));
+            }
+            sink.start_fork(fork, &SessionRenamer::new(&fork.session, &self.id.name))?;
+            self.sink = sink;
+            Ok(())
+        })
+    }
+}
+
+/// The entry of the main log that a branch continues from.
+async fn branch_base(
+    logs: &Logs,
+    id: &LogId,
+    writer: &WriterId,
+    segments: &[Segment],
+) -> Result<Seq> {
+    let Some(first) = segments.first() else {
+        return Ok(0);
+    };
+    let entry = logs.read_branch_entry(id, writer, first.last_seq).await?;
+    Ok(entry.map_or(0, |entry| entry.header.predecessor()))
+}
+
+/// Whether the segments that a compacted one covers may be read instead.
+fn is_bypassable(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable()
+}
+
+/// A segment was deleted between the listing and the read.
+pub(super) fn vanished(id: &LogId, segment: &Segment) -> Error {
+    Error::unavailable(format!(
+        "{} was listed but no longer exists: garbage collection deleted it meanwhile",
+        segment.key(id)
+    ))
+    .hint("run the command again")
+}
+
+/// The chain rejected an entry.
+fn rejected(chain: &EntryChain, by_seq: &BTreeMap<Seq, Segment>, error: Error) -> Stop {
+    let segment = chain
+        .rejected()
+        .and_then(|seq| by_seq.get(&seq))
+        .map(Segment::id);
+    Stop {
+        segment,
+        skips_back_to: chain.skips_back_to(),
+        ..Stop::from(error)
+    }
+}

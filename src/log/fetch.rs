@@ -1,0 +1,151 @@
+//! The fetch pipeline: reads segments in parallel and returns them decoded, in order.
+//!
+//! Owns the number of requests in flight and the memory of what waits. Does not own which segments
+//! are read (`segments`) or what a failure means (`recovery`).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use tokio::task::{JoinError, JoinHandle};
+
+use super::segments::Segment;
+use super::{Logs, decode};
+use crate::codec::entry::Entry;
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{LogId, WriterId};
+use crate::store::Store;
+
+/// Maximum number of objects in flight: all segments of a compacted log at once.
+pub(super) const MAX_CONCURRENCY: usize = 32;
+
+/// Maximum stored bytes in flight or waiting. Fetched segments wait as stored, because decoding
+/// makes them several times larger.
+const MAX_FETCHED_BYTES: u64 = 16 << 20;
+
+/// Maximum stored bytes of segments that are decoded before they are consumed.
+const MAX_DECODED_AHEAD_BYTES: u64 = 2 << 20;
+
+/// A key and the object stored there; none if it does not exist.
+type Fetched = Result<Option<(String, Bytes)>>;
+
+/// A decoded segment; none if it does not exist.
+pub(super) type Decoded = Result<Option<Entry>>;
+
+/// Reads segments of a log, or of a branch, ahead of their consumer.
+pub(super) struct SegmentFetcher<'a> {
+    logs: &'a Logs,
+    id: LogId,
+    branch: Option<WriterId>,
+    concurrency: usize,
+    waiting: VecDeque<Segment>,
+    fetching: TaskQueue<Fetched>,
+    decoding: TaskQueue<Decoded>,
+}
+
+impl<'a> SegmentFetcher<'a> {
+    /// A pipeline over `segments`, which are returned in this order.
+    pub(super) fn new(
+        logs: &'a Logs,
+        id: &LogId,
+        branch: Option<&WriterId>,
+        segments: &[Segment],
+        concurrency: usize,
+    ) -> Self {
+        logs.progress
+            .add_expected(segments.iter().map(|segment| segment.size).sum());
+        SegmentFetcher {
+            logs,
+            id: id.clone(),
+            branch: branch.cloned(),
+            concurrency,
+            waiting: segments.iter().copied().collect(),
+            fetching: TaskQueue::default(),
+            decoding: TaskQueue::default(),
+        }
+    }
+
+    /// Returns the next segment, decoded; none after the last.
+    pub(super) async fn next(&mut self) -> Option<(Segment, Decoded)> {
+        self.start_fetching();
+        self.start_decoding();
+        let (segment, decoded) = self.decoding.pop_if(|_| true)?;
+        let decoded = decoded.await.map_err(task_failed);
+        self.logs.progress.add_done(segment.size);
+        Some((segment, decoded.and_then(|decoded| decoded)))
+    }
+
+    fn start_fetching(&mut self) {
+        while let Some(segment) = self.waiting.pop_front_if(|segment| {
+            let tasks = self.fetching.len() + self.decoding.len();
+            let bytes = self.fetching.bytes + self.decoding.bytes + segment.size;
+            tasks == 0 || tasks < self.concurrency && bytes <= MAX_FETCHED_BYTES
+        }) {
+            let store = self.logs.store.clone();
+            let key = segment.key_in(&self.id, self.branch.as_ref());
+            let fetch = async move { Ok(store.get(&key).await?.map(|stored| (key, stored))) };
+            self.fetching.push(segment, tokio::spawn(fetch));
+        }
+    }
+
+    fn start_decoding(&mut self) {
+        while let Some((segment, fetch)) = self.fetching.pop_if(|segment| {
+            self.decoding.is_empty()
+                || self.decoding.bytes + segment.size <= MAX_DECODED_AHEAD_BYTES
+        }) {
+            let id = self.id.clone();
+            let decode = async move {
+                fetch
+                    .await
+                    .map_err(task_failed)??
+                    .map(|(key, stored)| decode(&id, &segment, &key, &stored))
+                    .transpose()
+            };
+            // A task per segment, so that decoding uses every core.
+            self.decoding.push(segment, tokio::spawn(decode));
+        }
+    }
+}
+
+/// Segments in order, each with the task that works on it.
+struct TaskQueue<T> {
+    tasks: VecDeque<(Segment, JoinHandle<T>)>,
+    /// Their size as stored.
+    bytes: u64,
+}
+
+impl<T> Default for TaskQueue<T> {
+    fn default() -> Self {
+        TaskQueue {
+            tasks: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+}
+
+impl<T> TaskQueue<T> {
+    fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    fn push(&mut self, segment: Segment, task: JoinHandle<T>) {
+        self.bytes += segment.size;
+        self.tasks.push_back((segment, task));
+    }
+
+    fn pop_if(
+        &mut self,
+        may_start: impl FnOnce(&Segment) -> bool,
+    ) -> Option<(Segment, JoinHandle<T>)> {
+        let (segment, task) = self.tasks.pop_front_if(|(segment, _)| may_start(segment))?;
+        self.bytes -= segment.size;
+        Some((segment, task))
+    }
+}
+
+fn task_failed(cause: JoinError) -> Error {
+    Error::new(ErrorKind::Internal, "read a segment").caused_by(cause)
+}

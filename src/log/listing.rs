@@ -1,0 +1,164 @@
+//! Listing logs and their segments.
+
+use futures_util::future::try_join;
+
+use super::Logs;
+use super::segments::{self, Segment, SegmentKind};
+use crate::error::{ErrorContext, Result};
+use crate::model::{LogId, LogName, Seq, WriterId, keys};
+use crate::store::{self, Store};
+use crate::sys::mutation::{Mutation, is_active};
+
+/// An entry of a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListedEntry {
+    /// Its number.
+    pub seq: Seq,
+    /// Its size as stored.
+    pub size: u64,
+}
+
+impl Logs {
+    /// The names of the agent's logs that start with `prefix`.
+    pub async fn log_names(&self, prefix: &str) -> Result<Vec<LogName>> {
+        let directory = format!("{}{prefix}", keys::agent_dir(&self.namespace, &self.agent));
+        let directories = store::list_dirs(&*self.store, &directory)
+            .await
+            .context("list sessions")?;
+        // Foreign keys in the bucket are ignored.
+        Ok(directories
+            .iter()
+            .filter_map(|directory| keys::log_name(directory))
+            .collect())
+    }
+
+    /// The entries of a log after entry `after`, in order.
+    pub async fn list_entries(&self, id: &LogId, after: Seq) -> Result<Vec<ListedEntry>> {
+        let segments = self.list_entry_segments(id, after).await?;
+        let entries = segments.iter().map(|segment| ListedEntry {
+            seq: segment.last_seq,
+            size: segment.size,
+        });
+        Ok(entries.collect())
+    }
+
+    /// The snapshots and merges of a log.
+    pub async fn list_compacted_segments(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let (snapshots, merges) = (keys::snapshots_dir(id), keys::merges_dir(id));
+        let listed = try_join(
+            store::list_objects(&*self.store, &snapshots, None),
+            store::list_objects(&*self.store, &merges, None),
+        );
+        let (snapshots, merges) = listed.await.with_context(|| format!("list {id}"))?;
+        let mut segments = to_segments(&snapshots, SegmentKind::Snapshot);
+        segments.extend(to_segments(&merges, SegmentKind::Merge));
+        Ok(segments)
+    }
+
+    /// All segments of a log.
+    pub async fn list_segments(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let listed = try_join(
+            self.list_compacted_segments(id),
+            self.list_entry_segments(id, 0),
+        );
+        let (mut segments, entries) = listed.await?;
+        segments.extend(entries);
+        Ok(segments)
+    }
+
+    /// The segments that a reader of the head needs: entries that a merge or a snapshot covers are
+    /// not listed.
+    pub async fn list_newest_segments(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let mut segments = self.list_compacted_segments(id).await?;
+        // The last `seq` before the first one that only an entry can cover.
+        let covered = segments::select_all(&segments)
+            .iter()
+            .fold(0, |covered, segment| {
+                if segment.first_seq == covered + 1 {
+                    segment.last_seq
+                } else {
+                    covered
+                }
+            });
+        segments.extend(self.list_entry_segments(id, covered).await?);
+        let selected = segments::select_all(&segments);
+        let reached = selected.last().map_or(0, |last| last.last_seq);
+        // Where two compacted segments overlap, the selection may need an entry before them.
+        if reached == segments::head(&segments) {
+            Ok(segments)
+        } else {
+            self.list_segments(id).await
+        }
+    }
+
+    /// The same as `list_newest_segments`, in one round trip if the entries fit into one page.
+    pub(super) async fn list_newest_segments_in_one_round_trip(
+        &self,
+        id: &LogId,
+    ) -> Result<Vec<Segment>> {
+        let directory = keys::entries_dir(id);
+        let entries = async {
+            self.store
+                .list(&directory, None)
+                .await
+                .with_context(|| format!("list {id}"))
+        };
+        let (mut segments, entries) = try_join(self.list_compacted_segments(id), entries).await?;
+        if entries.next.is_some() {
+            return self.list_newest_segments(id).await;
+        }
+        if segments.is_empty() || !is_active(Mutation::IgnoreEntriesAfterMerge) {
+            segments.extend(to_segments(&entries.objects, SegmentKind::Entry));
+        }
+        Ok(segments)
+    }
+
+    async fn list_entry_segments(&self, id: &LogId, after: Seq) -> Result<Vec<Segment>> {
+        let after = (after > 0).then(|| keys::entry(id, after));
+        let objects = store::list_objects(&*self.store, &keys::entries_dir(id), after)
+            .await
+            .with_context(|| format!("list {id}"))?;
+        Ok(to_segments(&objects, SegmentKind::Entry))
+    }
+
+    /// The segments of a branch, in order.
+    pub async fn list_branch_segments(
+        &self,
+        id: &LogId,
+        writer: &WriterId,
+    ) -> Result<Vec<Segment>> {
+        let objects = store::list_objects(&*self.store, &keys::branch_dir(id, writer), None)
+            .await
+            .with_context(|| format!("list branch {writer} of {id}"))?;
+        Ok(to_segments(&objects, SegmentKind::Entry))
+    }
+
+    /// The writers that have a branch of a log.
+    pub async fn list_branches(&self, id: &LogId) -> Result<Vec<WriterId>> {
+        let directories = store::list_dirs(&*self.store, &keys::branches_dir(id))
+            .await
+            .with_context(|| format!("list the branches of {id}"))?;
+        Ok(directories
+            .iter()
+            .filter_map(|directory| keys::dir_name(directory).ok()?.parse().ok())
+            .collect())
+    }
+}
+
+fn to_segments(objects: &[store::Object], kind: SegmentKind) -> Vec<Segment> {
+    let segment = |object: &store::Object| {
+        let (first_seq, last_seq) = match kind {
+            SegmentKind::Entry => keys::entry_seq(&object.key).map(|seq| (seq, seq)),
+            SegmentKind::Merge => keys::merge_range(&object.key),
+            SegmentKind::Snapshot => keys::snapshot_seq(&object.key).map(|seq| (1, seq)),
+        }?;
+        Some(Segment {
+            first_seq,
+            last_seq,
+            kind,
+            size: object.size,
+            modified: object.modified,
+        })
+    };
+    objects.iter().filter_map(segment).collect()
+}

@@ -1,0 +1,51 @@
+//! How a log is read.
+
+use std::collections::BTreeSet;
+
+use super::fetch::MAX_CONCURRENCY;
+use super::segments::{Granularity, SegmentId};
+use crate::model::{LogPoint, Seq, WriterId};
+
+/// What to read of a log.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadOptions<'a> {
+    /// The point to read up to.
+    pub at: LogPoint,
+    /// The writer whose branch to read after the log.
+    pub branch: Option<&'a WriterId>,
+    /// Skip the entries up to this one; the link of the first entry is then not verified.
+    pub after: Seq,
+    /// Few large segments, or every entry that exists.
+    pub granularity: Granularity,
+    /// Maximum number of objects in flight.
+    pub concurrency: usize,
+    /// Segments to ignore.
+    pub excluding: Option<&'a BTreeSet<SegmentId>>,
+}
+
+impl Default for ReadOptions<'_> {
+    fn default() -> Self {
+        ReadOptions {
+            at: LogPoint::Latest,
+            branch: None,
+            after: 0,
+            granularity: Granularity::Coarse,
+            concurrency: MAX_CONCURRENCY,
+            excluding: None,
+        }
+    }
+}
+
+impl ReadOptions<'_> {
+    /// Whether the newest segments are enough to read.
+    pub(super) fn is_newest_only(&self) -> bool {
+        self.at == LogPoint::Latest
+            && self.granularity == Granularity::Coarse
+            && self.branch.is_none()
+            && self.after == 0
+            && self.excluding.is_none()
+    }
+}
+
+/// Creates a sink for the next attempt.
+pub(super) type NewSink<'a, S> = &'a mut (dyn FnMut() -> S + Send);

@@ -1,0 +1,84 @@
+//! The turns of a conversation at a point of its log: which are complete, and which tool calls are
+//! pending.
+//!
+//! Owns reading them from the transcripts alone. Does not own what a turn is (`model/checkpoint.rs`).
+
+use std::collections::BTreeMap;
+
+use super::Logs;
+use super::errors;
+use super::read::{ReadOptions, ReadOutcome};
+use super::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
+use super::state::LogState;
+use crate::agent::Profile;
+use crate::error::Result;
+use crate::model::message::TurnEvent;
+use crate::model::{LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
+
+/// The turn events of all transcripts of a session.
+#[derive(Debug, Clone, Default)]
+pub struct TurnEvents(PerTranscript<TurnEvent>);
+
+impl TurnEvents {
+    /// The state that the events lead to.
+    pub fn tracker(&self) -> TurnTracker {
+        let events: Vec<TurnEvent> = self.0.iter().map(|(_, event)| event.clone()).collect();
+        let mut turns = TurnTracker::default();
+        turns.apply(&events, &BTreeMap::new());
+        turns
+    }
+}
+
+impl TranscriptVisitor for TurnEvents {
+    fn visit_message(&mut self, _message: LocatedMessage) {}
+
+    fn visit_turn_event(&mut self, event: TurnEvent) {
+        self.0.push(event.path.clone(), event.end, event);
+    }
+
+    fn truncate(&mut self, path: &RelPath, from: u64) {
+        self.0.truncate(path, from);
+    }
+
+    fn rename(&mut self, from: &RelPath, to: &RelPath) {
+        self.0.rename(from, to);
+    }
+
+    fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
+        self.0.start_fork(names);
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The state of a log, and the turns of its conversation.
+pub type LogTurns<'a> = (LogState, TranscriptReplay<'a, TurnEvents>);
+
+impl Logs {
+    /// Reads the turns of a conversation up to a point. Damage is part of the outcome.
+    pub async fn read_turns<'a>(
+        &self,
+        profile: &'a dyn Profile,
+        id: &LogId,
+        point: &ResolvedPoint,
+    ) -> Result<ReadOutcome<LogTurns<'a>>> {
+        let sink = || {
+            (
+                LogState::default(),
+                TranscriptReplay::new(profile, TurnEvents::default()),
+            )
+        };
+        let options = ReadOptions {
+            at: point.at,
+            ..ReadOptions::default()
+        };
+        let mut read = self.read_log(id, options, sink).await?;
+        errors::check_point(id, point.at, &read)?;
+        if let Some(checkpoint) = &point.checkpoint {
+            read.sink.1.truncate_to(&checkpoint.transcript_lengths);
+        }
+        Ok(read)
+    }
+}

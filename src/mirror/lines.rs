@@ -1,0 +1,170 @@
+//! The lines of a mirrored session: one per version of a row, and one for the schema.
+//!
+//! A changed row is written again, and its last line counts. A deleted row is written as null.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::tables::{PROJECT, TABLES};
+use crate::error::{Error, Result};
+
+/// The schema of a database.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Schema {
+    /// The statements that create its tables and indexes.
+    pub sql: Vec<String>,
+    /// The applied migrations, by table.
+    pub migrations: BTreeMap<String, Vec<Map<String, Value>>>,
+}
+
+/// A line, parsed as far as needed to identify its row.
+#[derive(Deserialize)]
+pub struct LineHeader<'a> {
+    /// The table; none in a schema line.
+    pub table: Option<String>,
+    /// The primary key of the row.
+    pub key: Option<String>,
+    /// The row; null if it was deleted.
+    #[serde(borrow)]
+    pub row: Option<&'a RawValue>,
+    /// The schema.
+    #[serde(borrow)]
+    pub schema: Option<&'a RawValue>,
+}
+
+/// The line of a row. `row` is JSON.
+pub fn row_line(table: &str, key: &str, role: Option<&str>, row: &str) -> String {
+    let quote = |text: &str| Value::from(text).to_string();
+    let role = role
+        .map(|role| format!(",\"role\":{}", quote(role)))
+        .unwrap_or_default();
+    format!(
+        "{{\"table\":{},\"key\":{}{role},\"row\":{row}}}\n",
+        quote(table),
+        quote(key)
+    )
+}
+
+/// The line of a deleted row.
+pub fn deleted_row_line(table: &str, key: &str) -> String {
+    row_line(table, key, None, "null")
+}
+
+/// The rows of a session and its sub-agents, by table index and key.
+pub type Rows = BTreeMap<(usize, String), Map<String, Value>>;
+
+/// The content of a mirrored session.
+#[derive(Debug, Default)]
+pub struct SessionRows {
+    /// The schema of the database that the rows come from.
+    pub schema: Schema,
+    /// The rows of its project, by key.
+    pub projects: BTreeMap<String, Map<String, Value>>,
+    /// The rows.
+    pub rows: Rows,
+}
+
+impl SessionRows {
+    /// Parses the lines of a session. The store is not trusted: only the tables of a session are
+    /// accepted, and only rows of this session and its sub-agents.
+    pub fn parse(session: &str, bytes: &[u8]) -> Result<SessionRows> {
+        let mut parsed = SessionRows::default();
+        let lines = bytes
+            .split_inclusive(|byte| *byte == b'\n')
+            .filter(|line| line.ends_with(b"\n"));
+        for line in lines {
+            if let Ok(header) = serde_json::from_slice::<LineHeader<'_>>(line) {
+                parsed.apply(header)?;
+            }
+        }
+        let ids: BTreeSet<&str> = parsed
+            .rows
+            .iter()
+            .filter(|((table, _), _)| *table == 0)
+            .filter_map(|(_, row)| row.get("id")?.as_str())
+            .collect();
+        let has_owner = |((table, _), row): (&(usize, String), &Map<String, Value>)| {
+            row.get(TABLES[*table].1)
+                .and_then(Value::as_str)
+                .is_some_and(|id| ids.contains(id))
+        };
+        if !ids.contains(session) {
+            return Err(Error::corrupt(format!(
+                "the row of session {session} is missing"
+            )));
+        }
+        if !parsed.rows.iter().all(has_owner) {
+            return Err(Error::corrupt("a row belongs to another session"));
+        }
+        Ok(parsed)
+    }
+
+    fn apply(&mut self, header: LineHeader<'_>) -> Result<()> {
+        if let Some(schema) = header.schema {
+            self.schema = serde_json::from_str(schema.get())
+                .map_err(|cause| Error::corrupt(format!("invalid schema: {cause}")))?;
+        }
+        let (Some(table), Some(key)) = (header.table, header.key) else {
+            return Ok(());
+        };
+        let row = header
+            .row
+            .map(|row| serde_json::from_str(row.get()))
+            .transpose()
+            .map_err(|cause| Error::corrupt(format!("invalid row of table {table:?}: {cause}")))?;
+        match (TABLES.iter().position(|(name, _)| *name == table), row) {
+            (Some(table), Some(row)) => {
+                self.rows.insert((table, key), row);
+            }
+            (Some(table), None) => {
+                self.rows.remove(&(table, key));
+            }
+            (None, Some(row)) if table == PROJECT => {
+                self.projects.insert(key, row);
+            }
+            (None, None) if table == PROJECT => {}
+            (None, _) => {
+                return Err(Error::corrupt(format!(
+                    "table {table:?} is not a table of a session"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SESSION: &str = "{\"table\":\"session\",\"key\":\"s\",\"row\":{\"id\":\"s\"}}\n";
+
+    #[test]
+    fn only_rows_of_the_session_are_accepted() {
+        let parse = |line: &str| {
+            let parsed = SessionRows::parse("s", format!("{SESSION}{line}\n").as_bytes());
+            parsed.map(|parsed| parsed.rows.len())
+        };
+        assert_eq!(
+            parse("{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"s\"}}")
+                .ok(),
+            Some(2)
+        );
+        assert_eq!(
+            parse("{\"table\":\"part\",\"key\":\"p\",\"row\":null}").ok(),
+            Some(1)
+        );
+        assert_eq!(parse("garbage").ok(), Some(1));
+        for bad in [
+            "{\"table\":\"credential\",\"key\":\"c\",\"row\":{\"id\":\"c\"}}",
+            "{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"another\"}}",
+            "{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\"}}",
+            "{\"table\":\"session\",\"key\":\"s\",\"row\":null}",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

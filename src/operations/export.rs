@@ -1,0 +1,80 @@
+//! Exports a session to one archive file.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use super::pull;
+use crate::agent::FileClass;
+use crate::codec::archive::Manifest;
+use crate::error::{Error, Result};
+use crate::exchange;
+use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath, SessionId};
+use crate::restore::FileAction;
+use crate::sessions::point;
+use crate::sys::Disk;
+use crate::sys::scratch::ScratchDirectory;
+use crate::wire::Parts;
+
+/// A session whose files were fetched and verified, ready to be written as an archive.
+pub struct Export {
+    scratch: ScratchDirectory,
+    manifest: Manifest,
+    files: Vec<(RelPath, FileKind)>,
+}
+
+impl Export {
+    /// Fetches a session at a point.
+    pub async fn fetch(parts: &Parts, id: &LogId, point: &PointSpec) -> Result<Export> {
+        let LogName::Session(session) = &id.name else {
+            return Err(Error::usage(format!(
+                "{id} is not a session: only sessions can be exported"
+            )));
+        };
+        let scratch = ScratchDirectory::new("export", &*parts.logs.rng);
+        let (manifest, files) = fetch(parts, id, session, point, scratch.disk()).await?;
+        Ok(Export {
+            scratch,
+            manifest,
+            files,
+        })
+    }
+
+    /// Writes the archive.
+    pub fn write(self, base64: bool, out: impl Write) -> Result<Manifest> {
+        let disk: &Disk = self.scratch.disk();
+        exchange::pack(disk, &self.files, self.manifest, base64, out)
+    }
+}
+
+async fn fetch(
+    parts: &Parts,
+    id: &LogId,
+    session: &SessionId,
+    point: &PointSpec,
+    scratch: &Arc<Disk>,
+) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
+    let point = point::resolve(&parts.logs, id, point).await?;
+    let report = pull::copy(parts, id, point, scratch.clone()).await?;
+    let kind = |path: &RelPath| match parts.profile.classify(path) {
+        FileClass::Stored(_, kind) | FileClass::SessionInContent(_, kind, _) => kind,
+        FileClass::Ignored => FileKind::Whole,
+    };
+    let files = report
+        .files
+        .into_iter()
+        .filter(|file| file.action == FileAction::Write)
+        .map(|file| {
+            let kind = kind(&file.path);
+            (file.path, kind)
+        })
+        .collect();
+    let metadata = parts.logs.metadata(id).await?.metadata;
+    let manifest = Manifest::new(
+        id.agent.clone(),
+        session.clone(),
+        report.seq,
+        parts.logs.clock.now(),
+        &metadata,
+    );
+    Ok((manifest, files))
+}

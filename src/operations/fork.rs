@@ -1,0 +1,39 @@
+//! Forks a session and indexes the fork.
+
+use super::index;
+use crate::error::{Error, Result};
+use crate::fork::{self, ForkReport};
+use crate::model::{LogId, LogName, PointSpec, SessionId};
+use crate::sessions::point;
+use crate::sys::scratch::ScratchDirectory;
+use crate::wire::Parts;
+
+/// Forks a session at a point, as session `new_id` or under a random ID in the agent's own form.
+pub async fn fork(
+    parts: &Parts,
+    id: &LogId,
+    point: &PointSpec,
+    new_id: Option<&str>,
+) -> Result<ForkReport> {
+    let rng = &*parts.logs.rng;
+    let new_id = match new_id {
+        Some(new_id) => new_id.to_owned(),
+        None => {
+            let random = u128::from(rng.next()) << 64 | u128::from(rng.next());
+            parts.profile.new_session_id(random)
+        }
+    };
+    let session: SessionId = new_id.parse()?;
+    // The ID is a file name too: the agent must be able to read it back.
+    if SessionId::escape(&new_id) != session {
+        return Err(Error::usage(format!(
+            "invalid session ID {new_id:?}: only letters, digits, - and _ are allowed"
+        )));
+    }
+    let new = parts.logs.id(LogName::Session(session));
+    let point = point::resolve(&parts.logs, id, point).await?;
+    let scratch = ScratchDirectory::new("fork", rng);
+    let report = fork::fork(&parts.logs, id, &point, &new, &**scratch.disk()).await?;
+    index::update(parts, &new).await;
+    Ok(report)
+}

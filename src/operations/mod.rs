@@ -1,0 +1,14 @@
+//! Operations that combine several rooms: each is one call for a command or the daemon.
+//!
+//! Owns the order of the steps, such as lock, restore, index. Does not own the steps themselves, nor
+//! arguments and printing (`cli`).
+
+pub mod export;
+pub mod fork;
+pub mod gc;
+pub mod history_file;
+pub mod import;
+pub mod index;
+pub mod pull;
+pub mod restore;
+pub mod verify;

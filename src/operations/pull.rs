@@ -1,0 +1,245 @@
+//! Fetches a copy of a session. Never claims it, never touches the agent's directory.
+
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::log::errors;
+use crate::model::{LogId, PointSpec, RelPath, ResolvedPoint, ToolCall, WriterId, keys};
+use crate::restore::repair::RepairedFile;
+use crate::restore::{self, Context, Options, RestoreReport};
+use crate::sessions::point;
+use crate::store::{Store, list_dirs, list_objects};
+use crate::sys::{Disk, STATE_DIR};
+use crate::wire::Parts;
+
+/// What to fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PullSource {
+    /// The files at a point.
+    Files {
+        /// The point.
+        point: PointSpec,
+        /// The branch to fetch instead: the ID of its writer, or a prefix.
+        branch: Option<WriterId>,
+        /// Write transcripts without damaged lines.
+        repair: bool,
+    },
+    /// The objects of the log, as they are stored.
+    Objects,
+}
+
+/// A copy that was fetched.
+#[derive(Debug, Serialize)]
+pub struct PullReport {
+    /// The session.
+    pub session: String,
+    /// The directory of the copy.
+    pub to: PathBuf,
+    /// Number of files.
+    pub files: usize,
+    /// Size of these files.
+    pub bytes: u64,
+    /// The entry that was fetched; none for objects.
+    pub seq: Option<u64>,
+    /// Number of bytes after the point that stay in the log, by transcript.
+    pub rewound_bytes: BTreeMap<RelPath, u64>,
+    /// The tool calls that were pending at the end of the log.
+    pub rewound_calls: Vec<ToolCall>,
+    /// The transcripts that were repaired.
+    pub repaired: Vec<RepairedFile>,
+}
+
+/// Fetches a session into directory `to`, by default one named after it.
+pub async fn pull(
+    parts: &Parts,
+    id: &LogId,
+    to: Option<&Path>,
+    source: PullSource,
+) -> Result<PullReport> {
+    let to = match to {
+        Some(to) => to.to_owned(),
+        None => PathBuf::from(id.name.to_string()),
+    };
+    let to = std::path::absolute(&to)
+        .map_err(|cause| Error::io(format!("resolve {}", to.display()), cause))?;
+    check_target(parts, &to)?;
+    match source {
+        PullSource::Objects => pull_objects(parts, id, to).await,
+        PullSource::Files {
+            point,
+            branch,
+            repair,
+        } => {
+            let branch = match branch {
+                Some(branch) => Some(complete_writer(parts, id, branch).await?),
+                None => None,
+            };
+            let options = Options {
+                point: point::resolve(&parts.logs, id, &point).await?,
+                branch,
+                repair,
+                ..Options::default()
+            };
+            pull_files(parts, id, to, &options).await
+        }
+    }
+}
+
+/// Copies the latest files of a session into an empty directory.
+pub async fn copy(
+    parts: &Parts,
+    id: &LogId,
+    point: ResolvedPoint,
+    directory: Arc<Disk>,
+) -> Result<RestoreReport> {
+    let options = Options {
+        point,
+        ..Options::default()
+    };
+    let context = context(parts, directory);
+    Ok(restore::restore(&context, id, &options).await?.report)
+}
+
+fn context(parts: &Parts, directory: Arc<Disk>) -> Context {
+    Context {
+        directory,
+        profile: parts.profile.clone(),
+        logs: parts.logs.clone(),
+    }
+}
+
+/// Checks that the target is a directory, or can become one, and is not the agent's.
+fn check_target(parts: &Parts, to: &Path) -> Result<()> {
+    if parts.root().is_ok_and(|root| is_within(to, root)) {
+        return Err(Error::usage(format!(
+            "invalid --to {}: it is in the agent's directory",
+            to.display()
+        ))
+        .hint("choose another directory, or run \"sessiond restore\" to restore the session"));
+    }
+    let failed = |cause| Error::user_path(format!("pull to {}", to.display()), cause);
+    match std::fs::metadata(to) {
+        Ok(found) if !found.is_dir() => Err(failed(ErrorKind::NotADirectory.into())),
+        Err(cause) if cause.kind() != ErrorKind::NotFound => Err(failed(cause)),
+        _ => Ok(()),
+    }
+}
+
+fn is_within(path: &Path, root: &Path) -> bool {
+    let resolve = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    resolve(path).starts_with(resolve(root))
+}
+
+async fn pull_files(
+    parts: &Parts,
+    id: &LogId,
+    to: PathBuf,
+    options: &Options,
+) -> Result<PullReport> {
+    let existed = to.exists();
+    let disk = Disk::new(&to);
+    disk.create(None)
+        .map_err(|cause| Error::user_path(format!("pull to {}", to.display()), cause))?;
+    let restored = restore::restore(&context(parts, Arc::new(disk)), id, options).await;
+    // The state directory holds nothing but the staging directory. A directory with files stays.
+    let _ = std::fs::remove_dir(to.join(STATE_DIR).join("tmp"));
+    let _ = std::fs::remove_dir(to.join(STATE_DIR));
+    if restored.is_err() && !existed {
+        let _ = std::fs::remove_dir(&to);
+    }
+    let report = restored?.report;
+    Ok(PullReport {
+        session: report.session,
+        to,
+        files: report.files.len(),
+        bytes: report.bytes,
+        seq: Some(report.seq),
+        rewound_bytes: report.rewound_bytes,
+        rewound_calls: report.rewound_calls,
+        repaired: report.repaired,
+    })
+}
+
+/// The ID of the writer that starts with `prefix`.
+async fn complete_writer(parts: &Parts, id: &LogId, prefix: WriterId) -> Result<WriterId> {
+    let branches = parts.logs.list_branches(id).await?;
+    let mut matching = branches
+        .iter()
+        .filter(|writer| writer.as_str().starts_with(prefix.as_str()));
+    match (matching.next(), matching.next()) {
+        (Some(only), None) => Ok(only.clone()),
+        (Some(_), Some(_)) => Err(Error::usage(format!(
+            "ambiguous --branch {:?}: it is a prefix of several branches",
+            prefix.as_str()
+        ))
+        .hint("give more characters of the writer ID")),
+        // The restore lists the branches there are.
+        (None, _) => Ok(prefix),
+    }
+}
+
+async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullReport> {
+    let root = keys::log_root(id);
+    let mut directories = vec![root.clone()];
+    let (mut files, mut bytes) = (0, 0);
+    while let Some(directory) = directories.pop() {
+        directories.extend(list_dirs(&*parts.store, &directory).await?);
+        for object in list_objects(&*parts.store, &directory, None).await? {
+            // A foreign key could hold any path. Only a valid relative path is written.
+            let path = object.key.strip_prefix(&root).map(str::parse::<RelPath>);
+            if let Some(Ok(path)) = path {
+                bytes += copy_object(&*parts.store, &object.key, &path.below(&to)).await?;
+                files += 1;
+            }
+        }
+    }
+    if files == 0 {
+        return Err(errors::not_found(id));
+    }
+    Ok(PullReport {
+        session: id.name.to_string(),
+        to,
+        files,
+        bytes,
+        seq: None,
+        rewound_bytes: BTreeMap::new(),
+        rewound_calls: Vec::new(),
+        repaired: Vec::new(),
+    })
+}
+
+/// Writes an object to a new file; returns its size.
+async fn copy_object(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
+    let failed = |cause: std::io::Error| match cause.kind() {
+        ErrorKind::AlreadyExists => {
+            Error::conflict(format!("{} already exists", to.display()))
+                .hint("choose an empty directory with --to")
+        }
+        _ => Error::user_path(format!("write {}", to.display()), cause),
+    };
+    let Some(body) = store.get(key).await? else {
+        return Ok(0);
+    };
+    if let Some(directory) = to.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(failed)?;
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to)
+        .and_then(|mut file| file.write_all(&body))
+        .map_err(failed)?;
+    Ok(body.len() as u64)
+}

@@ -1,0 +1,458 @@
+//! Restores one log: reads it, plans and writes its files, claims it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+
+use futures_util::future::join;
+use tracing::Instrument;
+use tracing::field::{Empty, display};
+
+use super::claim::{LogEnd, Takeover, take_over};
+use super::options::{Context, Options};
+use super::plan::{self, FilePlan, LedgerState};
+use super::project;
+use super::report::{RestoreReport, Restored};
+use super::write;
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::log::assemble::FileAssembler;
+use crate::log::ledger::{FileCursor, Ledger};
+use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::race::LostRaces;
+use crate::log::writer::WriteTarget;
+use crate::log::{errors, segments};
+use crate::model::{
+    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
+};
+use crate::store::Store;
+use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
+
+/// Restores the files of one log.
+pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Restored> {
+    let attempts = async {
+        let mut races = LostRaces::default();
+        loop {
+            let prepared = prepare(context, id, options).await?;
+            if let Some(restored) = prepared.finish(context, id).await? {
+                return Ok(restored);
+            }
+            races.count(id)?;
+        }
+    };
+    let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
+    traced(id, attempts, |restored| &restored.report).await
+}
+
+/// Records a restore as a traced span.
+pub(super) async fn traced<T>(
+    id: &LogId,
+    restore: impl Future<Output = Result<T>>,
+    report: impl Fn(&T) -> &RestoreReport,
+) -> Result<T> {
+    let span = tracing::info_span!(
+        target: TRACE_TARGET, "restore", session.id = %id.name, entry = Empty, objects = Empty, files = Empty, bytes = Empty, error = Empty
+    );
+    let result = restore.instrument(span.clone()).await;
+    match &result {
+        Ok(restored) => {
+            let report = report(restored);
+            span.record("entry", report.seq)
+                .record("objects", report.objects)
+                .record("files", report.written())
+                .record("bytes", report.bytes);
+        }
+        // Most projects have no log.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            span.record("error", display(error));
+        }
+    }
+    result
+}
+
+/// A log whose files are in place, before its claim.
+pub(super) struct Prepared {
+    pub restored: Restored,
+    /// How the log is claimed; none for a copy or a dry run.
+    takeover: Option<Takeover>,
+}
+
+impl Prepared {
+    /// Claims the log. Returns `None` if another writer appended in between.
+    pub async fn finish(self, context: &Context, id: &LogId) -> Result<Option<Restored>> {
+        match self.takeover {
+            Some(takeover) => take_over(context, id, takeover, self.restored).await,
+            None => Ok(Some(self.restored)),
+        }
+    }
+}
+
+/// Reads a log and writes its files.
+pub(super) async fn prepare(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+) -> Result<Prepared> {
+    if let Some(prepared) = prepare_up_to_date(context, id, options).await? {
+        return Ok(prepared);
+    }
+    if options.claim {
+        // Left by a restore that was killed. The caller holds the directory's lock.
+        let left: RelPath = format!("{STATE_DIR}/tmp").parse()?;
+        context
+            .directory
+            .remove(&left)
+            .map_err(|cause| Error::io(format!("remove {left}"), cause))?;
+    }
+    let stage: RelPath =
+        format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
+    // The claim needs to know the fence. Choose it while the log is read; the claim retries on error.
+    let choose_fence = async {
+        if options.claim {
+            let _ = context
+                .logs
+                .fence
+                .choose(&*context.logs.store, &context.logs.rng)
+                .await;
+        }
+    };
+    let (prepared, ()) = join(read_and_write(context, id, options, &stage), choose_fence).await;
+    if let Err(cause) = context.directory.remove(&stage) {
+        tracing::warn!(%cause, %stage, "cannot remove the staging directory");
+    }
+    prepared
+}
+
+async fn read_and_write(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    stage: &RelPath,
+) -> Result<Prepared> {
+    if let Some(writer) = &options.branch {
+        check_branch(context, id, writer).await?;
+    }
+    let mut attempt = 0;
+    let mut assembler = || {
+        attempt += 1;
+        FileAssembler::new(&*context.directory, stage.clone(), attempt)
+    };
+    let read = read_point(context, id, options, &mut assembler).await?;
+    if options.branch.is_none() {
+        errors::check_point(id, options.point.at, &read)?;
+    } else if read.seq == 0 {
+        return Err(Error::not_found(format!(
+            "the branch has no entry at or before {}",
+            options.point.at
+        )));
+    }
+    if let Some(by) = read.sink.state.removed {
+        return Err(errors::removed(id, by));
+    }
+    for damage in &read.redundant_damage {
+        tracing::warn!(%damage, "an object is damaged; reading others that select_segments it");
+    }
+    let end = read_end(context, id, options, &read, assembler).await?;
+    write(context, id, options, read, end).await
+}
+
+/// Checks that the branch of a writer exists.
+async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Result<()> {
+    if !context.logs.list_branch_segments(id, writer).await?.is_empty() {
+        return Ok(());
+    }
+    let branches = context.logs.list_branches(id).await?;
+    let known: Vec<&str> = branches.iter().map(WriterId::as_str).collect();
+    let known = if known.is_empty() {
+        "it has none".to_owned()
+    } else {
+        format!("its branches are {}", known.join(", "))
+    };
+    Err(Error::not_found(format!(
+        "{id} has no branch {writer}: {known}"
+    )))
+}
+
+/// Reads the log up to the point; with `salvage`, up to the last undamaged entry.
+async fn read_point<'a>(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    assembler: &mut (impl FnMut() -> FileAssembler<'a> + Send),
+) -> Result<ReadOutcome<FileAssembler<'a>>> {
+    let mut at = options.point.at;
+    loop {
+        let read_options = ReadOptions {
+            at,
+            branch: options.branch.as_ref(),
+            ..ReadOptions::default()
+        };
+        let mut read = context
+            .logs
+            .read_log(id, read_options, &mut *assembler)
+            .await?;
+        match read.damage.take() {
+            None => return Ok(read),
+            Some(error) if options.salvage && read.seq > 0 => {
+                tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
+                at = LogPoint::Seq(read.seq);
+            }
+            Some(error) => return Err(with_damage_hint(id, &read, error)),
+        }
+    }
+}
+
+/// Adds the other damage that was found, and what the user can do.
+fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error {
+    let hint = error.hint_text().map(str::to_owned);
+    let error = match read.redundant_damage.as_slice() {
+        [] => error,
+        others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
+    };
+    error.hint(hint.unwrap_or_else(|| match read.seq {
+        0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        seq => format!(
+            "run \"sessiond restore {} --salvage\" to restore the undamaged entries 1 to {seq} of {}",
+            id.name, read.head
+        ),
+    }))
+}
+
+/// Reads the end of the log, after which the claim is written.
+async fn read_end<'a>(
+    context: &'a Context,
+    id: &LogId,
+    options: &Options,
+    read: &ReadOutcome<FileAssembler<'_>>,
+    assembler: impl FnMut() -> FileAssembler<'a> + Send,
+) -> Result<LogEnd> {
+    if options.point.at == LogPoint::Latest || !options.claim {
+        return Ok(log_end(read));
+    }
+    // A rollback is written after the end of the log too, or, if the log is damaged, after its last
+    // undamaged entry. That is checked down to the bytes: a claim that follows an entry that cannot be
+    // restored would make it part of every later restore.
+    let latest = context
+        .logs
+        .read_log(id, ReadOptions::default(), assembler)
+        .await?;
+    if let Some(error) = &latest.damage {
+        tracing::warn!(%error, "the log is damaged; continuing after its last undamaged entry");
+    }
+    Ok(log_end(&latest))
+}
+
+fn log_end(read: &ReadOutcome<FileAssembler<'_>>) -> LogEnd {
+    LogEnd {
+        seq: read.seq,
+        digest: read.digest,
+        head: read.head.max(read.seq),
+        checkpoint: read.sink.state.turns.last_number,
+    }
+}
+
+/// Plans and writes the files of a log that was read.
+async fn write(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    mut read: ReadOutcome<FileAssembler<'_>>,
+    end: LogEnd,
+) -> Result<Prepared> {
+    if let Some(checkpoint) = &options.point.checkpoint {
+        read.sink.truncate_to(checkpoint)?;
+    }
+    let (rewound_bytes, rewound_calls) = match options.branch.is_none() && !options.is_latest() {
+        true => rewound(context, id, &read.sink).await?,
+        false => Default::default(),
+    };
+    let moves = project::moves(context, id, &read.sink, options)?;
+    read.sink.relocate(&moves);
+    let assembler = &read.sink;
+    let ledger = Ledger::load(&*context.directory, &context.logs.store.address(), id)
+        .filter(|_| options.claim);
+    let known = LedgerState {
+        ledger: ledger.as_ref(),
+        continued_here: options.is_last_turn
+            && ledger.as_ref().is_some_and(|ledger| {
+                ledger.log_writer.target == WriteTarget::Main && ledger.log_writer.seq == end.head
+            }),
+    };
+    let files = plan::plan_files(context, id, assembler, &moves, known, options)?;
+    let mut report = RestoreReport {
+        seq: read.seq,
+        head: end.head,
+        objects: read.objects,
+        rewound_bytes,
+        rewound_calls,
+        ..RestoreReport::new(id, files, options)
+    };
+    plan::check_conflicts(id, &report.files, options)?;
+    if options.dry_run {
+        write::preview_repairs(context, assembler, &mut report, options)?;
+        return Ok(Prepared {
+            restored: Restored {
+                report,
+                claim: None,
+            },
+            takeover: None,
+        });
+    }
+    let mut cursors = tracing::info_span!(target: TRACE_TARGET, "place").in_scope(|| {
+        write::write_files(context, assembler, &mut report, ledger.as_ref(), options)
+    })?;
+    if read.seq < end.seq {
+        // The end of the log holds other bytes of these files.
+        cursors.values_mut().for_each(FileCursor::invalidate);
+    }
+    let takeover = options.claim.then(|| {
+        let is_rollback = read.seq < end.seq || options.point.checkpoint.is_some();
+        let mut turns = assembler.state.turns.clone();
+        turns.last_number = turns.last_number.max(end.checkpoint);
+        Takeover {
+            end,
+            files: cursors,
+            turns,
+            // After a rollback all files are uploaded again, at their new paths.
+            moves: if is_rollback { Vec::new() } else { moves },
+            rollback_to: is_rollback.then_some(read.seq),
+        }
+    });
+    Ok(Prepared {
+        restored: Restored {
+            report,
+            claim: None,
+        },
+        takeover,
+    })
+}
+
+/// What a log holds after the restored point: bytes by transcript, and the calls pending at its end.
+async fn rewound(
+    context: &Context,
+    id: &LogId,
+    restored: &FileAssembler<'_>,
+) -> Result<(BTreeMap<RelPath, u64>, Vec<ToolCall>)> {
+    let point = ResolvedPoint::default();
+    let read = context
+        .logs
+        .read_turns(&*context.profile, id, &point)
+        .await?;
+    let (end, replay) = read.sink;
+    let added = |path: &RelPath, file: &FileState| {
+        let kept = restored.state.files.get(path).map_or(0, |kept| kept.len);
+        file.len.checked_sub(kept).filter(|added| *added > 0)
+    };
+    let bytes = end
+        .files
+        .iter()
+        .filter(|(_, file)| file.kind == FileKind::Append)
+        .filter_map(|(path, file)| Some((path.clone(), added(path, file)?)))
+        .collect();
+    Ok((bytes, replay.visitor.tracker().pending_calls))
+}
+
+/// Prepares a log that this volume wrote last: its files are equal to the log or newer, so nothing is
+/// read. Returns `None` if that is not the case.
+async fn prepare_up_to_date(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+) -> Result<Option<Prepared>> {
+    if !options.claim || !options.is_latest() || options.force || options.repair {
+        return Ok(None);
+    }
+    let Some(ledger) = Ledger::load(&*context.directory, &context.logs.store.address(), id) else {
+        return Ok(None);
+    };
+    let segments = context
+        .logs
+        .list_newest_segments(id)
+        .instrument(tracing::info_span!(target: TRACE_TARGET, "plan"))
+        .await?;
+    let head = segments::head(&segments);
+    let is_current =
+        ledger.log_writer.target == WriteTarget::Main && ledger.log_writer.seq == head;
+    if !is_current || !stays_in_project(context, id, options, &ledger)? {
+        return Ok(None);
+    }
+    let is_intact = ledger.files.iter().all(|(path, cursor)| {
+        holds_uploaded_bytes(&*context.directory, path, cursor).unwrap_or(false)
+    });
+    if !is_intact {
+        return Ok(None);
+    }
+    let files = ledger
+        .files
+        .iter()
+        .map(|(path, cursor)| FilePlan::kept(path, cursor))
+        .collect();
+    let report = RestoreReport {
+        seq: head,
+        head,
+        ..RestoreReport::new(id, files, options)
+    };
+    let takeover = (!options.dry_run).then(|| Takeover {
+        end: LogEnd {
+            seq: ledger.log_writer.seq,
+            digest: ledger.log_writer.digest,
+            head: ledger.log_writer.seq,
+            checkpoint: ledger.turns.last_number,
+        },
+        files: ledger.files,
+        turns: ledger.turns,
+        moves: Vec::new(),
+        rollback_to: None,
+    });
+    Ok(Some(Prepared {
+        restored: Restored {
+            report,
+            claim: None,
+        },
+        takeover,
+    }))
+}
+
+/// Whether no file of the session has to move, and no other project has a copy of its transcript.
+fn stays_in_project(
+    context: &Context,
+    id: &LogId,
+    options: &Options,
+    ledger: &Ledger,
+) -> Result<bool> {
+    let paths = || ledger.files.keys().map(|path| (path, 0));
+    let stays = options.project.as_ref().is_none_or(|project| {
+        project::moves_into(&*context.profile, project, paths()).is_empty()
+    });
+    if !stays {
+        return Ok(false);
+    }
+    for path in ledger.files.keys() {
+        if context.profile.is_transcript(path)
+            && !project::duplicates(context, id, path)?.is_empty()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a local file still holds the bytes that were uploaded: a power failure can cut its end.
+fn holds_uploaded_bytes(
+    directory: &dyn Directory,
+    path: &RelPath,
+    cursor: &FileCursor,
+) -> std::io::Result<bool> {
+    let Some(file) = directory.open(path)? else {
+        return Ok(false);
+    };
+    let stat = file.stat()?;
+    if stat == cursor.stat {
+        return Ok(true);
+    }
+    match cursor.kind {
+        FileKind::Append => Ok(FileCursor::read(&*file, cursor.kind, cursor.len)?
+            .is_some_and(|current| current.hash == cursor.hash)),
+        // The agent may have replaced it since, but not with an empty file.
+        FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
+    }
+}

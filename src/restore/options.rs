@@ -1,0 +1,52 @@
+//! What a restore works with, and how it is done.
+
+use std::sync::Arc;
+
+use crate::agent::Profile;
+use crate::log::Logs;
+use crate::model::{ResolvedPoint, WriterId};
+use crate::sys::{Directory, Owner};
+
+/// The parts that a restore works with.
+#[derive(Clone)]
+pub struct Context {
+    /// The directory that receives the files.
+    pub directory: Arc<dyn Directory>,
+    /// The agent's profile.
+    pub profile: Arc<dyn Profile>,
+    /// The logs to read.
+    pub logs: Logs,
+}
+
+/// How to restore a log.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The point to restore.
+    pub point: ResolvedPoint,
+    /// Whether the point is the last complete turn. If this volume continued from it, its files are
+    /// kept.
+    pub is_last_turn: bool,
+    /// The branch to restore instead of the log.
+    pub branch: Option<WriterId>,
+    /// The project to put the session into.
+    pub project: Option<String>,
+    /// Move local files that differ aside instead of failing.
+    pub force: bool,
+    /// Restore the undamaged part of a damaged log instead of failing.
+    pub salvage: bool,
+    /// Write transcripts without damaged lines, and keep the originals aside.
+    pub repair: bool,
+    /// Only plan; change nothing.
+    pub dry_run: bool,
+    /// Claim the log. A copy never does.
+    pub claim: bool,
+    /// The owner of the files.
+    pub owner: Option<Owner>,
+}
+
+impl Options {
+    /// Whether the end of the log is restored.
+    pub fn is_latest(&self) -> bool {
+        self.point.at == crate::model::LogPoint::Latest && self.point.checkpoint.is_none()
+    }
+}

@@ -1,0 +1,91 @@
+//! The result of a restore.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::options::Options;
+use super::plan::{FileAction, FilePlan};
+use super::repair::RepairedFile;
+use crate::codec::entry::EncodedEntry;
+use crate::model::{LogId, RelPath, ToolCall};
+
+/// A restored log.
+#[derive(Debug)]
+pub struct Restored {
+    /// What was done.
+    pub report: RestoreReport,
+    /// The claim that was written, if there was one: a record for the index.
+    pub claim: Option<EncodedEntry>,
+}
+
+/// What a restore did, or would do.
+#[derive(Debug, Serialize)]
+pub struct RestoreReport {
+    /// The session ID, or `@` and the project.
+    pub session: String,
+    /// The entry that was restored.
+    pub seq: u64,
+    /// The last entry of the log.
+    pub head: u64,
+    /// The writer that owns the session now, if it was claimed.
+    pub writer: Option<String>,
+    /// Number of objects read.
+    pub objects: usize,
+    /// Number of bytes written.
+    pub bytes: u64,
+    /// Each file and what was done with it.
+    pub files: Vec<FilePlan>,
+    /// Number of bytes after the point that stay in the log, by transcript.
+    pub rewound_bytes: BTreeMap<RelPath, u64>,
+    /// The tool calls that were pending at the end of the log.
+    pub rewound_calls: Vec<ToolCall>,
+    /// The transcripts that were repaired.
+    pub repaired: Vec<RepairedFile>,
+    /// Whether nothing was changed because of `--dry-run`.
+    pub dry_run: bool,
+}
+
+impl RestoreReport {
+    /// A report of what is done with these files.
+    pub(super) fn new(id: &LogId, files: Vec<FilePlan>, options: &Options) -> RestoreReport {
+        RestoreReport {
+            session: id.name.to_string(),
+            seq: 0,
+            head: 0,
+            writer: None,
+            objects: 0,
+            bytes: files
+                .iter()
+                .filter(|file| file.action.is_write())
+                .map(|file| file.bytes)
+                .sum(),
+            files,
+            rewound_bytes: BTreeMap::new(),
+            rewound_calls: Vec::new(),
+            repaired: Vec::new(),
+            dry_run: options.dry_run,
+        }
+    }
+
+    /// Number of files written.
+    pub fn written(&self) -> usize {
+        let written = self.files.iter().filter(|file| file.action.is_write());
+        written.count()
+    }
+
+    /// Number of files with this action.
+    pub fn count(&self, action: FileAction) -> usize {
+        let files = self.files.iter().filter(|file| file.action == action);
+        files.count()
+    }
+
+    /// Number of bytes of partial lines that stay in the log.
+    pub fn partial_line_bytes(&self) -> u64 {
+        self.files
+            .iter()
+            .filter(|file| !matches!(file.action, FileAction::Superseded | FileAction::Aside))
+            .map(|file| file.partial_line_bytes)
+            .sum()
+    }
+}

@@ -1,0 +1,223 @@
+//! Resolves a point that a user names to an entry of the log and a checkpoint within it, and gives
+//! points names.
+
+use std::collections::BTreeSet;
+
+use crate::agent::Profile;
+use crate::error::{Error, Result};
+use crate::log::pins::NamedCheckpoint;
+use crate::log::read::ReadOptions;
+use crate::log::segments::{Granularity, Segment, select_segments};
+use crate::log::state::LogState;
+use crate::log::{Logs, errors};
+use crate::model::{
+    Checkpoint, FileKind, LogId, LogPoint, PointSpec, ResolvedPoint, Seq, keys, point,
+};
+use crate::store::Store;
+
+/// Resolves a point. In a damaged log, only numbered points before the damage can be resolved.
+pub async fn resolve(logs: &Logs, id: &LogId, point: &PointSpec) -> Result<ResolvedPoint> {
+    resolve_in(logs, id, point, false).await
+}
+
+/// Resolves a point. With `salvage`, the last turn of a damaged log is the last one before the
+/// damage.
+pub async fn resolve_in(
+    logs: &Logs,
+    id: &LogId,
+    point: &PointSpec,
+    salvage: bool,
+) -> Result<ResolvedPoint> {
+    let checkpoint = match point {
+        PointSpec::Log(at) => {
+            return Ok(ResolvedPoint {
+                at: *at,
+                checkpoint: None,
+            });
+        }
+        PointSpec::Name(name) => match named(logs, id, name).await? {
+            Some(named) => named.checkpoint,
+            None => return Err(no_point(logs, id, point).await),
+        },
+        PointSpec::Turn(turn) => {
+            let (state, damage) = read_state(logs, id).await?;
+            let active = state.active_checkpoints();
+            let found = match turn {
+                None if damage.is_some() && !salvage => None,
+                None => active.last(),
+                // A turn that the agent continued on its own has several ends.
+                Some(turn) => active.iter().rfind(|point| point.turn == *turn),
+            };
+            match found {
+                Some(found) => (*found).clone(),
+                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
+            }
+        }
+        PointSpec::Checkpoint(number) => {
+            let (state, damage) = read_state(logs, id).await?;
+            let mut checkpoints = state.checkpoints.into_iter();
+            match checkpoints.find(|point| point.number == *number) {
+                Some(found) => found,
+                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
+            }
+        }
+    };
+    let seq = checkpoint
+        .seq
+        .ok_or_else(|| Error::corrupt(format!("checkpoint {point} of {id} names no entry")))?;
+    Ok(ResolvedPoint {
+        at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
+        checkpoint: Some(checkpoint),
+    })
+}
+
+/// The checkpoints of a session.
+#[derive(Debug)]
+pub struct Checkpoints {
+    /// All checkpoints, in the order in which they were reached.
+    pub all: Vec<Checkpoint>,
+    /// The named ones.
+    pub named: Vec<NamedCheckpoint>,
+    /// Damage of the log; there may be more checkpoints after it.
+    pub damage: Option<Error>,
+}
+
+/// Lists the checkpoints of a session.
+pub async fn list(logs: &Logs, id: &LogId) -> Result<Checkpoints> {
+    let (state, damage) = read_state(logs, id).await?;
+    Ok(Checkpoints {
+        all: state.checkpoints,
+        named: logs.named_checkpoints(id).await?,
+        damage,
+    })
+}
+
+/// Gives a point of a session a name, and pins the entry it is in.
+pub async fn create(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    name: &str,
+    point: &ResolvedPoint,
+) -> Result<NamedCheckpoint> {
+    let name = point::parse_checkpoint_name(name)?;
+    let checkpoint = match &point.checkpoint {
+        Some(checkpoint) => checkpoint.clone(),
+        None => checkpoint_at(logs, profile, id, point).await?,
+    };
+    logs.name_checkpoint(id, &name, checkpoint)
+        .await?
+        .ok_or_else(|| {
+            Error::conflict(format!("{id} already has a checkpoint named {name}")).hint(format!(
+                "run \"sessiond checkpoint {} --delete --name {name}\" to delete it, or choose another name",
+                id.name
+            ))
+        })
+}
+
+/// Deletes a named checkpoint. Garbage collection may then delete the entry it pinned.
+pub async fn delete(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
+    let name = point::parse_checkpoint_name(name)?;
+    if named(logs, id, &name).await?.is_none() {
+        return Err(no_point(logs, id, &PointSpec::Name(name)).await);
+    }
+    logs.store.delete(&keys::checkpoint_pin(id, &name)).await
+}
+
+/// The checkpoint of this name, if there is one.
+async fn named(logs: &Logs, id: &LogId, name: &str) -> Result<Option<NamedCheckpoint>> {
+    let all = logs.named_checkpoints(id).await?;
+    Ok(all.into_iter().find(|named| named.name == name))
+}
+
+/// A checkpoint at the end of an entry, with what was running there.
+async fn checkpoint_at(
+    logs: &Logs,
+    profile: &dyn Profile,
+    id: &LogId,
+    point: &ResolvedPoint,
+) -> Result<Checkpoint> {
+    let read = logs.read_turns(profile, id, point).await?;
+    let (seq, (state, replay)) = (read.seq, read.require_intact()?);
+    let turns = replay.visitor.tracker();
+    let transcripts = state
+        .files
+        .iter()
+        .filter(|(_, file)| file.kind == FileKind::Append);
+    Ok(Checkpoint {
+        number: 0,
+        seq: Some(seq),
+        turn: state.turns.turn,
+        parent: state.turns.parent,
+        at: logs.clock.now(),
+        message_id: None,
+        stop_reason: None,
+        transcript_lengths: transcripts
+            .map(|(path, file)| (path.clone(), file.len))
+            .collect(),
+        pending_calls: turns.pending_calls,
+        last_tool_result: turns.last_tool_result,
+    })
+}
+
+/// The state of the undamaged part of a log, and the damage after it.
+async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)> {
+    let read = logs
+        .read_log(id, ReadOptions::default(), LogState::default)
+        .await?;
+    if read.head == 0 {
+        return Err(errors::not_found(id));
+    }
+    let hint = format!(
+        "use --at seq:{} or an earlier turn, or --salvage to restore the undamaged part",
+        read.seq
+    );
+    Ok((read.sink, read.damage.map(|damage| damage.hint(hint))))
+}
+
+/// The first `seq` at or after `seq` that can still be read. Transcripts only grow, so a reader cuts
+/// the surplus off.
+fn reachable(segments: &[Segment], seq: Seq) -> Seq {
+    let read = select_segments(segments, 0, seq, Granularity::Coarse, &BTreeSet::new());
+    let is_complete = read.last().is_some_and(|last| last.last_seq == seq)
+        && read
+            .iter()
+            .try_fold(0, |to, segment| {
+                (segment.first_seq <= to + 1).then_some(segment.last_seq)
+            })
+            .is_some();
+    if is_complete {
+        return seq;
+    }
+    segments
+        .iter()
+        .filter(|segment| segment.first_seq <= seq && seq <= segment.last_seq)
+        .map(|segment| segment.last_seq)
+        .min()
+        .unwrap_or(seq)
+}
+
+/// The error for a point that a session does not have; its hint lists those it has.
+async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
+    let error = Error::not_found(format!("{id} has no point {point}"));
+    match list(logs, id).await {
+        Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
+            error.hint("use latest, seq:N or a time: the session has no complete turn yet")
+        }
+        Ok(Checkpoints { all, named, .. }) => {
+            let turns = all.iter().map(|point| point.turn).max().unwrap_or(0);
+            let checkpoints = all.iter().map(|point| point.number).max().unwrap_or(0);
+            let names: Vec<String> = named.into_iter().map(|named| named.name).collect();
+            let names = if names.is_empty() {
+                "no named ones".to_owned()
+            } else {
+                format!("the named ones {}", names.join(", "))
+            };
+            error.hint(format!(
+                "run \"sessiond checkpoints {}\" to list its points: checkpoints up to {checkpoints}, turns up to {turns}, {names}",
+                id.name
+            ))
+        }
+        Err(_) => error,
+    }
+}

@@ -1,0 +1,288 @@
+//! The encryption policy: to whom an object is encrypted, and which objects are accepted. Pure.
+//!
+//! Every decision is a function of the configured keys and of how the objects in question are
+//! protected. The caller passes both; nothing is remembered between calls. Does not own the keys
+//! (`keyring`) or the format (`age`, in `encrypted`).
+
+use super::keyring::Keyring;
+pub use super::mode::EncryptionMode;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How one stored object is protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// It is stored as plaintext.
+    Plaintext,
+    /// It is encrypted.
+    Encrypted {
+        /// Whether keys other than the configured identities can decrypt it too.
+        has_other_recipients: bool,
+    },
+}
+
+/// How a set of stored objects is protected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProtectionSummary {
+    /// At least one object is plaintext.
+    pub has_plaintext: bool,
+    /// At least one object is encrypted.
+    pub has_encrypted: bool,
+    /// At least one object can be decrypted by keys other than the configured identities.
+    pub has_other_recipients: bool,
+}
+
+impl ProtectionSummary {
+    /// Adds one object.
+    pub fn add(&mut self, protection: Protection) {
+        match protection {
+            Protection::Plaintext => self.has_plaintext = true,
+            Protection::Encrypted {
+                has_other_recipients,
+            } => {
+                self.has_encrypted = true;
+                self.has_other_recipients |= has_other_recipients;
+            }
+        }
+    }
+}
+
+impl FromIterator<Protection> for ProtectionSummary {
+    fn from_iter<T: IntoIterator<Item = Protection>>(protections: T) -> Self {
+        let mut summary = ProtectionSummary::default();
+        for protection in protections {
+            summary.add(protection);
+        }
+        summary
+    }
+}
+
+/// How an object is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteEncryption {
+    /// As plaintext.
+    Plaintext,
+    /// Encrypted to the recipients of the policy.
+    Recipients,
+}
+
+/// Whether plaintext objects are accepted when reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlaintextReads {
+    /// A session may have begun before encryption was configured.
+    #[default]
+    Accept,
+    /// Whoever can write to the bucket could insert plaintext, so it is rejected.
+    Reject,
+}
+
+/// To whom objects are encrypted, and which objects are accepted.
+#[derive(Clone, Default)]
+pub struct EncryptionPolicy {
+    /// The keys.
+    pub keyring: Keyring,
+    /// Whether plaintext is accepted when reading.
+    pub plaintext_reads: PlaintextReads,
+}
+
+impl EncryptionPolicy {
+    /// A policy with these keys that accepts plaintext.
+    pub fn new(keyring: Keyring) -> Self {
+        EncryptionPolicy {
+            keyring,
+            plaintext_reads: PlaintextReads::Accept,
+        }
+    }
+
+    /// What the configured keys mean for new objects.
+    pub fn mode(&self) -> EncryptionMode {
+        self.keyring.mode()
+    }
+
+    /// How this process writes new objects by default.
+    pub fn default_encryption(&self) -> WriteEncryption {
+        match self.mode() {
+            EncryptionMode::Plaintext => WriteEncryption::Plaintext,
+            EncryptionMode::OwnIdentities | EncryptionMode::Recipients => {
+                WriteEncryption::Recipients
+            }
+        }
+    }
+
+    /// How the objects that this process writes by default are protected.
+    pub fn default_protection(&self) -> Protection {
+        match self.mode() {
+            EncryptionMode::Plaintext => Protection::Plaintext,
+            mode => Protection::Encrypted {
+                has_other_recipients: mode == EncryptionMode::Recipients,
+            },
+        }
+    }
+
+    /// Whether the protection of an existing log changes how an object is written to it. An entry
+    /// that a process without keys has read is plaintext, so it need not query the log again.
+    pub fn depends_on_log(&self, has_read_newest_entry: bool) -> bool {
+        match self.mode() {
+            EncryptionMode::Recipients => false,
+            EncryptionMode::OwnIdentities => true,
+            EncryptionMode::Plaintext => !has_read_newest_entry || self.keyring.can_decrypt(),
+        }
+    }
+
+    /// How a new entry of a log is written. An encrypted session never continues as plaintext; a
+    /// plaintext session continues encrypted once a key is configured.
+    pub fn for_entry(&self, log: ProtectionSummary) -> Result<WriteEncryption> {
+        self.require_key(log)?;
+        Ok(self.default_encryption())
+    }
+
+    /// How a merge or a snapshot is written. It has the readers of the segments that it replaces,
+    /// unless recipients are configured.
+    pub fn for_compacted(&self, replaced: ProtectionSummary) -> Result<WriteEncryption> {
+        self.require_key(replaced)?;
+        if self.mode() == EncryptionMode::OwnIdentities && replaced.has_other_recipients {
+            return Err(Error::new(
+                ErrorKind::Encrypted,
+                "the replaced segments are encrypted to other recipients too",
+            )
+            .hint("name every recipient of the session with --encrypt-to RECIPIENT"));
+        }
+        Ok(self.same_as(replaced))
+    }
+
+    /// How a named checkpoint of a log is written.
+    pub fn for_checkpoint(&self, log: ProtectionSummary) -> Result<WriteEncryption> {
+        self.require_key(log)?;
+        Ok(self.same_as(log))
+    }
+
+    /// Plaintext where only plaintext exists and no recipients are configured.
+    fn same_as(&self, existing: ProtectionSummary) -> WriteEncryption {
+        let is_plaintext = existing.has_plaintext && !existing.has_encrypted;
+        match self.mode() {
+            EncryptionMode::OwnIdentities if is_plaintext => WriteEncryption::Plaintext,
+            _ => self.default_encryption(),
+        }
+    }
+
+    fn require_key(&self, existing: ProtectionSummary) -> Result<()> {
+        if self.mode() == EncryptionMode::Plaintext && existing.has_encrypted {
+            return Err(Error::new(
+                ErrorKind::Encrypted,
+                "the session is encrypted, but no recipient is configured",
+            )
+            .hint("set --encrypt-to RECIPIENT or --identity FILE as when the session was written"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::encrypted::keyring::{KeySettings, generate};
+
+    const PLAIN: Protection = Protection::Plaintext;
+    const OWN: Protection = Protection::Encrypted {
+        has_other_recipients: false,
+    };
+    const SHARED: Protection = Protection::Encrypted {
+        has_other_recipients: true,
+    };
+
+    /// Policies without keys, with an identity, and with a recipient.
+    fn policies() -> [EncryptionPolicy; 3] {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, recipient) = generate();
+        let path = directory.path().join("key.txt");
+        std::fs::write(&path, file).unwrap();
+        let policy = |recipients: &[&str], identity_files: &[&std::path::Path]| {
+            let settings = KeySettings {
+                recipients: recipients.iter().map(ToString::to_string).collect(),
+                identity_files: identity_files.iter().map(|path| path.to_path_buf()).collect(),
+            };
+            EncryptionPolicy::new(Keyring::load(&settings).unwrap())
+        };
+        [
+            policy(&[], &[]),
+            policy(&[], &[&path]),
+            policy(&[&recipient], &[]),
+        ]
+    }
+
+    fn summary(protections: &[Protection]) -> ProtectionSummary {
+        protections.iter().copied().collect()
+    }
+
+    #[test]
+    fn an_encrypted_session_never_continues_as_plaintext() {
+        let [none, identity, recipient] = policies();
+        for existing in [&[OWN][..], &[SHARED], &[PLAIN, OWN]] {
+            let error = none.for_entry(summary(existing)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Encrypted);
+            assert!(none.for_compacted(summary(existing)).is_err());
+            assert!(none.for_checkpoint(summary(existing)).is_err());
+        }
+        for existing in [&[][..], &[PLAIN], &[PLAIN, SHARED]] {
+            for policy in [&identity, &recipient] {
+                assert_eq!(
+                    policy.for_entry(summary(existing)).unwrap(),
+                    WriteEncryption::Recipients
+                );
+            }
+        }
+        assert_eq!(
+            none.for_entry(summary(&[PLAIN])).unwrap(),
+            WriteEncryption::Plaintext
+        );
+    }
+
+    #[test]
+    fn a_compacted_segment_keeps_the_readers_of_what_it_replaces() {
+        let [none, identity, recipient] = policies();
+        let compacted = |policy: &EncryptionPolicy, replaced: &[Protection]| {
+            policy.for_compacted(summary(replaced)).ok()
+        };
+        assert_eq!(
+            compacted(&none, &[PLAIN, PLAIN]),
+            Some(WriteEncryption::Plaintext)
+        );
+        assert_eq!(
+            compacted(&identity, &[PLAIN, PLAIN]),
+            Some(WriteEncryption::Plaintext)
+        );
+        assert_eq!(
+            compacted(&identity, &[PLAIN, OWN]),
+            Some(WriteEncryption::Recipients)
+        );
+        assert_eq!(compacted(&identity, &[OWN, SHARED]), None);
+        // Configured recipients are the user's decision.
+        for replaced in [&[PLAIN][..], &[OWN], &[SHARED]] {
+            assert_eq!(
+                compacted(&recipient, replaced),
+                Some(WriteEncryption::Recipients)
+            );
+        }
+    }
+
+    #[test]
+    fn a_named_checkpoint_is_protected_like_its_log() {
+        let [none, identity, recipient] = policies();
+        let checkpoint = |policy: &EncryptionPolicy, log: &[Protection]| {
+            policy.for_checkpoint(summary(log)).unwrap()
+        };
+        assert_eq!(checkpoint(&none, &[PLAIN]), WriteEncryption::Plaintext);
+        assert_eq!(checkpoint(&identity, &[PLAIN]), WriteEncryption::Plaintext);
+        assert_eq!(checkpoint(&identity, &[SHARED]), WriteEncryption::Recipients);
+        assert_eq!(checkpoint(&recipient, &[PLAIN]), WriteEncryption::Recipients);
+    }
+
+    #[test]
+    fn configured_recipients_do_not_depend_on_the_log() {
+        let [none, identity, recipient] = policies();
+        for has_read in [false, true] {
+            assert!(!recipient.depends_on_log(has_read));
+            assert!(identity.depends_on_log(has_read));
+            assert_eq!(none.depends_on_log(has_read), !has_read);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The blocking operations of the file store.
+//!
+//! Owns how a key becomes a file, and that an acknowledged write is complete and durable. Does not own
+//! the single system calls (`disk`).
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::disk::{STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_links, rename_new, sync_dir};
+use crate::error::{Error, Result};
+use crate::store::{CreateOutcome, Object, Page};
+
+/// Maximum number of objects in a page, by contract.
+const MAX_PAGE: usize = 1000;
+
+/// Maximum length of a name on common filesystems.
+const MAX_NAME_LEN: usize = 255;
+
+/// Maximum number of attempts to write into a directory that concurrent deletes remove.
+const MAX_ATTEMPTS: usize = 16;
+
+/// Maximum number of directories that are known to be durable. Forgetting them only costs some fsyncs.
+const MAX_DURABLE_DIRS: usize = 4096;
+
+/// The directory of a file store.
+#[derive(Debug)]
+pub(super) struct ObjectDirectory {
+    pub(super) root: PathBuf,
+    /// The store's ID when it was opened.
+    store_id: Vec<u8>,
+    /// Directories that are known to be durable, with all their parents.
+    durable_dirs: Mutex<HashSet<PathBuf>>,
+}
+
+impl ObjectDirectory {
+    pub(super) fn new(root: PathBuf, store_id: Vec<u8>) -> Self {
+        ObjectDirectory {
+            root,
+            store_id,
+            durable_dirs: Mutex::new(HashSet::new()),
+        }
+    }
+
+    /// Checks that the directory is still the store that was opened: an unmounted store must not look
+    /// like an empty one.
+    pub(super) fn check_identity(&self) -> Result<()> {
+        match fs::read(self.root.join(STORE_ID_FILE)) {
+            Ok(store_id) if store_id == self.store_id => Ok(()),
+            _ => Err(Error::unavailable(format!(
+                "the store in {} no longer exists, or another store replaced it",
+                self.root.display()
+            ))
+            .hint("mount its disk; if the store was recreated, restart sessiond to upload everything again")),
+        }
+    }
+
+    pub(super) fn path(&self, key: &str) -> Result<PathBuf> {
+        check_key(key)?;
+        Ok(self.root.join(key))
+    }
+
+    pub(super) fn create(&self, path: &Path, body: &[u8]) -> Result<CreateOutcome> {
+        let temp = self.write_temp(body)?;
+        let placed = self.place_in_parent(path, || match fs::hard_link(&temp.path, path) {
+            Err(cause) if lacks_links(&cause) => rename_new(&temp.path, path),
+            linked => linked,
+        });
+        match placed {
+            Ok(()) => {}
+            // A directory of that name is not an object: `AlreadyExists` promises one that can be read.
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !path.is_dir() => {
+                // The other writer may not have synced the directory yet, and this result relies on it.
+                self.sync_parent(path)?;
+                return Ok(CreateOutcome::AlreadyExists);
+            }
+            Err(cause)
+                if cause.kind() == ErrorKind::Unsupported
+                    || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+            {
+                return Err(Error::usage(format!(
+                    "the filesystem supports neither hard links nor exclusive renames: {cause}"
+                ))
+                .hint("use another filesystem or an S3 store: this one cannot fence writers"));
+            }
+            Err(cause) => return Err(placement_error(path, cause)),
+        }
+        drop(temp);
+        self.sync_parent(path)?;
+        Ok(CreateOutcome::Created)
+    }
+
+    pub(super) fn put(&self, path: &Path, body: &[u8]) -> Result<()> {
+        let temp = self.write_temp(body)?;
+        self.place_in_parent(path, || fs::rename(&temp.path, path))
+            .map_err(|cause| placement_error(path, cause))?;
+        temp.keep();
+        self.sync_parent(path)
+    }
+
+    pub(super) fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+        // Opening a named pipe would block forever.
+        let open = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path);
+        let mut file = match open {
+            Ok(file) => file,
+            Err(cause) if is_missing(&cause) => return self.check_identity().map(|()| None),
+            Err(cause) => return Err(Error::io(format!("open {}", path.display()), cause)),
+        };
+        let read = || -> io::Result<Option<Vec<u8>>> {
+            let metadata = file.metadata()?;
+            if !metadata.is_file() {
+                return Ok(None);
+            }
+            let mut body = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
+            file.read_to_end(&mut body)?;
+            Ok(Some(body))
+        }();
+        Ok(read
+            .map_err(|cause| Error::io(format!("read {}", path.display()), cause))?
+            .map(Bytes::from))
+    }
+
+    pub(super) fn list(
+        &self,
+        directory: &str,
+        name_prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Page> {
+        let path = self.root.join(directory);
+        let failed = |cause| Error::io(format!("read directory {}", path.display()), cause);
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(cause) if is_missing(&cause) => {
+                return self.check_identity().map(|()| Page::default());
+            }
+            Err(cause) => return Err(failed(cause)),
+        };
+        let base = if directory.is_empty() {
+            String::new()
+        } else {
+            format!("{directory}/")
+        };
+        let mut keys = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let is_internal = directory.is_empty() && name.starts_with('.');
+            if !name.starts_with(name_prefix) || is_internal {
+                continue;
+            }
+            let slash = if entry.path().is_dir() { "/" } else { "" };
+            let key = format!("{base}{name}{slash}");
+            if after.is_none_or(|after| key.as_str() > after) {
+                keys.push(key);
+            }
+        }
+        if keys.is_empty() {
+            self.check_identity()?;
+        }
+        keys.sort_unstable();
+        let has_more = keys.len() > MAX_PAGE;
+        keys.truncate(MAX_PAGE);
+        self.page(keys, has_more)
+    }
+
+    fn page(&self, keys: Vec<String>, has_more: bool) -> Result<Page> {
+        let mut page = Page {
+            next: keys.last().filter(|_| has_more).cloned(),
+            ..Page::default()
+        };
+        for key in keys {
+            if key.ends_with('/') {
+                page.directories.push(key);
+                continue;
+            }
+            // A file that was deleted meanwhile is not listed, nor is anything that is not a file.
+            match fs::metadata(self.root.join(&key)) {
+                Ok(metadata) if metadata.is_file() => page.objects.push(Object {
+                    key,
+                    size: metadata.len(),
+                    modified: modified(&metadata),
+                }),
+                Ok(_) => {}
+                Err(cause) if is_missing(&cause) => {}
+                Err(cause) => return Err(Error::io(format!("inspect {key}"), cause)),
+            }
+        }
+        Ok(page)
+    }
+
+    pub(super) fn delete(&self, path: &Path) -> Result<()> {
+        match fs::remove_file(path) {
+            Ok(()) => {}
+            Err(cause) if is_missing(&cause) || path.is_dir() => return self.check_identity(),
+            Err(cause) => return Err(Error::io(format!("delete {}", path.display()), cause)),
+        }
+        self.sync_parent(path)?;
+        // An object store has no empty directories, so a listing must not show any.
+        for directory in path
+            .ancestors()
+            .skip(1)
+            .take_while(|directory| *directory != self.root)
+        {
+            if fs::remove_dir(directory).is_err() {
+                break;
+            }
+            self.durable_dirs().remove(directory);
+        }
+        Ok(())
+    }
+
+    fn write_temp(&self, body: &[u8]) -> Result<TempFile> {
+        let directory = self.root.join(TEMP_DIR);
+        TempFile::write(&directory, body).map_err(|cause| {
+            Error::io(
+                format!("write a temporary file in {}", directory.display()),
+                cause,
+            )
+        })
+    }
+
+    /// Runs `place`, which gives a file its name, after making the parent directory durable.
+    fn place_in_parent(&self, path: &Path, place: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let directory = path.parent().unwrap_or(&self.root);
+        let attempt = || self.make_durable(directory).and_then(|()| place());
+        for _ in 1..MAX_ATTEMPTS {
+            match attempt() {
+                Err(cause) if cause.kind() == ErrorKind::NotFound => self.durable_dirs().clear(),
+                done => return done,
+            }
+        }
+        attempt()
+    }
+
+    /// Creates a directory and syncs all its parents up to the root.
+    fn make_durable(&self, directory: &Path) -> io::Result<()> {
+        if self.durable_dirs().contains(directory) {
+            return Ok(());
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(|cause| match cause.kind() {
+                // `AlreadyExists` would be taken for the object. Either a file is in the directory's
+                // place, or a concurrent delete removed the directory while it was created.
+                ErrorKind::AlreadyExists => {
+                    let is_blocked = directory
+                        .ancestors()
+                        .find_map(|part| fs::metadata(part).ok())
+                        .is_some_and(|metadata| !metadata.is_dir());
+                    io::Error::from(if is_blocked {
+                        ErrorKind::NotADirectory
+                    } else {
+                        ErrorKind::NotFound
+                    })
+                }
+                _ => cause,
+            })?;
+        // All parents, not only new ones: another writer may have created one and not synced it yet.
+        for parent in directory
+            .ancestors()
+            .take_while(|part| *part != self.root)
+            .filter_map(Path::parent)
+        {
+            sync_dir(parent)?;
+        }
+        let mut durable_dirs = self.durable_dirs();
+        if durable_dirs.len() >= MAX_DURABLE_DIRS {
+            durable_dirs.clear();
+        }
+        durable_dirs.insert(directory.to_owned());
+        Ok(())
+    }
+
+    fn durable_dirs(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.durable_dirs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sync_parent(&self, path: &Path) -> Result<()> {
+        let directory = path.parent().unwrap_or(&self.root);
+        match sync_dir(directory) {
+            // A delete of this very object removed it; there is nothing to make durable.
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
+            synced => {
+                synced.map_err(|cause| Error::io(format!("sync {}", directory.display()), cause))
+            }
+        }
+    }
+}
+
+/// When a file was written; an unknown time counts as new.
+fn modified(metadata: &fs::Metadata) -> Timestamp {
+    metadata
+        .modified()
+        .ok()
+        .and_then(|time| Timestamp::try_from(time).ok())
+        .unwrap_or(Timestamp::MAX)
+}
+
+/// Rejects keys that would leave the root, name the store's own files, or exceed a filesystem's limits.
+pub(super) fn check_key(key: &str) -> Result<()> {
+    let is_invalid = |part: &str| {
+        matches!(part, "" | "." | "..") || part.len() > MAX_NAME_LEN || part.contains('\0')
+    };
+    if key.starts_with('.') || key.split('/').any(is_invalid) {
+        return Err(Error::usage(format!(
+            "invalid key {key:?}: expected names of 1 to {MAX_NAME_LEN} bytes, separated by single slashes, the first without a leading dot"
+        )));
+    }
+    Ok(())
+}
+
+/// The error of placing a file. Unlike an object store, a directory cannot hold both `a` and `a/b`, and
+/// retrying does not change that.
+fn placement_error(path: &Path, cause: io::Error) -> Error {
+    let context = format!("place {}", path.display());
+    match cause.kind() {
+        ErrorKind::NotADirectory
+        | ErrorKind::IsADirectory
+        | ErrorKind::AlreadyExists
+        | ErrorKind::DirectoryNotEmpty => Error::usage(context).caused_by(cause).hint(
+            "move the file away that is in the place of a directory, or the directory in the place of a file",
+        ),
+        _ => Error::io(context, cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn keys_stay_below_the_root() {
+        for key in [
+            "",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "../a",
+            "a/../../b",
+            "a/./b",
+            ".tmp/x",
+            "a\0b",
+        ] {
+            assert_eq!(
+                check_key(key).expect_err(key).kind(),
+                ErrorKind::Usage,
+                "{key:?}"
+            );
+        }
+        check_key("v1/.store.json").expect("a dot below the root is fine");
+        assert!(check_key(&"x".repeat(256)).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Atomic replacement of a file: write a temporary file next to it, sync, rename, sync the
+//! directory.
+//!
+//! A reader, and a crash, see either the old file or the new one.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// The next version of a file. Dropping it without [`commit`](AtomicFile::commit) leaves the file
+/// as it was.
+#[derive(Debug)]
+pub struct AtomicFile {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    is_committed: bool,
+}
+
+impl AtomicFile {
+    /// Starts the next version of the file at `path`. Only its owner can read it.
+    pub fn create(path: &Path) -> io::Result<AtomicFile> {
+        // Two processes may replace the same file at once.
+        AtomicFile::with_suffix(path, &format!("{}.new", std::process::id()))
+    }
+
+    /// The same with a fixed name for the temporary file, for directories that one process owns:
+    /// the next write reuses what a crash left.
+    pub(super) fn with_suffix(path: &Path, suffix: &str) -> io::Result<AtomicFile> {
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+        let temporary = path.with_file_name(format!(".{}.{suffix}", name.to_string_lossy()));
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+            .open(&temporary)?;
+        Ok(AtomicFile {
+            file,
+            temporary,
+            path: path.to_owned(),
+            is_committed: false,
+        })
+    }
+
+    /// The temporary file, to set its owner and mode.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Replaces the file, durably.
+    pub fn commit(self) -> io::Result<()> {
+        self.file.sync_all()?;
+        let path = self.path.clone();
+        self.rename()?;
+        sync_parent(&path)
+    }
+
+    /// Replaces the file. After a power failure the old or the new version is there.
+    pub(super) fn rename(mut self) -> io::Result<()> {
+        std::fs::rename(&self.temporary, &self.path)?;
+        self.is_committed = true;
+        Ok(())
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Makes the name of a file durable.
+pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(directory) if directory.as_os_str().is_empty() => File::open(".")?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_old_file_stays_until_the_commit() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a.json");
+        std::fs::write(&path, "old").unwrap();
+        let mut dropped = AtomicFile::create(&path).unwrap();
+        dropped.write_all(b"part").unwrap();
+        drop(dropped);
+        let mut next = AtomicFile::create(&path).unwrap();
+        next.write_all(b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        next.commit().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_path_without_a_file_name_is_rejected() {
+        assert!(AtomicFile::create(Path::new("/")).is_err());
+    }
+}

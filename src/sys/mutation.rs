@@ -1,0 +1,145 @@
+//! Mutations: deliberate mistakes that prove that the simulation detects them.
+//!
+//! Owns the list of mutations. Each one is checked at exactly one place of the crate, where
+//! [`is_active`] replaces the correct behavior by a wrong one. In a build without debug assertions
+//! `is_active` is the constant `false`, so that a release contains no trace of the mistakes.
+//!
+//! `tests/sim/mutations.rs` activates each mutation in a process of its own and requires that some
+//! seed fails.
+
+/// A deliberate mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mutation {
+    /// A writer treats a failed write as done.
+    AcknowledgeFailedWrite = 1,
+    /// A writer whose create finds an existing entry assumes that the entry is its own.
+    SkipReadBack,
+    /// A restore does not store in the ledger how far the files are uploaded.
+    ForgetRestoredCursors,
+    /// A claim ignores the entries that were written since the restore.
+    ClaimOverUnseenEntries,
+    /// A restore does not compare digests.
+    SkipDigestCheck,
+    /// A flush uploads a partial line while the agent runs.
+    UploadPartialLine,
+    /// A flush advances the ledger before the entry is durable.
+    AdvanceLedgerBeforeWrite,
+    /// A fenced writer continues on the main log after the other writer's entry.
+    StayOnMainAfterFencing,
+    /// A writer without a ledger claims a log without comparing the local files.
+    ClaimWithoutComparison,
+    /// A writer retries a write of unknown outcome with other bytes.
+    RetryWithOtherBytes,
+    /// A writer does not check the database fence after its write.
+    SkipFenceCheckAfterWrite,
+    /// A flush forgets the paths that changed during the retry of an entry.
+    ForgetPathsChangedDuringRetry,
+    /// A reader trusts the newest entry before it has read all entries.
+    TrustNewestEntry,
+    /// Every flush uploads changed files from offset 0.
+    UploadFromStart,
+    /// Garbage collection deletes merged entries without the grace period.
+    CollectWithoutGrace,
+    /// A writer that was idle does not check whether its entry was collected.
+    SkipIdleCheck,
+    /// A merge drops appended bytes.
+    DropMergedBytes,
+    /// A reader ignores the entries after the last merge.
+    IgnoreEntriesAfterMerge,
+    /// Garbage collection ignores pins.
+    IgnorePins,
+}
+
+impl Mutation {
+    /// All mutations.
+    pub const ALL: [Mutation; 19] = [
+        Mutation::AcknowledgeFailedWrite,
+        Mutation::SkipReadBack,
+        Mutation::ForgetRestoredCursors,
+        Mutation::ClaimOverUnseenEntries,
+        Mutation::SkipDigestCheck,
+        Mutation::UploadPartialLine,
+        Mutation::AdvanceLedgerBeforeWrite,
+        Mutation::StayOnMainAfterFencing,
+        Mutation::ClaimWithoutComparison,
+        Mutation::RetryWithOtherBytes,
+        Mutation::SkipFenceCheckAfterWrite,
+        Mutation::ForgetPathsChangedDuringRetry,
+        Mutation::TrustNewestEntry,
+        Mutation::UploadFromStart,
+        Mutation::CollectWithoutGrace,
+        Mutation::SkipIdleCheck,
+        Mutation::DropMergedBytes,
+        Mutation::IgnoreEntriesAfterMerge,
+        Mutation::IgnorePins,
+    ];
+}
+
+#[cfg(debug_assertions)]
+mod state {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Mutation;
+
+    /// The active mutation as a number; 0 for none. Work may move between threads, so it applies to
+    /// the whole process.
+    static ACTIVE: AtomicU8 = AtomicU8::new(0);
+
+    /// Activates a mutation for the rest of the process.
+    pub fn activate(mutation: Mutation) {
+        ACTIVE.store(mutation as u8, Ordering::SeqCst);
+    }
+
+    /// Whether this mutation is active.
+    pub fn is_active(mutation: Mutation) -> bool {
+        ACTIVE.load(Ordering::Relaxed) == mutation as u8
+    }
+}
+
+#[cfg(debug_assertions)]
+pub use state::{activate, is_active};
+
+/// Whether this mutation is active: never, in a build without debug assertions.
+#[cfg(not(debug_assertions))]
+pub const fn is_active(_: Mutation) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Mutation;
+
+    /// The sources without this file.
+    fn sources() -> String {
+        let mut text = String::new();
+        let mut directories = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(directory) = directories.pop() {
+            for item in std::fs::read_dir(directory).unwrap() {
+                let path = item.unwrap().path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs")
+                    && !path.ends_with("sys/mutation.rs")
+                {
+                    text += &std::fs::read_to_string(path).unwrap();
+                }
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn every_mutation_is_in_exactly_one_place() {
+        let sources = sources();
+        for mutation in Mutation::ALL {
+            let name = format!("is_active(Mutation::{mutation:?})");
+            let places = sources.matches(&name).count();
+            assert_eq!(places, 1, "{name} is in {places} places");
+        }
+        let total = sources.matches("is_active(Mutation::").count();
+        assert_eq!(total, Mutation::ALL.len(), "a variant is missing in ALL");
+    }
+}

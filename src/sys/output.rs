@@ -1,0 +1,63 @@
+//! Writes files that the user names.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::fchown;
+use std::path::{Path, PathBuf};
+
+use super::atomic_file::AtomicFile;
+use super::directory::Owner;
+use crate::error::{Error, Result};
+
+/// Where a file that the user names is written.
+enum Target {
+    /// A regular file, which is created or replaced atomically.
+    File(PathBuf),
+    /// A device or pipe, which is written to.
+    Stream(File),
+}
+
+/// Writes a file, readable only by its owner: it may hold a conversation. A regular file is replaced
+/// atomically; a device or pipe is written to.
+pub fn write_file<T>(
+    path: &Path,
+    owner: Option<Owner>,
+    write: impl FnOnce(&mut dyn Write) -> Result<T>,
+) -> Result<T> {
+    let failed = |cause| Error::user_path(format!("write {}", path.display()), cause);
+    let path = match target(path).map_err(failed)? {
+        Target::File(path) => path,
+        Target::Stream(file) => {
+            let mut out = BufWriter::new(file);
+            let value = write(&mut out)?;
+            out.flush().map_err(failed)?;
+            return Ok(value);
+        }
+    };
+    let mut out = BufWriter::new(AtomicFile::create(&path).map_err(failed)?);
+    let value = write(&mut out)?;
+    let file = out
+        .into_inner()
+        .map_err(|cause| failed(cause.into_error()))?;
+    if let Some(owner) = owner {
+        fchown(file.file(), Some(owner.uid), Some(owner.gid)).map_err(failed)?;
+    }
+    file.commit().map_err(failed)?;
+    Ok(value)
+}
+
+/// Follows symbolic links, including one whose target does not exist yet.
+fn target(path: &Path) -> std::io::Result<Target> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Target::File),
+        // The attempt to write reports what is wrong.
+        Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
+        Ok(_) => OpenOptions::new().write(true).open(path).map(Target::Stream),
+        Err(_) => Ok(Target::File(match std::fs::read_link(path) {
+            Ok(link) => path
+                .parent()
+                .map_or_else(|| link.clone(), |directory| directory.join(&link)),
+            Err(_) => path.to_owned(),
+        })),
+    }
+}
