@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use sessiond::{
     AgentConfig, Counters, HealthState, IndexConfig, IndexUpdate, Parts, RestoreRequest,
-    RestoreService, Service, ServiceOptions, SessionMetadata, SessionSelector, SessionSet, Settings,
-    StoreConfig, SystemClock,
+    RestoreService, Service, ServiceOptions, SessionMetadata, SessionSelector, SessionSet,
+    Settings, StoreConfig, SystemClock,
 };
 use tokio::time::Instant;
 
@@ -44,17 +44,15 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
             ..StoreConfig::default()
         },
         index: IndexConfig {
-            url: Some(format!(
-                "sqlite://{}",
-                directory.join("index.db").display()
-            )),
+            url: Some(format!("sqlite://{}", directory.join("index.db").display())),
             ..IndexConfig::default()
         },
         ..Settings::default()
     };
     let parts = Parts::build(&settings, None).await?;
 
-    // Lock the directory, then stream it: what the agent appends is uploaded within the flush interval.
+    // Lock the directory, then stream it: what the agent appends is uploaded within the flush
+    // interval.
     let counters = Arc::new(Counters::default());
     let lock = RestoreService::open(&parts, None, counters.clone(), IndexUpdate::Deferred)?;
     let options = ServiceOptions {

@@ -3,8 +3,8 @@
 //!
 //! # Library
 //!
-//! A program can stream an agent's directory and restore sessions itself. The items at the root of this
-//! crate are the supported interface; `examples/embed.rs` uses all of it:
+//! A program can stream an agent's directory and restore sessions itself. The items at the root of
+//! this crate are the supported interface; `examples/embed.rs` uses all of it:
 //!
 //! - [`Settings`] say which agent, store and index to use, and [`Parts`] connect to them.
 //! - [`Service`] streams the agent's directory until it is stopped.
@@ -13,8 +13,8 @@
 //! # Modules
 //!
 //! `ARCHITECTURE.md` describes the modules. A module imports only from rows below its own. They are
-//! private, so that the compiler finds code that is never used: `cargo check --release` reports it. Builds
-//! with debug assertions make them public for the integration tests and the simulation.
+//! private, so that the compiler finds code that is never used: `cargo check --release` reports it.
+//! Builds with debug assertions make them public for the integration tests and the simulation.
 
 #[cfg(not(debug_assertions))]
 mod agent;

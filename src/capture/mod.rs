@@ -32,7 +32,7 @@ pub use index_queue::{IndexQueue, IndexTask};
 pub use metadata_queue::MetadataQueue;
 pub use stream_counters::StreamCounters;
 pub use streamer::Streamer;
-pub use tracked_log::{LogStatus, StreamSummary};
+pub use tracked_log::StreamSummary;
 
 /// The dependencies of the streamer.
 #[derive(Clone)]

@@ -77,6 +77,7 @@ pub trait Watcher: Send {
 }
 
 /// A watcher without events: the streamer relies on scans.
+#[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
 pub struct NullWatcher;
 
 impl Watcher for NullWatcher {

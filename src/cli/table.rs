@@ -192,12 +192,12 @@ mod tests {
             lines.iter().all(|line| line.chars().count() <= 40),
             "{lines:?}"
         );
-        assert_eq!(lines[1], "s1  /a/rather/long…  a title of some…");
+        assert_eq!(lines[1], "s1  /a/rather/long/d…  a title of some…");
         // A terminal that is too narrow for the other columns gets the minimum.
         assert!(table.render(&rows(), Some(10))[1].contains("/a/rather/l…"));
         let table = table.optional(&[0]);
         let lines = table.render(&rows(), Some(28));
-        assert_eq!(lines[1], "/a/rather/l…  a title of…");
+        assert_eq!(lines[1], "/a/rather/lo…  a title of s…");
         assert_eq!(
             table.render(&rows(), Some(40))[0],
             "ID  DIR                TITLE"

@@ -1,8 +1,9 @@
 //! The configuration file: TOML, with one key per flag and the tables `[profile]` and `[prices]`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use clap::Args as _;
 use serde::Deserialize;
 
 use super::{Patterns, Prices, Settings, StreamConfig};
@@ -27,8 +28,20 @@ struct Content {
     profile: Option<Patterns>,
     #[serde(default)]
     prices: Prices,
-    #[serde(flatten)]
-    unknown: BTreeMap<String, toml::Value>,
+}
+
+/// The keys that a configuration file may have: one per setting, and the two tables.
+///
+/// serde cannot tell them: its flattened groups leave every key to be taken by another group.
+fn known_keys() -> BTreeSet<String> {
+    let command = Settings::augment_args(clap::Command::new("settings"));
+    let command = StreamConfig::augment_args(command);
+    let flags = command.get_arguments().filter_map(clap::Arg::get_long);
+    flags
+        .filter(|flag| *flag != "config")
+        .chain(["profile", "prices"])
+        .map(str::to_owned)
+        .collect()
 }
 
 macro_rules! fill {
@@ -136,7 +149,8 @@ fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
         ))
         .hint("run \"sessiond --help\" to see what each setting accepts")
     })?;
-    if let Some(key) = content.unknown.keys().next() {
+    let known = known_keys();
+    if let Some(key) = table.keys().find(|key| !known.contains(*key)) {
         return Err(Error::usage(format!(
             "unknown setting {key:?} in configuration file {path}"
         ))

@@ -25,7 +25,7 @@ use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
 use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
 use crate::error::{Error, Result};
-use crate::mirror::{Mirror,UpdateMode};
+use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
 use crate::sys::{Backoff, Counters};
 use crate::wire::Parts;

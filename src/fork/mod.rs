@@ -34,8 +34,8 @@ pub struct ForkReport {
     pub bytes: u64,
 }
 
-/// Creates session `new` from session `id` at a point. `scratch` is a directory in which the files are
-/// assembled once, to compute their digests.
+/// Creates session `new` from session `id` at a point. `scratch` is a directory in which the files
+/// are assembled once, to compute their digests.
 pub async fn fork(
     logs: &Logs,
     id: &LogId,
@@ -81,8 +81,7 @@ async fn create(
         files: origin.files.len(),
         bytes: origin.files.iter().map(|part| part.len).sum(),
     };
-    let mut log_writer =
-        LogWriter::unclaimed(new_writer_id(&logs.rng), 0, None, logs.clock.now());
+    let mut log_writer = LogWriter::unclaimed(new_writer_id(&logs.rng), 0, None, logs.clock.now());
     log_writer.fork = Some(origin);
     match logs.claim(new, &mut log_writer, 0).await? {
         Some(_) => Ok(report),
@@ -123,7 +122,10 @@ async fn origin_at(
     }
     let (turn, turn_ended_at) = match &point.checkpoint {
         Some(checkpoint) => (checkpoint.turn, Some(checkpoint.at)),
-        None => (assembler.state.turns.turn, assembler.state.turns.turn_ended_at),
+        None => (
+            assembler.state.turns.turn,
+            assembler.state.turns.turn_ended_at,
+        ),
     };
     let transcript_lengths = point
         .checkpoint
@@ -163,10 +165,10 @@ async fn check_origin_exists(logs: &Logs, id: &LogId, seq: Seq, new: &LogId) -> 
         return Ok(());
     }
     logs.store.delete(&keys::fork_pin(id, &new.name)).await?;
-    Err(
-        Error::not_found(format!("garbage collection has just deleted entry {seq} of {id}"))
-            .hint("fork at a later point"),
-    )
+    Err(Error::not_found(format!(
+        "garbage collection has just deleted entry {seq} of {id}"
+    ))
+    .hint("fork at a later point"))
 }
 
 /// The part that holds a complete file.

@@ -198,8 +198,8 @@ impl ThreadTree {
     }
 }
 
-/// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last call
-/// before its first message.
+/// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last
+/// call before its first message.
 fn parent_of(
     threads: &BTreeMap<Option<String>, Vec<DisplayMessage>>,
     name: &str,

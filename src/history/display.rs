@@ -1,6 +1,7 @@
 //! One message, reduced to what is displayed of it.
 //!
-//! A session is far larger than what a person reads of it. Only the displayed part is kept in memory.
+//! A session is far larger than what a person reads of it. Only the displayed part is kept in
+//! memory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -105,8 +106,8 @@ impl DisplayMessage {
             message,
             ..
         } = located;
-        // The agent adds system messages for the model. Of these, only summaries and notifications are
-        // part of the conversation.
+        // The agent adds system messages for the model. Of these, only summaries and notifications
+        // are part of the conversation.
         let is_shown = matches!(message.kind.as_str(), "summary" | "task_notification");
         if !full && message.role == Role::System && !is_shown {
             return None;

@@ -1,8 +1,8 @@
 //! Follows a session that another process writes, by reading its log.
 //!
-//! Owns how far the log was read and which messages are new. Every `seq` is written once, so a read of
-//! the next one tells whether there is news. The log is listed only now and then, or when the next
-//! entry does not follow: when entries were compacted, or when the session started over.
+//! Owns how far the log was read and which messages are new. Every `seq` is written once, so a read
+//! of the next one tells whether there is news. The log is listed only now and then, or when the
+//! next entry does not follow: when entries were compacted, or when the session started over.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -102,7 +102,8 @@ impl NewMessages {
             std::mem::take(&mut self.messages).into_all().collect();
         // Transcripts are read one after the other, but were written at the same time.
         messages.sort_by_key(|message| message.position);
-        self.shown.extend(messages.iter().map(|message| message.key));
+        self.shown
+            .extend(messages.iter().map(|message| message.key));
         self.newest = self
             .newest
             .max(messages.iter().filter_map(|message| message.at).max());
@@ -113,7 +114,8 @@ impl NewMessages {
 }
 
 impl<'a> Follower<'a> {
-    /// Reads as few segments of the end of a session as hold `last` messages, and follows it from there.
+    /// Reads as few segments of the end of a session as hold `last` messages, and follows it from
+    /// there.
     pub async fn start(
         logs: &'a Logs,
         profile: &'a dyn Profile,
@@ -135,7 +137,8 @@ impl<'a> Follower<'a> {
         };
         for after in tail_starts(logs, id, LogPoint::Latest).await? {
             let mut read = follower.read_after(after, &follower.replay).await?;
-            let is_enough = read.damage.is_none() && read.sink.visitor.messages.iter().count() >= last;
+            let is_enough =
+                read.damage.is_none() && read.sink.visitor.messages.iter().count() >= last;
             if is_enough || after == 0 {
                 let damage = read.damage.take();
                 let mut events = follower.advance(read.seq, read.sink);
@@ -151,8 +154,8 @@ impl<'a> Follower<'a> {
     }
 
     /// Returns the changes since the last call. After an error nothing has changed; call it again
-    /// later. With `list`, it also lists the log, and so notices that entries were compacted or that
-    /// the session started over.
+    /// later. With `list`, it also lists the log, and so notices that entries were compacted or
+    /// that the session started over.
     pub async fn poll(&mut self, list: bool) -> Result<Vec<FollowEvent>> {
         let (mut seq, mut replay, mut follows) = (self.seq, self.replay.clone(), true);
         while follows {
@@ -222,11 +225,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Moves to entry `seq`; returns what is new there.
-    fn advance(
-        &mut self,
-        seq: Seq,
-        replay: TranscriptReplay<'a, NewMessages>,
-    ) -> Vec<FollowEvent> {
+    fn advance(&mut self, seq: Seq, replay: TranscriptReplay<'a, NewMessages>) -> Vec<FollowEvent> {
         let removed = replay.removed && !self.replay.removed;
         (self.seq, self.replay) = (seq, replay);
         let messages = self.replay.visitor.drain().into_iter();

@@ -19,6 +19,8 @@ pub struct Inspection {
     pub seq: Seq,
     /// The last entry of the log.
     pub head: Seq,
+    /// Number of objects read.
+    pub objects: usize,
     /// The checkpoint, if the point is one.
     pub checkpoint: Option<Checkpoint>,
     /// Number of complete turns.
@@ -55,11 +57,10 @@ pub struct SubAgent {
 }
 
 /// Reads the state of a session at a point. Damage is part of the result.
-pub async fn inspect(
-    reader: ConversationReader<'_>,
-    point: &ResolvedPoint,
-) -> Result<Inspection> {
-    let read = reader.read(point, Extent::All, AllMessages::default).await?;
+pub async fn inspect(reader: ConversationReader<'_>, point: &ResolvedPoint) -> Result<Inspection> {
+    let read = reader
+        .read(point, Extent::All, AllMessages::default)
+        .await?;
     let (overview, checkpoint) = (read.visitor, point.checkpoint.as_ref());
     let turns = overview.turn_events.tracker();
     let length = |path: &RelPath, len: u64| {
@@ -72,6 +73,7 @@ pub async fn inspect(
         session: reader.id().name.to_string(),
         seq: read.undamaged_to,
         head: read.head,
+        objects: read.objects,
         turn: checkpoint.map_or(turns.turn, |checkpoint| checkpoint.turn),
         is_turn_open: turns.has_open_turn(),
         messages: overview.count_by_role(),

@@ -1,4 +1,5 @@
-//! Reading conversations: one reader for `show`, `tail`, `inspect`, `diff` and the history fallback.
+//! Reading conversations: one reader for `show`, `tail`, `inspect`, `diff` and the history
+//! fallback.
 //!
 //! Owns which messages are read, their order, and how they are presented. Reads the log alone: no
 //! database, no local files, and no claim.

@@ -1,7 +1,7 @@
 //! The reader of a session's conversation: replays its transcripts up to a point.
 //!
-//! Owns how much of the log is read, and how reading continues after damage. Does not own what is kept
-//! of each message: that is the visitor's task.
+//! Owns how much of the log is read, and how reading continues after damage. Does not own what is
+//! kept of each message: that is the visitor's task.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,13 @@ use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::fork::SessionRenamer;
 use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
 use crate::log::replay::{TranscriptReplay, TranscriptVisitor};
-use crate::log::segments::{self, SegmentId, Granularity, select_segments};
+use crate::log::segments::{self, Granularity, SegmentId, select_segments};
 use crate::log::state::LogState;
 use crate::log::{Logs, errors};
 use crate::model::{ForkOrigin, LogId, LogPoint, ResolvedPoint, Seq, SessionFacts};
 
-/// Numbers of segments that a reader of the end of a conversation tries, before it reads all of them.
+/// Numbers of segments that a reader of the end of a conversation tries, before it reads all of
+/// them.
 const TAIL_SEGMENTS: [usize; 2] = [2, 8];
 
 /// A visitor that collects the messages of a conversation.
@@ -64,9 +65,9 @@ impl<V> ConversationRead<V> {
     /// Returns the error if the log is damaged.
     pub fn undamaged(self) -> Result<Self> {
         match self.damage {
-            Some(damage) => Err(damage.hint(
-                "run \"sessiond verify ID\" to see which point can be restored",
-            )),
+            Some(damage) => {
+                Err(damage.hint("run \"sessiond verify ID\" to see which point can be restored"))
+            }
             None => Ok(self),
         }
     }
@@ -174,11 +175,13 @@ impl<'a> ConversationReader<'a> {
         // The damage may be a broken link to the next segment, which is then readable on its own.
         replay.visitor.add_gap();
         'select: loop {
-            for segment in select_segments(&segments, reached, last, Granularity::Coarse, &damaged) {
+            for segment in select_segments(&segments, reached, last, Granularity::Coarse, &damaged)
+            {
                 let entry = match self.logs.read_segment(self.id, &segment, None).await {
                     Ok(Some(entry)) => entry,
                     Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                    // Damaged, or garbage-collected since the listing: other segments may select_segments it.
+                    // Damaged, or garbage-collected since the listing: other segments may
+                    // cover it.
                     Ok(None) | Err(_) => {
                         damaged.insert(segment.id());
                         continue 'select;

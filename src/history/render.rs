@@ -43,8 +43,8 @@ struct Author {
 }
 
 impl Renderer {
-    /// A renderer. `outcomes` are the known outcomes of tool calls: they are rendered with the call,
-    /// and the result is then left out.
+    /// A renderer. `outcomes` are the known outcomes of tool calls: they are rendered with the
+    /// call, and the result is then left out.
     pub fn new(style: Style, outcomes: HashMap<String, ToolOutcome>) -> Renderer {
         Renderer {
             style,
@@ -83,7 +83,8 @@ impl Renderer {
         };
         let mut lines = String::new();
         if self.previous.as_ref() != Some(&author) {
-            // In Markdown every block ends with an empty line. Only the end of a quotation needs one.
+            // In Markdown every block ends with an empty line. Only the end of a quotation needs
+            // one.
             if self
                 .previous
                 .as_ref()
@@ -166,9 +167,7 @@ impl Renderer {
             } if self.style.full => Some(self.quoted(&describe_outcome(*is_error, *bytes), text)),
             DisplayBlock::ToolResult {
                 bytes, is_error, ..
-            } => {
-                Some(self.note(&format!("⎿ {}", describe_outcome(*is_error, *bytes))))
-            }
+            } => Some(self.note(&format!("⎿ {}", describe_outcome(*is_error, *bytes)))),
             DisplayBlock::Other(kind) => Some(self.note(&format!("[{}]", line(kind)))),
         }
     }
@@ -457,17 +456,19 @@ mod tests {
             is_error: true,
             bytes: 1234,
         };
-        let mut renderer = Renderer::new(
-            Style::default(),
-            HashMap::from([("1".to_owned(), outcome)]),
-        );
+        let mut renderer =
+            Renderer::new(Style::default(), HashMap::from([("1".to_owned(), outcome)]));
         assert_eq!(
             renderer.message(&call, 0),
             "assistant  2026-05-01 12:00:00 UTC\n  ▸ Bash ls -l  failed, 1.2 KB\n"
         );
         assert_eq!(renderer.message(&result, 0), "");
         let mut renderer = Renderer::new(Style::default(), HashMap::new());
-        assert!(renderer.message(&result, 0).ends_with("  ⎿ failed, 1.2 KB\n"));
+        assert!(
+            renderer
+                .message(&result, 0)
+                .ends_with("  ⎿ failed, 1.2 KB\n")
+        );
         assert_eq!(renderer.message(&call, 0), "  ▸ Bash ls -l\n");
     }
 }

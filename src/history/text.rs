@@ -72,11 +72,16 @@ impl HistoryText {
             if message.follows_gap {
                 out.push_str("\n(Messages are missing here: they could not be read.)\n");
             }
-            let at = message.at.map(|at| format!(", {at:.0}")).unwrap_or_default();
+            let at = message
+                .at
+                .map(|at| format!(", {at:.0}"))
+                .unwrap_or_default();
             let _ = write!(out, "\n## {}{at}\n\n{}\n", message.author, message.text);
         }
         if self.has_gap {
-            out.push_str("\n(The messages after this point are missing: they could not be read.)\n");
+            out.push_str(
+                "\n(The messages after this point are missing: they could not be read.)\n",
+            );
         }
         out
     }
@@ -190,7 +195,11 @@ fn text(message: &Message) -> Option<String> {
             one_line(&call.input, MAX_CALL_LEN)
         )),
         // On one line, so that a tool result cannot imitate the heading of a message.
-        Block::ToolResult { text, is_error: failed, .. } => Some(format!(
+        Block::ToolResult {
+            text,
+            is_error: failed,
+            ..
+        } => Some(format!(
             "← {}{}",
             if *failed { "failed: " } else { "" },
             one_line(text, MAX_RESULT_LEN)
@@ -205,7 +214,13 @@ fn text(message: &Message) -> Option<String> {
 fn clean(text: &str) -> String {
     let is_unsafe = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
     text.chars()
-        .map(|letter| if is_unsafe(letter) { '\u{fffd}' } else { letter })
+        .map(|letter| {
+            if is_unsafe(letter) {
+                '\u{fffd}'
+            } else {
+                letter
+            }
+        })
         .collect()
 }
 
@@ -225,7 +240,11 @@ fn one_line(text: &str, max_len: usize) -> String {
 /// The beginning and the end of a text.
 fn shortened(text: &str, max_len: usize) -> String {
     let letters: Vec<char> = text.chars().collect();
-    let Some(left_out) = letters.len().checked_sub(max_len).filter(|count| *count > 0) else {
+    let Some(left_out) = letters
+        .len()
+        .checked_sub(max_len)
+        .filter(|count| *count > 0)
+    else {
         return text.to_owned();
     };
     let (head, tail) = (max_len * 3 / 4, letters.len() - max_len / 4);
@@ -242,7 +261,12 @@ mod tests {
     use super::*;
     use crate::model::ToolCall;
 
-    fn located(start: u64, role: Role, response_id: Option<&str>, blocks: Vec<Block>) -> LocatedMessage {
+    fn located(
+        start: u64,
+        role: Role,
+        response_id: Option<&str>,
+        blocks: Vec<Block>,
+    ) -> LocatedMessage {
         let message = Message {
             message_id: None,
             parent_id: None,
@@ -341,7 +365,8 @@ Done.
         assert_eq!((history.shown_count(), history.message_count()), (3, 1000));
         let text = history.text("");
         assert!(
-            text.contains("the last 3 of 1000 readable messages") && text.contains("## user\n\n997 ä"),
+            text.contains("the last 3 of 1000 readable messages")
+                && text.contains("## user\n\n997 ä"),
             "{text}"
         );
         assert!(text.contains("characters left out") && text.ends_with("ä end\n"));

@@ -25,7 +25,7 @@ pub use catalog::{
     SearchResults, SessionTotals, StatsFilter, StatsRow,
 };
 pub use fence::{FenceRow, FenceTable};
-pub use search_query::{SearchQuery, Snippet};
+pub use search_query::SearchQuery;
 
 /// One entry of a log, as input for the index.
 #[derive(Debug, Clone)]
@@ -219,6 +219,7 @@ pub trait Index: Send + Sync + 'static {
     async fn sessions(&self, filter: &SessionFilter) -> Result<SessionPage>;
 
     /// Returns the files at the head of a log, ordered by path.
+    #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
     async fn files(&self, log: &LogId) -> Result<Vec<PathState>>;
 
     /// Returns the entries of the main log by `seq`, then those of each branch.

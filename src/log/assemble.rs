@@ -9,7 +9,8 @@ use crate::log::ledger::FileCursor;
 use crate::log::sink::EntrySink;
 use crate::log::state::LogState;
 use crate::model::{
-    Checkpoint, Digest, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq, WriterId,
+    Checkpoint, Digest, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq,
+    WriterId,
 };
 use crate::sys::Directory;
 use crate::sys::mutation::{Mutation, is_active};
@@ -127,7 +128,9 @@ impl FileAssembler<'_> {
                 .directory
                 .open(&staged.path)
                 .map_err(|cause| Error::io(format!("read {path}"), cause))?;
-            let opened = opened.ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+            let opened = opened.ok_or_else(|| {
+                Error::corrupt(format!("the temporary copy of {path} no longer exists"))
+            })?;
             let (len, _) = renamer.copy(
                 self.directory,
                 &*opened,
@@ -163,7 +166,9 @@ impl FileAssembler<'_> {
                 .directory
                 .open(&from.path)
                 .map_err(failed)?
-                .ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+                .ok_or_else(|| {
+                    Error::corrupt(format!("the temporary copy of {path} no longer exists"))
+                })?;
             let name = renamer.path(&path)?;
             self.new_file(&name)?;
             let Some(to) = self.staged.get_mut(&name) else {
@@ -269,7 +274,9 @@ impl FileAssembler<'_> {
                 .directory
                 .open(&staged.path)
                 .map_err(failed)?
-                .ok_or_else(|| Error::corrupt(format!("the temporary copy of {path} no longer exists")))?;
+                .ok_or_else(|| {
+                    Error::corrupt(format!("the temporary copy of {path} no longer exists"))
+                })?;
             let cursor = FileCursor::read(&*opened, FileKind::Append, length).map_err(failed)?;
             let cursor = cursor.ok_or_else(|| {
                 Error::corrupt(format!("{path} is shorter than at the checkpoint"))

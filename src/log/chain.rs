@@ -175,8 +175,7 @@ impl EntryChain {
         if header.predecessor() < self.last {
             self.rejected = Some(header.seq);
             // A delta never skips entries.
-            self.skips_back_to =
-                (header.kind != EntryKind::Delta).then_some(header.predecessor());
+            self.skips_back_to = (header.kind != EntryKind::Delta).then_some(header.predecessor());
             return Err(Error::corrupt(format!(
                 "two writers claimed entry {} of {}",
                 header.seq, self.name

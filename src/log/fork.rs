@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use super::ledger::FileCursor;
 use crate::error::{Error, Result};
 use crate::model::{FileKind, FileState, LogName, RelPath, RunningHash};
 use crate::sys::{Directory, OpenFile};
@@ -174,13 +173,6 @@ pub fn truncated_lengths(
         .iter()
         .filter_map(|(path, file)| Some((path.clone(), length(path, file)?)))
         .collect()
-}
-
-/// The cursor after the first `len` bytes of a file, for their digest.
-pub fn cursor(file: &dyn OpenFile, kind: FileKind, len: u64) -> Result<FileCursor> {
-    let read =
-        FileCursor::read(file, kind, len).map_err(|cause| Error::io("read a file", cause))?;
-    read.ok_or_else(|| Error::corrupt("a file is shorter than its length in the log"))
 }
 
 #[cfg(test)]

@@ -274,7 +274,10 @@ mod tests {
             pieces.advance(&mut window, piece);
         }
         assert_eq!(pieces, whole);
-        assert_eq!(whole.tail_fingerprint, tail_fingerprint(&text[15_000 - 4096..15_000]));
+        assert_eq!(
+            whole.tail_fingerprint,
+            tail_fingerprint(&text[15_000 - 4096..15_000])
+        );
         assert!(
             FileCursor::read(&*file, FileKind::Append, 30_000)
                 .unwrap()

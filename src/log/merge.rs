@@ -92,7 +92,8 @@ impl Merger {
             return;
         };
         let start = old.start.min(part.start);
-        merged.truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
+        merged
+            .truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
         if !is_active(Mutation::DropMergedBytes) {
             merged.extend_from_slice(bytes);
         }
@@ -140,7 +141,11 @@ impl Merger {
             seq: last.header.seq,
             writer: last.header.writer,
             at: last.header.at,
-            prev_digest: if self.starts_log { None } else { first.prev_digest },
+            prev_digest: if self.starts_log {
+                None
+            } else {
+                first.prev_digest
+            },
             prev_seq: Some(if self.starts_log { 0 } else { first.prev_seq }),
             covers: Some(covers),
             moves: self.moves,
@@ -162,7 +167,9 @@ impl Merger {
 /// there, and does not move it before that.
 fn is_rewritten(header: &EntryHeader, index: usize) -> bool {
     let to = &header.moves[index].to;
-    let moves_again = header.moves[index + 1..].iter().any(|next| next.from == *to);
+    let moves_again = header.moves[index + 1..]
+        .iter()
+        .any(|next| next.from == *to);
     !moves_again
         && header
             .parts

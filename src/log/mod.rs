@@ -46,7 +46,6 @@ use crate::sys::{Clock, Progress, Rng};
 use segments::{Segment, SegmentKind};
 
 pub use fence::{Fence, Fencing};
-pub use listing::ListedEntry;
 pub use recent::RecentEntries;
 
 /// The logs of one agent in one namespace.

@@ -20,8 +20,11 @@ impl Logs {
         branch: Option<&WriterId>,
     ) -> Result<ProtectionSummary> {
         let log = select_all(&self.list_newest_segments(id).await?);
-        let mut newest: Vec<(Segment, Option<&WriterId>)> =
-            log.last().map(|segment| (*segment, None)).into_iter().collect();
+        let mut newest: Vec<(Segment, Option<&WriterId>)> = log
+            .last()
+            .map(|segment| (*segment, None))
+            .into_iter()
+            .collect();
         if let Some(writer) = branch {
             let segments = self.list_branch_segments(id, writer).await?;
             newest.extend(segments.last().map(|segment| (*segment, branch)));

@@ -364,10 +364,7 @@ mod tests {
         let mut plan = RecoveryPlan::new(&id, None, false);
         let step = plan.next(rejected(snapshot, "the snapshot is torn"), reached(0));
         assert!(matches!(step, NextStep::Retry));
-        assert_eq!(
-            plan.exclusions().segments,
-            BTreeSet::from([snapshot.id()])
-        );
+        assert_eq!(plan.exclusions().segments, BTreeSet::from([snapshot.id()]));
         // Excluding it twice does not help.
         let step = plan.next(rejected(snapshot, "the snapshot is torn"), reached(0));
         assert_eq!(damage(step), "the snapshot is torn");
@@ -398,10 +395,7 @@ mod tests {
             BTreeSet::from([listed[1].id()])
         );
         let missing = || Error::corrupt("entry 3 is missing").into();
-        assert!(matches!(
-            plan.next(missing(), reached(1)),
-            NextStep::Retry
-        ));
+        assert!(matches!(plan.next(missing(), reached(1)), NextStep::Retry));
         assert!(plan.exclusions().excluded_segments(&listed).is_empty());
         damage(plan.next(missing(), reached(1)));
     }
@@ -489,7 +483,10 @@ mod tests {
         };
         assert!(matches!(plan.next(stop(), with_merge), NextStep::Retry));
         assert!(matches!(plan.next(stop(), reached(4)), NextStep::Retry));
-        assert!(plan.exclusions().segments.is_empty(), "the merge is used again");
+        assert!(
+            plan.exclusions().segments.is_empty(),
+            "the merge is used again"
+        );
         assert!(plan.exclusions().entries.contains_key(&5));
         // No claim skips it.
         let step = plan.next(stop(), with_merge);

@@ -115,13 +115,7 @@ pub fn head(segments: &[Segment]) -> Seq {
 
 /// Selects the fewest segments that cover a log.
 pub fn select_all(segments: &[Segment]) -> Vec<Segment> {
-    select_segments(
-        segments,
-        0,
-        Seq::MAX,
-        Granularity::Coarse,
-        &BTreeSet::new(),
-    )
+    select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new())
 }
 
 /// Selects consecutive segments that cover as much as possible of the range from `after`

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::{
-    Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath, Seq, TurnTracker,
+    Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath, Seq,
+    TurnTracker,
 };
 
 /// The state of a log at a point.

@@ -1,7 +1,8 @@
 //! The turns of a conversation at a point of its log: which are complete, and which tool calls are
 //! pending.
 //!
-//! Owns reading them from the transcripts alone. Does not own what a turn is (`model/checkpoint.rs`).
+//! Owns reading them from the transcripts alone. Does not own what a turn is
+//! (`model/checkpoint.rs`).
 
 use std::collections::BTreeMap;
 

@@ -46,8 +46,8 @@ pub struct HistoryFile {
 }
 
 impl HistoryFallback {
-    /// Writes a conversation. `cause` is why its session cannot be restored: the error, and a clause
-    /// for the text.
+    /// Writes a conversation. `cause` is why its session cannot be restored: the error, and a
+    /// clause for the text.
     pub(super) fn write(
         &self,
         disk: &Disk,

@@ -14,9 +14,7 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Reads the new entries of a log into the index.
 pub async fn update(parts: &Parts, id: &LogId) {
-    if let Err(error) =
-        reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await
-    {
+    if let Err(error) = reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
         tracing::warn!(%error, "index update failed; run \"sessiond reindex\" to update the index");
     }
 }
@@ -28,8 +26,8 @@ pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     }
 }
 
-/// Records the claims of restored logs. Entries before them that the index lacks are left to the next
-/// indexer: the agent that is about to start must not wait for them.
+/// Records the claims of restored logs. Entries before them that the index lacks are left to the
+/// next indexer: the agent that is about to start must not wait for them.
 pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
     for Restored { report, claim } in restored {
         let (Some(claim), Ok(name)) = (claim, report.session.parse()) else {

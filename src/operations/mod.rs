@@ -1,7 +1,7 @@
 //! Operations that combine several rooms: each is one call for a command or the daemon.
 //!
-//! Owns the order of the steps, such as lock, restore, index. Does not own the steps themselves, nor
-//! arguments and printing (`cli`).
+//! Owns the order of the steps, such as lock, restore, index. Does not own the steps themselves,
+//! nor arguments and printing (`cli`).
 
 pub mod export;
 pub mod fork;

@@ -218,10 +218,8 @@ async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullRepo
 /// Writes an object to a new file; returns its size.
 async fn copy_object(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
     let failed = |cause: std::io::Error| match cause.kind() {
-        ErrorKind::AlreadyExists => {
-            Error::conflict(format!("{} already exists", to.display()))
-                .hint("choose an empty directory with --to")
-        }
+        ErrorKind::AlreadyExists => Error::conflict(format!("{} already exists", to.display()))
+            .hint("choose an empty directory with --to"),
         _ => Error::user_path(format!("write {}", to.display()), cause),
     };
     let Some(body) = store.get(key).await? else {

@@ -17,9 +17,7 @@ use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
-use crate::restore::{
-    Context, Options, RestoreReport, Restored, restore, restore_with_projects,
-};
+use crate::restore::{Context, Options, RestoreReport, Restored, restore, restore_with_projects};
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
 use crate::sys::lock::{RootLock, lock_root};
@@ -142,9 +140,7 @@ impl RestoreSummary {
     pub fn rows(&self) -> Vec<SummaryRow<'_>> {
         let restored = self.restored.iter().map(SummaryRow::Restored);
         let histories = self.histories.iter().map(|history| &history.file);
-        restored
-            .chain(histories.map(SummaryRow::History))
-            .collect()
+        restored.chain(histories.map(SummaryRow::History)).collect()
     }
 
     /// The logs that were restored.
@@ -388,7 +384,8 @@ impl RestoreService {
             true => restore_with_projects(&context, id, &options).await?,
             false => (restore(&context, id, &options).await?, Vec::new()),
         };
-        self.push_to_database(&session.report, request.dry_run).await?;
+        self.push_to_database(&session.report, request.dry_run)
+            .await?;
         let mut restored = vec![session];
         for project in projects {
             restored.push(project?);
@@ -450,7 +447,14 @@ impl RestoreService {
             return Err(cause.context("write the conversation, which has no readable message"));
         }
         let owner = self.owner;
-        let file = fallback.write(&self.disk, owner, id, &history, (&cause, reason), request.dry_run)?;
+        let file = fallback.write(
+            &self.disk,
+            owner,
+            id,
+            &history,
+            (&cause, reason),
+            request.dry_run,
+        )?;
         Ok(Outcome::History(Box::new(FallbackHistory { file, cause })))
     }
 

@@ -6,8 +6,8 @@ use crate::sys::scratch::ScratchDirectory;
 use crate::verify::{self, VerifyReport};
 use crate::wire::Parts;
 
-/// Verifies the session `id`, or every log of the agent. Passes each report to `on_report` as soon as
-/// it is complete.
+/// Verifies the session `id`, or every log of the agent. Passes each report to `on_report` as soon
+/// as it is complete.
 pub async fn verify(
     parts: &Parts,
     id: Option<&str>,

@@ -68,8 +68,8 @@ pub(super) async fn take_over(
     }
     ledger.turns = takeover.turns;
     log_writer.rollback_to = takeover.rollback_to;
-    // Before the claim: a full disk must not fence the current writer, and an attempt that loses the
-    // race must know that the log holds the files it wrote.
+    // Before the claim: a full disk must not fence the current writer, and an attempt that loses
+    // the race must know that the log holds the files it wrote.
     ledger.save(&*context.directory, true)?;
     // Any writer may append to a project's log, so there is nothing to claim.
     if !id.name.is_project() {

@@ -114,9 +114,7 @@ pub fn restore(
     session: InlineSession,
     options: &Options,
 ) -> Result<RestoreReport> {
-    let id = context
-        .logs
-        .id(LogName::Session(session.session.clone()));
+    let id = context.logs.id(LogName::Session(session.session.clone()));
     let stage: RelPath =
         format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
     let report = write_files(context, &id, session, options, &stage);

@@ -16,8 +16,8 @@ use super::write;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::race::LostRaces;
+use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, segments};
 use crate::model::{
@@ -87,11 +87,7 @@ impl Prepared {
 }
 
 /// Reads a log and writes its files.
-pub(super) async fn prepare(
-    context: &Context,
-    id: &LogId,
-    options: &Options,
-) -> Result<Prepared> {
+pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) -> Result<Prepared> {
     if let Some(prepared) = prepare_up_to_date(context, id, options).await? {
         return Ok(prepared);
     }
@@ -105,7 +101,8 @@ pub(super) async fn prepare(
     }
     let stage: RelPath =
         format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
-    // The claim needs to know the fence. Choose it while the log is read; the claim retries on error.
+    // The claim needs to know the fence. Choose it while the log is read; the claim retries on
+    // error.
     let choose_fence = async {
         if options.claim {
             let _ = context
@@ -157,7 +154,12 @@ async fn read_and_write(
 
 /// Checks that the branch of a writer exists.
 async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Result<()> {
-    if !context.logs.list_branch_segments(id, writer).await?.is_empty() {
+    if !context
+        .logs
+        .list_branch_segments(id, writer)
+        .await?
+        .is_empty()
+    {
         return Ok(());
     }
     let branches = context.logs.list_branches(id).await?;
@@ -229,8 +231,8 @@ async fn read_end<'a>(
         return Ok(log_end(read));
     }
     // A rollback is written after the end of the log too, or, if the log is damaged, after its last
-    // undamaged entry. That is checked down to the bytes: a claim that follows an entry that cannot be
-    // restored would make it part of every later restore.
+    // undamaged entry. That is checked down to the bytes: a claim that follows an entry that cannot
+    // be restored would make it part of every later restore.
     let latest = context
         .logs
         .read_log(id, ReadOptions::default(), assembler)
@@ -326,7 +328,8 @@ async fn write(
     })
 }
 
-/// What a log holds after the restored point: bytes by transcript, and the calls pending at its end.
+/// What a log holds after the restored point: bytes by transcript, and the calls pending at its
+/// end.
 async fn rewound(
     context: &Context,
     id: &LogId,
@@ -351,8 +354,8 @@ async fn rewound(
     Ok((bytes, replay.visitor.tracker().pending_calls))
 }
 
-/// Prepares a log that this volume wrote last: its files are equal to the log or newer, so nothing is
-/// read. Returns `None` if that is not the case.
+/// Prepares a log that this volume wrote last: its files are equal to the log or newer, so nothing
+/// is read. Returns `None` if that is not the case.
 async fn prepare_up_to_date(
     context: &Context,
     id: &LogId,
@@ -370,8 +373,7 @@ async fn prepare_up_to_date(
         .instrument(tracing::info_span!(target: TRACE_TARGET, "plan"))
         .await?;
     let head = segments::head(&segments);
-    let is_current =
-        ledger.log_writer.target == WriteTarget::Main && ledger.log_writer.seq == head;
+    let is_current = ledger.log_writer.target == WriteTarget::Main && ledger.log_writer.seq == head;
     if !is_current || !stays_in_project(context, id, options, &ledger)? {
         return Ok(None);
     }
@@ -420,9 +422,10 @@ fn stays_in_project(
     ledger: &Ledger,
 ) -> Result<bool> {
     let paths = || ledger.files.keys().map(|path| (path, 0));
-    let stays = options.project.as_ref().is_none_or(|project| {
-        project::moves_into(&*context.profile, project, paths()).is_empty()
-    });
+    let stays = options
+        .project
+        .as_ref()
+        .is_none_or(|project| project::moves_into(&*context.profile, project, paths()).is_empty());
     if !stays {
         return Ok(false);
     }

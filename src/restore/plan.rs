@@ -56,7 +56,8 @@ pub struct FilePlan {
     pub bytes: u64,
     /// Number of bytes of a partial line that stay in the log.
     pub partial_line_bytes: u64,
-    /// The path of the local file that becomes this one. It differs if the session changes its project.
+    /// The path of the local file that becomes this one. It differs if the session changes its
+    /// project.
     #[serde(skip)]
     pub local_path: RelPath,
     /// The local file.
@@ -390,15 +391,43 @@ mod tests {
             (Append, true, Some(equal), false, false, FileAction::Keep),
             (Append, true, Some(longer), false, false, FileAction::Keep),
             (Append, true, Some(shorter), false, false, FileAction::Write),
-            (Append, true, Some(different), false, false, FileAction::Conflict),
-            (Append, true, Some(different), false, true, FileAction::Replace),
-            (Append, true, Some(different), true, true, FileAction::Replace),
+            (
+                Append,
+                true,
+                Some(different),
+                false,
+                false,
+                FileAction::Conflict,
+            ),
+            (
+                Append,
+                true,
+                Some(different),
+                false,
+                true,
+                FileAction::Replace,
+            ),
+            (
+                Append,
+                true,
+                Some(different),
+                true,
+                true,
+                FileAction::Replace,
+            ),
             // This volume owns the log, and its files are newer.
             (Whole, true, Some(different), true, false, FileAction::Keep),
             // Another machine continued; the local file was uploaded before.
             (Whole, true, Some(uploaded), false, false, FileAction::Write),
             // A rollback replaces only what the log holds.
-            (Append, false, Some(longer), false, false, FileAction::Conflict),
+            (
+                Append,
+                false,
+                Some(longer),
+                false,
+                false,
+                FileAction::Conflict,
+            ),
             (
                 Append,
                 false,
@@ -410,7 +439,14 @@ mod tests {
                 false,
                 FileAction::Write,
             ),
-            (Append, false, Some(different), true, false, FileAction::Conflict),
+            (
+                Append,
+                false,
+                Some(different),
+                true,
+                false,
+                FileAction::Conflict,
+            ),
         ] {
             assert_eq!(
                 decide(kind, is_latest, local, is_newer, force),

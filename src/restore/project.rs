@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::model::{FileMove, FileState, LogId, RelPath, Seq};
 
-/// The moves that bring the files of a session into the requested project, or into the one where the
-/// agent continued it while no sessiond was running.
+/// The moves that bring the files of a session into the requested project, or into the one where
+/// the agent continued it while no sessiond was running.
 pub fn moves(
     context: &Context,
     id: &LogId,
@@ -23,9 +23,7 @@ pub fn moves(
 ) -> Result<Vec<FileMove>> {
     let project = match &options.project {
         Some(project) => Some(project.clone()),
-        None if options.claim && options.is_latest() => {
-            moved_to(context, id, assembler, options)?
-        }
+        None if options.claim && options.is_latest() => moved_to(context, id, assembler, options)?,
         None => None,
     };
     let files = assembler
@@ -82,7 +80,11 @@ pub fn duplicates(
     if id.name.is_project() {
         return Ok(Vec::new());
     }
-    let Some(projects) = transcript.components().next().and_then(|top| top.parse().ok()) else {
+    let Some(projects) = transcript
+        .components()
+        .next()
+        .and_then(|top| top.parse().ok())
+    else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();

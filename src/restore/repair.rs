@@ -65,8 +65,8 @@ pub struct RepairedFile {
 }
 
 /// Copies the first `len` bytes of a file to `to` without damage, and returns the repairs. If there
-/// are none, `to` does not exist afterwards. With `complete_lines`, a partial line at the end is left
-/// out too, because the agent would append to it.
+/// are none, `to` does not exist afterwards. With `complete_lines`, a partial line at the end is
+/// left out too, because the agent would append to it.
 pub fn repair(
     directory: &dyn Directory,
     profile: &dyn Profile,
@@ -154,7 +154,7 @@ impl LineRepairer<'_> {
             }
             None if complete_lines && !rest.is_empty() => {
                 self.note(LineDamage::PartialLine, rest.len());
-            },
+            }
             None => out.extend_from_slice(rest),
         }
     }
@@ -201,8 +201,8 @@ impl LineRepairer<'_> {
         starts.find(|at| is_value(&text[*at..]) && self.is_record(&text[*at..], first_key))
     }
 
-    /// Whether an object is a record: the profile can parse it, it has a timestamp or an ID, or it starts
-    /// with the same key as the torn record.
+    /// Whether an object is a record: the profile can parse it, it has a timestamp or an ID, or it
+    /// starts with the same key as the torn record.
     fn is_record(&self, object: &[u8], first_key: &[u8]) -> bool {
         let parsed = self.profile.parse_line(self.path, object);
         // The project is known from the path alone.
@@ -215,8 +215,13 @@ impl LineRepairer<'_> {
         let is_known = |line: TranscriptLine| {
             has_facts(&line) || line.message.is_some_and(|message| message.at.is_some())
         };
-        let is_identified = serde_json::from_slice::<RecordFields>(object)
-            .is_ok_and(|fields| fields.timestamp.or(fields.uuid).or(fields.session).is_some());
+        let is_identified = serde_json::from_slice::<RecordFields>(object).is_ok_and(|fields| {
+            fields
+                .timestamp
+                .or(fields.uuid)
+                .or(fields.session)
+                .is_some()
+        });
         let has_same_key = first_key.len() > 2 && object.starts_with(first_key);
         // Nested objects often start with "type" as well.
         let is_alike = has_same_key && first_key != b"{\"type\"";
@@ -423,7 +428,10 @@ mod tests {
             (
                 format!("{line}{GOOD}{torn}{GOOD}\n"),
                 line.repeat(3),
-                vec![(2, LineDamage::TornRecord, 40), (2, LineDamage::GluedRecords, 1)],
+                vec![
+                    (2, LineDamage::TornRecord, 40),
+                    (2, LineDamage::GluedRecords, 1),
+                ],
             ),
             // A record of an unknown kind.
             (
@@ -434,7 +442,11 @@ mod tests {
             // A partial line: a copy keeps it.
             (format!("{line}{torn}"), format!("{line}{torn}"), vec![]),
         ] {
-            assert_eq!(repaired(damaged.as_bytes()), (expected, changes), "{damaged}");
+            assert_eq!(
+                repaired(damaged.as_bytes()),
+                (expected, changes),
+                "{damaged}"
+            );
         }
         // Cut right after a nested object, which is not a record.
         let nested = &GOOD[..GOOD.len() - 3];
@@ -448,6 +460,9 @@ mod tests {
         let many = line.repeat(3 * CHUNK_LEN / line.len());
         let damaged = format!("{many}{}{line}{many}", &GOOD[..30]);
         let (repaired, changes) = repaired(damaged.as_bytes());
-        assert_eq!((repaired, changes.len()), (format!("{many}{line}{many}"), 1));
+        assert_eq!(
+            (repaired, changes.len()),
+            (format!("{many}{line}{many}"), 1)
+        );
     }
 }

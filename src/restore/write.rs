@@ -68,7 +68,11 @@ pub(super) fn preview_repairs(
         };
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let is_kept = plan.action == FileAction::Keep;
-        let source = if is_kept { &plan.local_path } else { &staged.path };
+        let source = if is_kept {
+            &plan.local_path
+        } else {
+            &staged.path
+        };
         let Some(file) = directory.open(source).map_err(failed)? else {
             continue;
         };
@@ -198,8 +202,8 @@ impl FileWriter<'_> {
         };
         directory.finish(&staged.path, &meta)?;
         let opened = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
-        let cursor = FileCursor::read(&*opened, file.kind, plan.bytes)?
-            .ok_or(ErrorKind::UnexpectedEof)?;
+        let cursor =
+            FileCursor::read(&*opened, file.kind, plan.bytes)?.ok_or(ErrorKind::UnexpectedEof)?;
         directory.rename(&staged.path, &plan.path, owner)?;
         // On another file system the rename is a copy, with another inode. No writer uses it yet.
         let stat = directory.stat(&plan.path)?.ok_or(ErrorKind::NotFound)?;

@@ -2,7 +2,7 @@
 
 use crate::agent::is_uuid;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{SessionFilter, Index};
+use crate::index::{Index, SessionFilter};
 use crate::log::{Logs, errors};
 use crate::model::{LogId, LogName, metadata};
 

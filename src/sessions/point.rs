@@ -175,8 +175,8 @@ async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)
     Ok((read.sink, read.damage.map(|damage| damage.hint(hint))))
 }
 
-/// The first `seq` at or after `seq` that can still be read. Transcripts only grow, so a reader cuts
-/// the surplus off.
+/// The first `seq` at or after `seq` that can still be read. Transcripts only grow, so a reader
+/// cuts the surplus off.
 fn reachable(segments: &[Segment], seq: Seq) -> Seq {
     let read = select_segments(segments, 0, seq, Granularity::Coarse, &BTreeSet::new());
     let is_complete = read.last().is_some_and(|last| last.last_seq == seq)

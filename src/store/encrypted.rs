@@ -17,9 +17,7 @@ use age::{DecryptError, Decryptor, Encryptor};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use self::policy::{
-    EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption,
-};
+use self::policy::{EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption};
 use super::{CreateOutcome, Page, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
@@ -47,6 +45,7 @@ impl EncryptedStore {
     }
 
     /// A store without keys: it writes plaintext and rejects encrypted objects.
+    #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
     pub fn without_keys(inner: Arc<dyn Store>) -> Self {
         EncryptedStore::new(inner, EncryptionPolicy::default())
     }
@@ -150,8 +149,7 @@ impl EncryptedStore {
 }
 
 fn encrypt(body: &[u8], recipients: &[age::x25519::Recipient]) -> Result<Bytes> {
-    let failed =
-        |cause: &dyn std::fmt::Display| Error::new(ErrorKind::Internal, cause.to_string());
+    let failed = |cause: &dyn std::fmt::Display| Error::new(ErrorKind::Internal, cause.to_string());
     let recipients = recipients
         .iter()
         .map(|recipient| recipient as &dyn age::Recipient);

@@ -71,12 +71,10 @@ impl FileStore {
             }
         }
         // An existing directory may not be writable; report it now rather than at the first entry.
-        TempFile::write(&temp, b"").map_err(|cause| {
-            Error::user_path(format!("write to {}", temp.display()), cause)
-        })?;
+        TempFile::write(&temp, b"")
+            .map_err(|cause| Error::user_path(format!("write to {}", temp.display()), cause))?;
         sweep(&temp);
-        let store_id =
-            load_store_id(&absolute).map_err(|cause| Error::io("read its ID", cause))?;
+        let store_id = load_store_id(&absolute).map_err(|cause| Error::io("read its ID", cause))?;
         Ok(FileStore {
             inner: Arc::new(ObjectDirectory::new(absolute, store_id)),
         })

@@ -231,7 +231,8 @@ impl S3Store {
         token: Option<&str>,
     ) -> Result<Page> {
         let is_after = |key: &&str| after.is_none_or(|after| *key > after);
-        let without_prefix = |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
+        let without_prefix =
+            |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
         let mut page = Page::default();
         for found in response.contents() {
             let size = found
@@ -271,8 +272,10 @@ impl S3Store {
                 .next_continuation_token()
                 .filter(|next| Some(*next) != token && !next.is_empty());
             let next = next.ok_or_else(|| {
-                Error::unavailable("the server returned a truncated page without a continuation token")
-                    .context(context)
+                Error::unavailable(
+                    "the server returned a truncated page without a continuation token",
+                )
+                .context(context)
             })?;
             page.next = Some(format!("{TOKEN_PREFIX}{next}"));
         }

@@ -53,6 +53,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations.
+    #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
     pub const ALL: [Mutation; 19] = [
         Mutation::AcknowledgeFailedWrite,
         Mutation::SkipReadBack,

@@ -17,8 +17,8 @@ enum Target {
     Stream(File),
 }
 
-/// Writes a file, readable only by its owner: it may hold a conversation. A regular file is replaced
-/// atomically; a device or pipe is written to.
+/// Writes a file, readable only by its owner: it may hold a conversation. A regular file is
+/// replaced atomically; a device or pipe is written to.
 pub fn write_file<T>(
     path: &Path,
     owner: Option<Owner>,
@@ -52,7 +52,10 @@ fn target(path: &Path) -> std::io::Result<Target> {
         Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Target::File),
         // The attempt to write reports what is wrong.
         Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
-        Ok(_) => OpenOptions::new().write(true).open(path).map(Target::Stream),
+        Ok(_) => OpenOptions::new()
+            .write(true)
+            .open(path)
+            .map(Target::Stream),
         Err(_) => Ok(Target::File(match std::fs::read_link(path) {
             Ok(link) => path
                 .parent()

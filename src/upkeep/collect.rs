@@ -1,13 +1,14 @@
 //! Decides what garbage collection does with a log. Pure.
 //!
-//! Ages are measured by the store's clock alone, so that no machine's clock can cause an early deletion.
+//! Ages are measured by the store's clock alone, so that no machine's clock can cause an early
+//! deletion.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::log::segments::{Granularity, Segment, SegmentKind, select_segments, head};
+use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segments};
 use crate::model::{EntryKind, Seq, WriterId};
 use crate::sys::mutation::{Mutation, is_active};
 
@@ -22,8 +23,8 @@ pub struct RetentionPolicy {
     pub grace: Duration,
 }
 
-/// The purge entry is deleted after this many grace periods. Until then its number prevents a suspended
-/// writer from starting over at entry 1 next to another writer.
+/// The purge entry is deleted after this many grace periods. Until then its number prevents a
+/// suspended writer from starting over at entry 1 next to another writer.
 const PURGE_ENTRY_GRACE_PERIODS: u32 = 7;
 
 /// The objects of a log.
@@ -44,7 +45,7 @@ pub struct LogListing {
 pub enum GcStep {
     /// Merge the small segments of a session that has not changed for long.
     MergeSmall,
-    /// Delete these segments, which others select_segments.
+    /// Delete these segments, which others cover.
     DeleteCovered(Vec<Segment>),
     /// Remove the session, because its TTL has passed.
     Expire,
@@ -78,7 +79,8 @@ impl LogListing {
             .iter()
             .filter(|segment| segment.kind == SegmentKind::Entry);
         let branches = self.branches.iter().flat_map(|(_, segments)| segments);
-        // If no entries are left, the compacted segments are at least as new as their last entry was.
+        // If no entries are left, the compacted segments are at least as new as their last entry
+        // was.
         entries
             .chain(branches)
             .map(|segment| segment.modified)
@@ -124,8 +126,12 @@ pub fn plan_steps(
         EntryKind::Purge if listing.segments.len() > 1 || !listing.branches.is_empty() => {
             return vec![GcStep::DeletePurged];
         }
-        EntryKind::Purge if idle >= policy.grace * PURGE_ENTRY_GRACE_PERIODS => return vec![GcStep::DeletePurgeEntry],
-        EntryKind::Tombstone if idle >= policy.grace && !listing.has_forks => return vec![GcStep::Purge],
+        EntryKind::Purge if idle >= policy.grace * PURGE_ENTRY_GRACE_PERIODS => {
+            return vec![GcStep::DeletePurgeEntry];
+        }
+        EntryKind::Tombstone if idle >= policy.grace && !listing.has_forks => {
+            return vec![GcStep::Purge];
+        }
         EntryKind::Purge | EntryKind::Tombstone => return Vec::new(),
         _ => {}
     }
@@ -143,9 +149,9 @@ pub fn plan_steps(
     steps
 }
 
-/// Whether an entry was written long after the segment that covers its number. It is not the entry that
-/// was compacted: a suspended writer wrote it late. No reader reads it, but no other object has its bytes,
-/// so it is kept as long as the session.
+/// Whether an entry was written long after the segment that covers its number. It is not the entry
+/// that was compacted: a suspended writer wrote it late. No reader reads it, but no other object
+/// has its bytes, so it is kept as long as the session.
 fn is_stray(listing: &LogListing, policy: &RetentionPolicy, entry: &Segment) -> bool {
     let is_late = |segment: &Segment| {
         segment.contains(entry) && entry.modified > later(segment.modified, policy.grace / 2)
@@ -158,7 +164,11 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 }
 
 /// The segments that others cover and that are older than the history to keep.
-fn covered_segments(listing: &LogListing, policy: &RetentionPolicy, now: Timestamp) -> Vec<Segment> {
+fn covered_segments(
+    listing: &LogListing,
+    policy: &RetentionPolicy,
+    now: Timestamp,
+) -> Vec<Segment> {
     let segments = &listing.segments;
     let recent = segments.iter().filter(|segment| {
         segment.kind == SegmentKind::Entry && age(now, segment.modified) < policy.history
@@ -178,7 +188,13 @@ fn covered_segments(listing: &LogListing, policy: &RetentionPolicy, now: Timesta
         .chain(listing.pinned.iter().copied())
         .filter(|seq| *seq > 0)
     {
-        kept.extend(select_segments(segments, 0, seq, Granularity::Coarse, &BTreeSet::new()));
+        kept.extend(select_segments(
+            segments,
+            0,
+            seq,
+            Granularity::Coarse,
+            &BTreeSet::new(),
+        ));
     }
     // The segments that a restore reads stay. Only these count as covering others, so that no two
     // segments can be deleted because of each other.
@@ -288,7 +304,10 @@ mod tests {
         };
         assert_eq!(
             steps(&listing, 20),
-            [GcStep::DeleteCovered(vec![merges[0], merges[1]]), GcStep::MergeSmall]
+            [
+                GcStep::DeleteCovered(vec![merges[0], merges[1]]),
+                GcStep::MergeSmall
+            ]
         );
     }
 
@@ -355,7 +374,8 @@ mod tests {
             segments: vec![entry(1, 1), entry(2, 1)],
             ..LogListing::default()
         };
-        let at = |last: EntryKind, now: i64| plan_steps(&listing, last, POLICY.ttl, &POLICY, day(now));
+        let at =
+            |last: EntryKind, now: i64| plan_steps(&listing, last, POLICY.ttl, &POLICY, day(now));
         assert_eq!(at(EntryKind::Delta, 30), [GcStep::MergeSmall]);
         assert_eq!(at(EntryKind::Delta, 31), [GcStep::Expire]);
         assert_eq!(
@@ -398,8 +418,8 @@ mod tests {
         now: Timestamp,
     }
 
-    /// A possible log: entries, merges and snapshots written some time later, covered segments that were
-    /// deleted, branches, and late writes of suspended writers.
+    /// A possible log: entries, merges and snapshots written some time later, covered segments that
+    /// were deleted, branches, and late writes of suspended writers.
     fn generated() -> impl Strategy<Value = Generated> {
         let gaps = proptest::collection::vec(0i64..72, 1..24);
         let composites =
@@ -447,11 +467,7 @@ mod tests {
                             || old.last_seq < new.first_seq
                             || new.last_seq < old.first_seq)
                     };
-                    if from < to
-                        && !made
-                            .iter()
-                            .any(|old| crosses(old) || old.id() == new.id())
-                    {
+                    if from < to && !made.iter().any(|old| crosses(old) || old.id() == new.id()) {
                         made.push(new);
                     }
                 }
@@ -462,7 +478,8 @@ mod tests {
                 });
                 // Covered segments may have been deleted.
                 let all: Vec<Segment> = entries.chain(made.iter().copied()).collect();
-                let stood_for = |segment: &Segment| made.iter().any(|other| other.contains(segment));
+                let stood_for =
+                    |segment: &Segment| made.iter().any(|other| other.contains(segment));
                 let mut segments: Vec<Segment> = all
                     .iter()
                     .zip(&gone)
@@ -474,7 +491,9 @@ mod tests {
                 let mut strays = Vec::new();
                 for (seq, after) in late {
                     let covering = made.iter().filter(|segment| {
-                        segments.contains(segment) && segment.first_seq <= seq && seq <= segment.last_seq
+                        segments.contains(segment)
+                            && segment.first_seq <= seq
+                            && seq <= segment.last_seq
                     });
                     let Some(newest) = covering.map(|segment| segment.modified).max() else {
                         continue;
@@ -496,7 +515,11 @@ mod tests {
                     segments.push(stray);
                     strays.push(stray);
                 }
-                let newest = segments.iter().map(|segment| segment.modified).max().unwrap();
+                let newest = segments
+                    .iter()
+                    .map(|segment| segment.modified)
+                    .max()
+                    .unwrap();
                 let branch = |first: u64| {
                     (
                         "w".parse::<WriterId>().unwrap(),

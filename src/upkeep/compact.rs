@@ -1,7 +1,7 @@
 //! Compaction: merges ranges of entries, so that a restore reads few objects.
 //!
-//! Owns which segments are merged. Deletes nothing (`gc`): a merge is an additional object, so it can be
-//! written at any time, by any process, twice, or not at all.
+//! Owns which segments are merged. Deletes nothing (`gc`): a merge is an additional object, so it
+//! can be written at any time, by any process, twice, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,9 @@ use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::model::{EntryKind, LogId, Seq, keys};
 use crate::store::encrypted::policy::{Protection, ProtectionSummary};
 
-/// Maximum stored size of segments that are merged into one. A larger segment is fetched in parallel with
-/// others, and rewriting it to save one object would cost more than it saves. About 4 MiB of transcript.
+/// Maximum stored size of segments that are merged into one. A larger segment is fetched in
+/// parallel with others, and rewriting it to save one object would cost more than it saves. About 4
+/// MiB of transcript.
 const MAX_MERGED_STORED_BYTES: u64 = 1 << 20;
 
 /// Maximum raw size of a merged segment: bounds the memory of its writer and readers.
@@ -31,8 +32,8 @@ const LARGE_START_FACTOR: u64 = 4;
 /// Number of concurrent reads: flushes have priority.
 const CONCURRENT_READS: usize = 2;
 
-/// Number of concurrent reads of small objects while compaction lags behind: a read from a distant store
-/// takes as long as the agent takes to write three entries.
+/// Number of concurrent reads of small objects while compaction lags behind: a read from a distant
+/// store takes as long as the agent takes to write three entries.
 const CONCURRENT_READS_LAGGING: usize = 6;
 
 /// Maximum size of a small object: several of them fit into memory.
@@ -47,8 +48,8 @@ pub struct CompactionOutcome {
     pub bytes: u64,
 }
 
-/// Writes the segments that the schedule requires for the entries up to `upto`, all of which must be
-/// durable. A range that cannot be merged does not prevent the others.
+/// Writes the segments that the schedule requires for the entries up to `upto`, all of which must
+/// be durable. A range that cannot be merged does not prevent the others.
 pub async fn compact(logs: &Logs, id: &LogId, upto: Seq) -> Result<CompactionOutcome> {
     let (mut written, mut conflict) = (CompactionOutcome::default(), None);
     let segments = logs.list_newest_segments(id).await?;
@@ -93,7 +94,9 @@ fn groups(segments: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
     for segment in within {
         let size = |group: &[Segment]| group.iter().map(|segment| segment.size).sum::<u64>();
         match groups.last_mut() {
-            Some(group) if size(group) + segment.size <= MAX_MERGED_STORED_BYTES => group.push(segment),
+            Some(group) if size(group) + segment.size <= MAX_MERGED_STORED_BYTES => {
+                group.push(segment)
+            }
             _ => groups.push(vec![segment]),
         }
     }
@@ -116,6 +119,7 @@ fn groups(segments: &[Segment], from: Seq, to: Seq) -> Vec<(Seq, Seq)> {
 }
 
 /// Merges the entries `from` to `to`, all of which must be durable.
+#[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
 pub async fn merge_range(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<CompactionOutcome> {
     let segments = logs.list_segments(id).await?;
     merge_segments(logs, id, &segments, from, to)
@@ -124,7 +128,12 @@ pub async fn merge_range(logs: &Logs, id: &LogId, from: Seq, to: Seq) -> Result<
 }
 
 /// Merges each run of segments up to entry `upto` whose stored size is below `small`.
-pub async fn merge_small_segments(logs: &Logs, id: &LogId, upto: Seq, small: u64) -> Result<CompactionOutcome> {
+pub async fn merge_small_segments(
+    logs: &Logs,
+    id: &LogId,
+    upto: Seq,
+    small: u64,
+) -> Result<CompactionOutcome> {
     let mut written = CompactionOutcome::default();
     let segments = logs.list_newest_segments(id).await?;
     let selected = select_segments(&segments, 0, upto, Granularity::Coarse, &BTreeSet::new());
@@ -154,15 +163,18 @@ async fn merge_segments(
     from: Seq,
     to: Seq,
 ) -> Result<CompactionOutcome> {
-    // Only the segments that a restore reads. One that starts before the range and reaches into it is left
-    // out: a merge that overlaps it could not be read after it.
+    // Only the segments that a restore reads. One that starts before the range and reaches into it
+    // is left out: a merge that overlaps it could not be read after it.
     let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
     let is_lagging = read.len() as u64 > 2 * schedule::SLOTS;
     let selected: Vec<Segment> = read
         .into_iter()
         .filter(|segment| from <= segment.first_seq)
         .collect();
-    let within = selected.iter().filter(|segment| segment.last_seq <= to).count();
+    let within = selected
+        .iter()
+        .filter(|segment| segment.last_seq <= to)
+        .count();
     let Some(from) = selected
         .first()
         .map(|first| first.first_seq)
@@ -170,7 +182,10 @@ async fn merge_segments(
     else {
         return Ok(CompactionOutcome::default());
     };
-    let all_small = selected.iter().take(within).all(|segment| segment.size <= SMALL_OBJECT);
+    let all_small = selected
+        .iter()
+        .take(within)
+        .all(|segment| segment.size <= SMALL_OBJECT);
     let concurrency = if is_lagging && all_small {
         CONCURRENT_READS_LAGGING
     } else {
@@ -192,8 +207,12 @@ async fn merge_segments(
         .map(|segment| async move { (segment, logs.read_for_compaction(id, &segment).await) })
         .buffered(concurrency);
     while let Some((segment, read)) = reads.next().await {
-        let deleted =
-            || Error::unavailable(format!("{} was deleted after it was listed", segment.key(id)));
+        let deleted = || {
+            Error::unavailable(format!(
+                "{} was deleted after it was listed",
+                segment.key(id)
+            ))
+        };
         let read = read.and_then(|read| read.ok_or_else(deleted));
         let read = read.map(|(entry, protection)| {
             builder.protections.insert(segment.last_seq, protection);
@@ -318,7 +337,14 @@ mod tests {
         assert_eq!(all(&[100, 9000, 2000, 2000, 2000]), [(1, 5)]);
         // Segments of the maximum size.
         assert_eq!(
-            all(&[MAX_MERGED_STORED_BYTES, MAX_MERGED_STORED_BYTES, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2, MAX_MERGED_STORED_BYTES / 2]),
+            all(&[
+                MAX_MERGED_STORED_BYTES,
+                MAX_MERGED_STORED_BYTES,
+                MAX_MERGED_STORED_BYTES / 2,
+                MAX_MERGED_STORED_BYTES / 2,
+                MAX_MERGED_STORED_BYTES / 2,
+                MAX_MERGED_STORED_BYTES / 2
+            ]),
             [(3, 4), (5, 6)]
         );
         // Later ranges are bounded by their number, not by the sizes.

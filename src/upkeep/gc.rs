@@ -1,8 +1,8 @@
 //! Garbage collection of one log.
 //!
-//! It is safe next to writers, restores and other collectors, and if it is killed at any step: covered
-//! segments can be deleted at any time, and a session is deleted only after a purge entry in its own
-//! log, which fences its writers. What is deleted is decided in `collect.rs`.
+//! It is safe next to writers, restores and other collectors, and if it is killed at any step:
+//! covered segments can be deleted at any time, and a session is deleted only after a purge entry
+//! in its own log, which fences its writers. What is deleted is decided in `collect.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -59,9 +59,9 @@ async fn read_store_time(logs: &Logs, key: &str) -> Result<Timestamp> {
         None => Err(Error::unavailable(
             "the store does not list an object that was just written",
         )),
-        Some(object) if object.modified == Timestamp::MAX => Err(Error::usage(
-            "the store does not report modification times",
-        )),
+        Some(object) if object.modified == Timestamp::MAX => {
+            Err(Error::usage("the store does not report modification times"))
+        }
         Some(object) => Ok(object.modified),
     }
 }
@@ -186,9 +186,7 @@ impl LogCollector<'_> {
         let mut pins = Vec::new();
         for pin in self.logs.pins(self.id).await? {
             let is_purged = match &pin {
-                Pin::Fork { fork, .. } => {
-                    self.is_purged(&self.logs.id(fork.clone())).await?
-                }
+                Pin::Fork { fork, .. } => self.is_purged(&self.logs.id(fork.clone())).await?,
                 _ => false,
             };
             if !is_purged {

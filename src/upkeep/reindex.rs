@@ -40,8 +40,8 @@ pub async fn catch_up(
     .with_context(|| format!("index {id}"))
 }
 
-/// Records the entries after `indexed`, or all of them. Rows of the log are deleted only after it was
-/// read.
+/// Records the entries after `indexed`, or all of them. Rows of the log are deleted only after it
+/// was read.
 async fn index_log(
     logs: &Logs,
     index: &dyn Index,
@@ -82,7 +82,13 @@ async fn index_log(
         for segment in logs.list_branch_segments(id, &writer).await? {
             if let Some(entry) = logs.read_segment(id, &segment, Some(&writer)).await? {
                 let branch = Some(writer.clone());
-                let record = entry_record(&mut TranscriptReader::default(), profile, id, branch, &entry);
+                let record = entry_record(
+                    &mut TranscriptReader::default(),
+                    profile,
+                    id,
+                    branch,
+                    &entry,
+                );
                 recorded += write_record(index, &record).await?;
             }
         }
@@ -212,8 +218,13 @@ struct RecordCollector<'a> {
 
 impl EntrySink for RecordCollector<'_> {
     fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
-        self.records
-            .push(entry_record(&mut self.reader, self.profile, self.id, None, entry));
+        self.records.push(entry_record(
+            &mut self.reader,
+            self.profile,
+            self.id,
+            None,
+            entry,
+        ));
         Ok(())
     }
 }
@@ -260,14 +271,15 @@ pub struct ReindexReport {
     pub deleted: usize,
     /// Number of logs that could not be indexed.
     pub failed: usize,
-    /// Number of logs that this process cannot read: encrypted to others, or written by a newer sessiond.
+    /// Number of logs that this process cannot read: encrypted to others, or written by a newer
+    /// sessiond.
     pub unreadable: usize,
     /// Number of these logs that a newer sessiond wrote.
     pub newer_format: usize,
 }
 
-/// Rebuilds the index of an agent from the store. Passes the result of each log to `on_log`: a log that
-/// cannot be read does not stop the others.
+/// Rebuilds the index of an agent from the store. Passes the result of each log to `on_log`: a log
+/// that cannot be read does not stop the others.
 pub async fn rebuild(
     logs: &Logs,
     index: &dyn Index,

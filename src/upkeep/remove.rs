@@ -9,8 +9,8 @@ use crate::log::{Logs, errors};
 use crate::model::{EntryKind, LogId, Seq};
 use crate::sys::clock::new_writer_id;
 
-/// Removes a session: it can no longer be restored, and garbage collection deletes it after the grace
-/// period. Returns false if it was removed already.
+/// Removes a session: it can no longer be restored, and garbage collection deletes it after the
+/// grace period. Returns false if it was removed already.
 pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
     let mut races = LostRaces::default();
     loop {

@@ -3,7 +3,6 @@
 //! The store is authoritative. A closed status applies until the session grows.
 
 use crate::error::{Error, Result};
-use crate::log::metadata::VersionedMetadata;
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::{Logs, errors};
@@ -52,9 +51,7 @@ impl StatusChange {
             (StatusChange::Archive, Status::Completed) => {
                 Some(NewStatus::Closed(ClosedStatus::Archived))
             }
-            (StatusChange::Reopen, Status::Completed | Status::Archived) => {
-                Some(NewStatus::Active)
-            }
+            (StatusChange::Reopen, Status::Completed | Status::Archived) => Some(NewStatus::Active),
             _ => None,
         }
     }
@@ -76,13 +73,6 @@ pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Res
         })
     });
     Ok(update.await?.metadata.status(raw_bytes))
-}
-
-/// Reads the status and the metadata of a session.
-pub async fn read_status(logs: &Logs, id: &LogId) -> Result<(Status, VersionedMetadata)> {
-    let raw_bytes = raw_bytes(logs, id).await?;
-    let metadata = logs.metadata(id).await?;
-    Ok((metadata.metadata.status(raw_bytes), metadata))
 }
 
 /// Number of raw bytes of a session that exists and was not removed.

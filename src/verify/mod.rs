@@ -13,7 +13,7 @@ use crate::log::Logs;
 use crate::log::assemble::FileAssembler;
 use crate::log::fork::SessionRenamer;
 use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
-use crate::log::segments::{Granularity, Segment, SegmentKind, select_segments, head};
+use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segments};
 use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, WriterId};
 use crate::sys::Directory;
 
@@ -53,8 +53,8 @@ pub struct VerifyReport {
     pub irrelevant_damage: Vec<String>,
 }
 
-/// Verifies several logs in order, and passes each report to `on_report`. Stops at the first log that
-/// cannot be checked.
+/// Verifies several logs in order, and passes each report to `on_report`. Stops at the first log
+/// that cannot be checked.
 pub async fn verify_all(
     logs: &Logs,
     ids: &[LogId],
@@ -181,11 +181,17 @@ impl Checker<'_> {
         Ok(report)
     }
 
-    /// Checks what can be checked of a log with unreadable objects: whether every number exists, and
-    /// which objects are damaged.
+    /// Checks what can be checked of a log with unreadable objects: whether every number exists,
+    /// and which objects are damaged.
     async fn check_unreadable(&self, deep: bool) -> Result<VerifyReport> {
         let segments = self.logs.list_segments(self.id).await?;
-        let read = select_segments(&segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
+        let read = select_segments(
+            &segments,
+            0,
+            Seq::MAX,
+            Granularity::Coarse,
+            &BTreeSet::new(),
+        );
         let mut report = VerifyReport {
             session: self.id.name.to_string(),
             head: head(&segments),
@@ -252,8 +258,8 @@ impl Checker<'_> {
         read
     }
 
-    /// Reads every segment on its own, and compares every merge and snapshot with the entries that it
-    /// replaces.
+    /// Reads every segment on its own, and compares every merge and snapshot with the entries that
+    /// it replaces.
     async fn check_all_segments(&self, report: &mut VerifyReport) -> Result<()> {
         let segments = self.logs.list_segments(self.id).await?;
         let compacted: Vec<&Segment> = segments
@@ -315,12 +321,15 @@ impl Checker<'_> {
             return;
         }
         let key = segment.key(self.id);
-        let mut compacted = recorder.compacted.range(segment.first_seq..=segment.last_seq);
+        let mut compacted = recorder
+            .compacted
+            .range(segment.first_seq..=segment.last_seq);
         if compacted.next().is_none() {
             report.add_damage(format!("{key} contradicts the entries that it replaces"));
             report.contradicting.push(key);
         } else {
-            // Some entries are gone, and the smaller segment that replaces them may be the wrong one.
+            // Some entries are gone, and the smaller segment that replaces them may be the wrong
+            // one.
             report.add_damage(format!(
                 "{key} contradicts smaller segments of the same entries: keep all of them"
             ));

@@ -4,9 +4,9 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran};
 use crate::support::files::{append, files_below};
-use crate::support::TempHome;
 
 /// What no bucket may hold.
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -109,52 +109,52 @@ mod each_agents_session_restores_completely_and_alone {
 }
 
 fn session_restores_completely_and_alone(agent: Agent, mut backend: Backend) {
-            backend.set("SESSIOND_AGENT", agent.name);
-            let home = at_home(&agent);
-            backend.run(&home, &["run", "--", "true"]).ok();
-            let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!(
-                (row["id"].as_str(), row["turns"].as_u64()),
-                (Some(agent.id), Some(agent.turns)),
-                "{row}"
-            );
+    backend.set("SESSIOND_AGENT", agent.name);
+    let home = at_home(&agent);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    assert_eq!(
+        (row["id"].as_str(), row["turns"].as_u64()),
+        (Some(agent.id), Some(agent.turns)),
+        "{row}"
+    );
 
-            let other = TempHome::new();
-            backend.run(&other, &["restore", agent.id]).ok();
-            assert_eq!(
-                files_below(&other.home().join(agent.root)),
-                files_below(&fixture(&agent)),
-                "{} on {}",
-                agent.name,
-                backend.name
-            );
+    let other = TempHome::new();
+    backend.run(&other, &["restore", agent.id]).ok();
+    assert_eq!(
+        files_below(&other.home().join(agent.root)),
+        files_below(&fixture(&agent)),
+        "{} on {}",
+        agent.name,
+        backend.name
+    );
 
-            // It goes on there, and nothing is uploaded again.
-            let transcript = files_below(&fixture(&agent)).into_keys().next().unwrap();
-            append(
-                &other.home().join(agent.root).join(&transcript),
-                "{\"type\":\"more\"}\n",
-            );
-            backend.run(&other, &["run", "--", "true"]).ok();
-            let now = backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!(
-                now["raw_bytes"].as_u64().unwrap(),
-                row["raw_bytes"].as_u64().unwrap() + 16,
-                "{now}"
-            );
+    // It goes on there, and nothing is uploaded again.
+    let transcript = files_below(&fixture(&agent)).into_keys().next().unwrap();
+    append(
+        &other.home().join(agent.root).join(&transcript),
+        "{\"type\":\"more\"}\n",
+    );
+    backend.run(&other, &["run", "--", "true"]).ok();
+    let now = backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    assert_eq!(
+        now["raw_bytes"].as_u64().unwrap(),
+        row["raw_bytes"].as_u64().unwrap() + 16,
+        "{now}"
+    );
 
-            if backend.name == "file+sqlite" {
-                let objects = objects(&backend.path().join("bucket"));
-                assert!(
-                    objects.iter().any(|object| holds(object, agent.id)),
-                    "the objects are read"
-                );
-                assert!(
-                    !objects.iter().any(|object| holds(object, SECRET)),
-                    "{}: a secret is in the bucket",
-                    agent.name
-                );
-            }
+    if backend.name == "file+sqlite" {
+        let objects = objects(&backend.path().join("bucket"));
+        assert!(
+            objects.iter().any(|object| holds(object, agent.id)),
+            "the objects are read"
+        );
+        assert!(
+            !objects.iter().any(|object| holds(object, SECRET)),
+            "{}: a secret is in the bucket",
+            agent.name
+        );
+    }
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Bad input: each case is a clear error that names the problem, its place and a remedy, has a
 //! documented exit code, and leaves nothing half-written.
 
-use crate::support::needs_servers;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::files::append;
-use crate::support::TempHome;
+use crate::support::needs_servers;
 use crate::support::servers::{Postgres, postgres, s3};
 
 #[test]

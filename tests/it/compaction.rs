@@ -15,8 +15,8 @@ use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
 
 use crate::support::slow;
-use crate::support::world::World;
 use crate::support::transcripts::Transcript;
+use crate::support::world::World;
 
 const FLUSHES: usize = 5000;
 
@@ -31,8 +31,7 @@ fn read(segments: &[Segment]) -> Vec<Segment> {
 }
 
 slow!(async five_thousand_flushes_restore_from_a_bounded_number_of_objects);
-async fn five_thousand_flushes_restore_from_a_bounded_number_of_objects()
- {
+async fn five_thousand_flushes_restore_from_a_bounded_number_of_objects() {
     let world = World::in_memory();
     let (logs, id, path) = (world.logs(), world.id("s1"), "projects/-work-app/s1.jsonl");
     let mut transcript = Transcript::new(1);

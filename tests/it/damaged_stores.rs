@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use regex_lite::Regex;
 
 use self::stores::{BROKEN, Fixture, HEALTHY};
-use crate::support::is_update;
-use crate::support::slow;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran};
 use crate::support::files::{Files, files_below, write};
-use crate::support::TempHome;
+use crate::support::is_update;
+use crate::support::slow;
 
 const HOW: &str = "if that is right: SESSIOND_TEST_UPDATE=1 cargo test --test it damaged_stores::, then read the difference";
 

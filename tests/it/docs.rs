@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use regex_lite::Regex;
 
 use crate::support::shell_blocks::{Block, blocks, shell};
+use crate::support::slow;
 use crate::support::{TempHome, is_update, sessiond};
 
 /// Maximum width of a line of prose.
@@ -319,7 +320,7 @@ fn comparable(output: &str) -> Vec<String> {
     output.lines().map(line).collect()
 }
 
-#[test]
+slow!(shell_blocks_run_and_print_the_sample_output);
 fn shell_blocks_run_and_print_the_sample_output() {
     let pages = shell_pages();
     assert!(pages.len() > 8, "{pages:?}");

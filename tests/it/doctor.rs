@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::support::on_each_backend;
 use crate::support::backend::{Backend, Ran, transcript};
 use crate::support::files::append;
+use crate::support::on_each_backend;
 use crate::support::{TempHome, skip};
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n";
@@ -33,50 +33,53 @@ fn says(ran: &Ran, line: &str) -> bool {
 
 on_each_backend!(doctor_lists_agents_with_path_version_and_stored_files);
 fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
-        let home = TempHome::new();
-        program(&home, "claude", "echo '2.1.325 (Claude Code)'");
-        // As the real one, makes a directory in whatever home it is given.
-        program(&home, "gemini", "mkdir -p $HOME/.gemini; echo 0.61.0");
-        append(&transcript(&home, "s1"), LINE);
-        append(&home.home().join(".claude/.credentials.json"), "{}");
-        append(&home.home().join(".codex/auth.json"), "{}");
-        let ran = doctor(&backend, &home, &[]);
-        assert_eq!(ran.code(), 0, "{}{}", ran.out(), ran.err());
-        let here = |directory: &str| home.home().join(directory).display().to_string();
-        for line in [
-            format!(
-                "claude-code: version 2.1.325, in {} (selected)",
-                here(".claude")
-            ),
-            format!("codex: not on the PATH, in {}", here(".codex")),
-            "run \"sessiond daemon --agent codex\" to stream it".to_owned(),
-            format!("gemini: version 0.61.0, {} does not exist yet", here(".gemini")),
-            "1 session in 1 file (1 transcript)".to_owned(),
-            "stored: projects; ignored: .credentials.json".to_owned(),
-            "by the store".to_owned(),
-            "agrees with the store's clock".to_owned(),
-        ] {
-            assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
-        }
-        assert!(!says(&ran, "opencode"), "{}", ran.out());
-        assert!(
-            !home.home().join(".gemini").exists(),
-            "it must leave nothing behind"
-        );
-        let json = doctor(&backend, &home, &["--json"]).json();
-        assert!(
-            json.as_array()
-                .unwrap()
-                .iter()
-                .any(|finding| finding["check"] == "agent" && finding["grade"] == "ok"),
-            "{json}"
-        );
-        let _daemon = backend.daemon(&home, &[]);
-        backend.run(&home, &["flush", "--wait"]).ok();
-        assert!(says(
-            &doctor(&backend, &home, &[]),
-            "none: everything is durable"
-        ));
+    let home = TempHome::new();
+    program(&home, "claude", "echo '2.1.325 (Claude Code)'");
+    // As the real one, makes a directory in whatever home it is given.
+    program(&home, "gemini", "mkdir -p $HOME/.gemini; echo 0.61.0");
+    append(&transcript(&home, "s1"), LINE);
+    append(&home.home().join(".claude/.credentials.json"), "{}");
+    append(&home.home().join(".codex/auth.json"), "{}");
+    let ran = doctor(&backend, &home, &[]);
+    assert_eq!(ran.code(), 0, "{}{}", ran.out(), ran.err());
+    let here = |directory: &str| home.home().join(directory).display().to_string();
+    for line in [
+        format!(
+            "claude-code: version 2.1.325, in {} (selected)",
+            here(".claude")
+        ),
+        format!("codex: not on the PATH, in {}", here(".codex")),
+        "run \"sessiond daemon --agent codex\" to stream it".to_owned(),
+        format!(
+            "gemini: version 0.61.0, {} does not exist yet",
+            here(".gemini")
+        ),
+        "1 session in 1 file (1 transcript)".to_owned(),
+        "stored: projects; ignored: .credentials.json".to_owned(),
+        "by the store".to_owned(),
+        "agrees with the store's clock".to_owned(),
+    ] {
+        assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
+    }
+    assert!(!says(&ran, "opencode"), "{}", ran.out());
+    assert!(
+        !home.home().join(".gemini").exists(),
+        "it must leave nothing behind"
+    );
+    let json = doctor(&backend, &home, &["--json"]).json();
+    assert!(
+        json.as_array()
+            .unwrap()
+            .iter()
+            .any(|finding| finding["check"] == "agent" && finding["grade"] == "ok"),
+        "{json}"
+    );
+    let _daemon = backend.daemon(&home, &[]);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    assert!(says(
+        &doctor(&backend, &home, &[]),
+        "none: everything is durable"
+    ));
 }
 
 #[test]

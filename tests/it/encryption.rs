@@ -15,10 +15,10 @@ use sessiond::store::file::FileStore;
 use sessiond::sys::{SystemClock, SystemRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use crate::support::needs_servers;
 use crate::agents::{holds, objects};
 use crate::support::backend::{Backend, eventually, transcript};
 use crate::support::files::{append, files_below};
+use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, block_on};
@@ -333,8 +333,11 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
     stream(&backend, &home, &conversation(2));
     let before = files_below(&bucket(&backend));
     for (identities, why) in [
-        (vec![], "no identity is given"),
-        (vec![&wrong], "not to the identity that is given"),
+        (vec![], "no identity is configured"),
+        (
+            vec![&wrong],
+            "the configured identity is not one of its recipients",
+        ),
     ] {
         backend.with(None, &identities);
         let other = TempHome::new();
@@ -352,13 +355,16 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
             !other.home().join(".claude/projects").exists(),
             "nothing was put in place"
         );
-        let verdict =
-            backend
-                .run(&other, &["verify"])
-                .fails(11, "1 of 1 log encrypted for other identities", "--identity");
+        let verdict = backend.run(&other, &["verify"]).fails(
+            11,
+            "1 of 1 log encrypted for other identities",
+            "--identity",
+        );
         let entries = entries(&backend).len();
         assert!(
-            verdict.out().contains(&format!("{entries} of {entries} objects unreadable; entries 1 to {entries} exist")),
+            verdict.out().contains(&format!(
+                "{entries} of {entries} objects unreadable; entries 1 to {entries} exist"
+            )),
             "{}",
             verdict.out()
         );
@@ -407,7 +413,7 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
         // Killed each time: the next one finds its own entries, and reads them.
         stream(&backend, &home, &conversation(turn));
     }
-    let own = home.home().join(".claude/.sessiond/seal.key");
+    let own = home.home().join(".claude/.sessiond/writer.key");
     assert_eq!(
         std::fs::metadata(&own).unwrap().permissions().mode() & 0o777,
         0o600
@@ -486,7 +492,7 @@ fn a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply() {
                 .ok();
             assert_eq!(
                 (
-                    status(&backend)["ground"].as_str(),
+                    status(&backend)["write_target"].as_str(),
                     status(&backend)["lag_bytes"].as_u64()
                 ),
                 (Some("main"), Some(0)),
@@ -515,7 +521,7 @@ fn keys_rotate_as_old_entries_are_merged() {
         backend.with(None, &[key]);
         backend.run(&TempHome::new(), &["restore", "s1"]).fails(
             11,
-            "not to the identity",
+            "identity is not one of its recipients",
             "--identity",
         );
     }
@@ -560,7 +566,7 @@ fn keys_rotate_as_old_entries_are_merged() {
     backend.with(None, &[&old]);
     backend.run(&TempHome::new(), &["restore", "s1"]).fails(
         11,
-        "not to the identity",
+        "identity is not one of its recipients",
         "--identity",
     );
     // The history is the old key's until it is collected.
@@ -592,13 +598,13 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
     backend.with(None, &[]);
     backend
         .run(&TempHome::new(), &["pull", "s1", "--to", "copy"])
-        .fails(11, "no identity is given", "--identity");
+        .fails(11, "no identity is configured", "--identity");
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), &conversation(3));
     backend.run(&home, &["flush", "--wait"]).fails(
         11,
-        "the session is encrypted, and nobody is named to encrypt this to",
+        "the session is encrypted, but no recipient is configured",
         "--encrypt-to",
     );
     assert!(
@@ -644,7 +650,7 @@ fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(
         11,
-        "encrypted to others too",
+        "encrypted to other recipients too",
         "--encrypt-to",
     );
     assert_eq!(entries(&backend), before);
@@ -812,10 +818,10 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
         .fails(7, "already exists", "another file");
     backend
         .run(&home, &["ls", "--encrypt-to", "age1nobody"])
-        .fails(2, "--encrypt-to age1nobody", "public key");
+        .fails(2, "--encrypt-to value \"age1nobody\"", "public key");
     backend
         .run(&home, &["ls", "--identity", "/no/such/file"])
-        .fails(2, "--identity /no/such/file", "");
+        .fails(2, "--identity value \"/no/such/file\"", "");
     backend
         .run(
             &home,
@@ -837,7 +843,7 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
     backend.set("SESSIOND_ENCRYPT_TO", "");
     backend
         .run(&home, &["ls"])
-        .fails(2, "--encrypt-to: it names nothing", "unset");
+        .fails(2, "--encrypt-to value \"\": it is empty", "unset");
     let doctor = |backend: &Backend| {
         let said = backend.run(&home, &["doctor"]).out();
         said.lines()

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use crate::support::needs_servers;
-use crate::support::slow;
 use crate::support::files::{files_below, write};
-use crate::support::shell_blocks::shell;
+use crate::support::needs_servers;
 use crate::support::servers::{Postgres, postgres, s3};
+use crate::support::shell_blocks::shell;
+use crate::support::slow;
 use crate::support::small_disk::{SmallDisk, in_own_mount_namespace};
 use crate::support::{TempHome, is_update};
 

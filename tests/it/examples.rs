@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::needs_tools;
 use crate::clients::container::{assert_goes_on, transcript};
 use crate::clients::install::agents;
 use crate::clients::model::{Model, prompt, say};
 use crate::session_store::Server;
-use crate::support::on_each_backend;
 use crate::support::backend::{Backend, Ran, Running, Signal, eventually, transcript as of_home};
 use crate::support::files::append;
+use crate::support::needs_tools;
+use crate::support::on_each_backend;
 use crate::support::{TempHome, fetch, or_skip, run, sessiond};
 
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
@@ -49,46 +49,46 @@ const AGENT: &str = "d=$HOME/.claude/projects/-work-app; mkdir -p $d; t=$d/$0.js
 
 on_each_backend!(the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line);
 fn the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line(backend: Backend) {
-        for script in ["entrypoint.sh", "sidecar.sh"] {
-            let session = format!("{}-{script}", backend.name.replace('+', "-")).replace('.', "-");
-            for life in 0..2 {
-                // A new disk each time.
-                let home = TempHome::new();
-                let mut command = beside(&backend, &home, &example(script));
-                let out = std::fs::File::create(home.path().join("out")).unwrap();
-                let err = std::fs::File::create(home.path().join("err")).unwrap();
-                let said = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap();
-                command
-                    .args([session.as_str(), "sh", "-c", AGENT, &session])
-                    .stdout(out)
-                    .stderr(err);
-                let mut running = Running(command.spawn().unwrap());
-                eventually("the agent is up", || {
-                    assert!(
-                        running.0.try_wait().unwrap().is_none(),
-                        "{script}: {}",
-                        said("err")
-                    );
-                    home.home().join("up").exists()
-                });
-                running.signal(Signal::TERM);
-                assert_eq!(
-                    running.code(),
-                    Some(7),
-                    "{script} on {}: {}",
-                    backend.name,
+    for script in ["entrypoint.sh", "sidecar.sh"] {
+        let session = format!("{}-{script}", backend.name.replace('+', "-")).replace('.', "-");
+        for life in 0..2 {
+            // A new disk each time.
+            let home = TempHome::new();
+            let mut command = beside(&backend, &home, &example(script));
+            let out = std::fs::File::create(home.path().join("out")).unwrap();
+            let err = std::fs::File::create(home.path().join("err")).unwrap();
+            let said = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap();
+            command
+                .args([session.as_str(), "sh", "-c", AGENT, &session])
+                .stdout(out)
+                .stderr(err);
+            let mut running = Running(command.spawn().unwrap());
+            eventually("the agent is up", || {
+                assert!(
+                    running.0.try_wait().unwrap().is_none(),
+                    "{script}: {}",
                     said("err")
                 );
-                let expected = if life == 0 { "0" } else { "2" };
-                assert!(
-                    said("out").lines().any(|line| line.trim() == expected),
-                    "{script}, life {life}: {}",
-                    said("out")
-                );
-                let local = std::fs::read_to_string(of_home(&home, &session)).unwrap();
-                assert_eq!(local.matches("last").count(), life + 1, "{local}");
-            }
+                home.home().join("up").exists()
+            });
+            running.signal(Signal::TERM);
+            assert_eq!(
+                running.code(),
+                Some(7),
+                "{script} on {}: {}",
+                backend.name,
+                said("err")
+            );
+            let expected = if life == 0 { "0" } else { "2" };
+            assert!(
+                said("out").lines().any(|line| line.trim() == expected),
+                "{script}, life {life}: {}",
+                said("out")
+            );
+            let local = std::fs::read_to_string(of_home(&home, &session)).unwrap();
+            assert_eq!(local.matches("last").count(), life + 1, "{local}");
         }
+    }
 }
 
 #[test]

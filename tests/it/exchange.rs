@@ -11,11 +11,11 @@ use sessiond::agent::Profile;
 use sessiond::exchange::import;
 use sessiond::sys::Disk;
 
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::{append, files_below};
+use crate::support::on_each_backend;
 use crate::support::world::World;
-use crate::support::TempHome;
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 
@@ -101,141 +101,141 @@ fn assert_equal(one: &Path, other: &Path) {
 
 on_each_backend!(a_session_moves_between_stores_and_is_byte_equal);
 fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
-        let home = TempHome::new();
-        stream(&backend, &home);
-        let (_home, before) = pulled(&backend, "s1");
-        backend
-            .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
-            .ok();
-        let file = home.home().join("s1.tar.gz");
-        assert_eq!(
-            std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
-        let text = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
+    let home = TempHome::new();
+    stream(&backend, &home);
+    let (_home, before) = pulled(&backend, "s1");
+    backend
+        .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+        .ok();
+    let file = home.home().join("s1.tar.gz");
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let text = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
+    assert!(
+        text.starts_with("H4sI")
+            && text.ends_with('\n')
+            && !text.trim().contains(char::is_whitespace)
+    );
+    std::fs::write(home.home().join("s1.txt"), text).unwrap();
+
+    // Into a directory from whatever it was, as it is and as text.
+    for name in ["s1.tar.gz", "s1.txt"] {
+        let other = Backend::file();
+        let there = TempHome::new();
+        let archive = home.home().join(name);
+        let archive = archive.to_str().unwrap();
         assert!(
-            text.starts_with("H4sI")
-                && text.ends_with('\n')
-                && !text.trim().contains(char::is_whitespace)
-        );
-        std::fs::write(home.home().join("s1.txt"), text).unwrap();
-
-        // Into a directory from whatever it was, as it is and as text.
-        for name in ["s1.tar.gz", "s1.txt"] {
-            let other = Backend::file();
-            let there = TempHome::new();
-            let archive = home.home().join(name);
-            let archive = archive.to_str().unwrap();
-            assert!(
-                other
-                    .run(&there, &["import", archive, "--dry-run"])
-                    .ok()
-                    .out()
-                    .contains("would import s1")
-            );
             other
-                .run(&there, &["pull", "s1"])
-                .fails(3, "does not exist", "");
-            let done = other
-                .run(&there, &["import", archive, "--json"])
+                .run(&there, &["import", archive, "--dry-run"])
                 .ok()
-                .json();
-            assert_eq!(
-                (&done["session"], &done["files"], &done["already"]),
-                (&"s1".into(), &7.into(), &false.into()),
-                "{done}"
-            );
-            assert!(done["entries"].as_u64().unwrap() >= 2);
-            let (_there, after) = pulled(&other, "s1");
-            assert_equal(&before, &after);
-            other.run(&there, &["verify", "s1", "--deep"]).ok();
-            let row = other.run(&there, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-            assert_eq!(
-                (&row["labels"]["team"], &row["request_id"], &row["cwd"]),
-                (&"infra".into(), &"r1".into(), &"/work/app".into())
-            );
+                .out()
+                .contains("would import s1")
+        );
+        other
+            .run(&there, &["pull", "s1"])
+            .fails(3, "does not exist", "");
+        let done = other
+            .run(&there, &["import", archive, "--json"])
+            .ok()
+            .json();
+        assert_eq!(
+            (&done["session"], &done["files"], &done["already"]),
+            (&"s1".into(), &7.into(), &false.into()),
+            "{done}"
+        );
+        assert!(done["entries"].as_u64().unwrap() >= 2);
+        let (_there, after) = pulled(&other, "s1");
+        assert_equal(&before, &after);
+        other.run(&there, &["verify", "s1", "--deep"]).ok();
+        let row = other.run(&there, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+        assert_eq!(
+            (&row["labels"]["team"], &row["request_id"], &row["cwd"]),
+            (&"infra".into(), &"r1".into(), &"/work/app".into())
+        );
 
-            // The same again is nothing to do; another under the same id is refused; the agent can go on.
-            assert!(
-                other
-                    .run(&there, &["import", archive])
-                    .ok()
-                    .out()
-                    .contains("is already stored")
-            );
-            assert!(!there.home().join(".claude/projects").exists());
-            other.run(&there, &["restore", "s1"]).ok();
-            let mut daemon = other.daemon(&there, &[]);
-            append(&transcript(&there, "s1"), LINE);
-            other.run(&there, &["flush", "--wait"]).ok();
-            daemon.signal(Signal::TERM);
-            assert_eq!(daemon.code(), Some(0));
+        // The same again is nothing to do; another under the same id is refused; the agent can go on.
+        assert!(
             other
                 .run(&there, &["import", archive])
-                .fails(7, "with other content", "--id NEW");
-            assert!(
-                other
-                    .run(&there, &["import", archive, "--id", "s2"])
-                    .ok()
-                    .out()
-                    .contains("imported s2")
-            );
-            let (_there, renamed) = pulled(&other, "s2");
-            let (old, new) = (files_below(&before), files_below(&renamed));
-            let as_s2 = |bytes: &[u8]| {
-                String::from_utf8(bytes.to_vec())
-                    .unwrap()
-                    .replace("s1", "s2")
-                    .into_bytes()
-            };
-            for path in [
-                "projects/-work-app/s1.jsonl",
-                "projects/-work-app/agent-0ld.jsonl",
-                "tasks/s1/1.json",
-            ] {
-                assert_eq!(new[&path.replace("s1", "s2")], as_s2(&old[path]), "{path}");
-            }
-            assert_eq!(new.len(), old.len());
-            other.run(&there, &["verify", "s2", "--deep"]).ok();
-            other.run(&there, &["rm", "s2", "--yes"]).ok();
-            other.run(&there, &["import", archive, "--id", "s2"]).fails(
-                7,
-                "was removed",
-                "undelete s2",
-            );
-        }
-        // An earlier point, through a pipe, back into the same store under another id.
-        let earlier = backend.run(&home, &["export", "s1", "--at", "seq:2"]).ok();
-        let mut command = backend.command(&home, &["import", "-", "--id", "s3"]);
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(&earlier.0.stdout)
-            .unwrap();
-        assert!(child.wait().unwrap().success());
-        // Where the database fences, too.
-        backend.set("SESSIOND_FENCING", "database");
-        backend.run(&home, &["import", "s1.txt", "--id", "s4"]).ok();
-        backend.run(&home, &["verify", "s4", "--deep"]).ok();
-        assert!(
-            backend
-                .run(&home, &["import", "s1.tar.gz", "--id", "s4"])
                 .ok()
                 .out()
                 .contains("is already stored")
         );
-        backend.run(&home, &["reindex"]).ok();
-        let rows = backend.run(&home, &["ls", "--json"]).ok().json();
+        assert!(!there.home().join(".claude/projects").exists());
+        other.run(&there, &["restore", "s1"]).ok();
+        let mut daemon = other.daemon(&there, &[]);
+        append(&transcript(&there, "s1"), LINE);
+        other.run(&there, &["flush", "--wait"]).ok();
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.code(), Some(0));
+        other
+            .run(&there, &["import", archive])
+            .fails(7, "with other content", "--id NEW");
         assert!(
-            rows["sessions"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"),
-            "{rows}"
+            other
+                .run(&there, &["import", archive, "--id", "s2"])
+                .ok()
+                .out()
+                .contains("imported s2")
         );
+        let (_there, renamed) = pulled(&other, "s2");
+        let (old, new) = (files_below(&before), files_below(&renamed));
+        let as_s2 = |bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec())
+                .unwrap()
+                .replace("s1", "s2")
+                .into_bytes()
+        };
+        for path in [
+            "projects/-work-app/s1.jsonl",
+            "projects/-work-app/agent-0ld.jsonl",
+            "tasks/s1/1.json",
+        ] {
+            assert_eq!(new[&path.replace("s1", "s2")], as_s2(&old[path]), "{path}");
+        }
+        assert_eq!(new.len(), old.len());
+        other.run(&there, &["verify", "s2", "--deep"]).ok();
+        other.run(&there, &["rm", "s2", "--yes"]).ok();
+        other.run(&there, &["import", archive, "--id", "s2"]).fails(
+            7,
+            "was removed",
+            "undelete s2",
+        );
+    }
+    // An earlier point, through a pipe, back into the same store under another id.
+    let earlier = backend.run(&home, &["export", "s1", "--at", "seq:2"]).ok();
+    let mut command = backend.command(&home, &["import", "-", "--id", "s3"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(&earlier.0.stdout)
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    // Where the database fences, too.
+    backend.set("SESSIOND_FENCING", "database");
+    backend.run(&home, &["import", "s1.txt", "--id", "s4"]).ok();
+    backend.run(&home, &["verify", "s4", "--deep"]).ok();
+    assert!(
+        backend
+            .run(&home, &["import", "s1.tar.gz", "--id", "s4"])
+            .ok()
+            .out()
+            .contains("is already stored")
+    );
+    backend.run(&home, &["reindex"]).ok();
+    let rows = backend.run(&home, &["ls", "--json"]).ok().json();
+    assert!(
+        rows["sessions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|row| row["id"] == "s3" && row["labels"]["team"] == "infra"),
+        "{rows}"
+    );
 }
 
 #[test]
@@ -294,10 +294,7 @@ async fn an_interrupted_import_continues() {
     world.write("projects/-w/s1/tool-results/t.txt", vec![b'y'; 5 << 20]);
     handle.flush(None).await.unwrap();
     let before = world.stored("s1").await.unwrap();
-    let (scratch, out) = (
-        Disk::new(world.path("scratch")),
-        world.path("s1.tar.gz"),
-    );
+    let (scratch, out) = (Disk::new(world.path("scratch")), world.path("s1.tar.gz"));
     let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
     let files: Vec<_> = paths
         .iter()
@@ -362,86 +359,81 @@ async fn an_interrupted_import_continues() {
 
 on_each_backend!(restore_from_env_never_overwrites_differing_files);
 fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
-        let home = TempHome::new();
-        stream(&backend, &home);
-        let blob = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
-        // Too long for one variable of a process: a smaller one is what fits there.
-        assert!(blob.len() < 128 << 10, "{}", blob.len());
-        let from_env = |there: &TempHome, id: &str, blob: &str, arguments: &[&str]| {
-            let mut command =
-                backend.command(there, &[&["restore", "--from-env"], arguments].concat());
-            command
-                .env("AGENT_SESSION_ID", id)
-                .env("AGENT_SESSION_BLOB", blob)
-                .env("SESSIOND_STORE", "s3://nobody?endpoint=http://127.0.0.1:1");
-            crate::support::backend::Ran(command.output().unwrap())
-        };
-        let there = TempHome::new();
-        let said = from_env(&there, "s1", &blob, &[]).ok().out();
-        assert!(
-            said.contains("resume with s1") && said.contains("partial line"),
-            "{said}"
-        );
-        let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
-        let (mut sent, got) = (files_below(&root), files_below(&copy));
-        sent.insert(
-            "projects/-work-app/s1.jsonl".into(),
-            LINE.repeat(50).into_bytes(),
-        );
-        assert_eq!(
-            sent.keys().collect::<Vec<_>>(),
-            got.keys().collect::<Vec<_>>()
-        );
-        assert!(sent == got);
-        from_env(&there, "s1", &blob, &[]).ok();
-        from_env(&there, "s2", &blob, &[]).fails(2, "holds session s1, not s2", "");
-        std::fs::write(transcript(&there, "s1"), "{\"mine\":1}\n").unwrap();
-        from_env(&there, "s1", &blob, &[]).fails(7, "local files differ", "--force");
-        assert_eq!(
-            std::fs::read_to_string(transcript(&there, "s1")).unwrap(),
-            "{\"mine\":1}\n"
-        );
-        from_env(&there, "s1", &blob, &["--force"]).ok();
+    let home = TempHome::new();
+    stream(&backend, &home);
+    let blob = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
+    // Too long for one variable of a process: a smaller one is what fits there.
+    assert!(blob.len() < 128 << 10, "{}", blob.len());
+    let from_env = |there: &TempHome, id: &str, blob: &str, arguments: &[&str]| {
+        let mut command = backend.command(there, &[&["restore", "--from-env"], arguments].concat());
+        command
+            .env("AGENT_SESSION_ID", id)
+            .env("AGENT_SESSION_BLOB", blob)
+            .env("SESSIOND_STORE", "s3://nobody?endpoint=http://127.0.0.1:1");
+        crate::support::backend::Ran(command.output().unwrap())
+    };
+    let there = TempHome::new();
+    let said = from_env(&there, "s1", &blob, &[]).ok().out();
+    assert!(
+        said.contains("resume with s1") && said.contains("partial line"),
+        "{said}"
+    );
+    let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
+    let (mut sent, got) = (files_below(&root), files_below(&copy));
+    sent.insert(
+        "projects/-work-app/s1.jsonl".into(),
+        LINE.repeat(50).into_bytes(),
+    );
+    assert_eq!(
+        sent.keys().collect::<Vec<_>>(),
+        got.keys().collect::<Vec<_>>()
+    );
+    assert!(sent == got);
+    from_env(&there, "s1", &blob, &[]).ok();
+    from_env(&there, "s2", &blob, &[]).fails(2, "holds session s1, not s2", "");
+    std::fs::write(transcript(&there, "s1"), "{\"mine\":1}\n").unwrap();
+    from_env(&there, "s1", &blob, &[]).fails(7, "local files differ", "--force");
+    assert_eq!(
+        std::fs::read_to_string(transcript(&there, "s1")).unwrap(),
+        "{\"mine\":1}\n"
+    );
+    from_env(&there, "s1", &blob, &["--force"]).ok();
 
-        // One gzipped transcript goes where an agent looks that runs in this directory.
-        let gzipped = std::process::Command::new("sh")
-            .args([
-                "-c",
-                &format!("printf '%s' '{LINE}{{\"torn' | gzip | base64"),
-            ])
-            .output()
-            .unwrap();
-        let blob = String::from_utf8(gzipped.stdout).unwrap();
-        let there = TempHome::new();
-        from_env(&there, "s9", &blob, &[]).ok();
-        let here = there.home().canonicalize().unwrap();
-        let profile = sessiond::agent::claude_code::ClaudeCode::new("claude-code".parse().unwrap());
-        let path = there.home().join(format!(
-            ".claude/projects/{}/s9.jsonl",
-            profile.project_name(&here)
-        ));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
-        // What streams next is a session like any other.
-        let mut daemon = backend.daemon(&there, &[]);
-        append(&path, LINE);
-        backend.run(&there, &["flush", "--wait"]).ok();
-        daemon.kill();
-        let (_other, copy) = pulled(&backend, "s9");
-        assert_eq!(
-            files_below(&copy).values().next().unwrap(),
-            LINE.repeat(2).as_bytes()
-        );
+    // One gzipped transcript goes where an agent looks that runs in this directory.
+    let gzipped = std::process::Command::new("sh")
+        .args([
+            "-c",
+            &format!("printf '%s' '{LINE}{{\"torn' | gzip | base64"),
+        ])
+        .output()
+        .unwrap();
+    let blob = String::from_utf8(gzipped.stdout).unwrap();
+    let there = TempHome::new();
+    from_env(&there, "s9", &blob, &[]).ok();
+    let here = there.home().canonicalize().unwrap();
+    let profile = sessiond::agent::claude_code::ClaudeCode::new("claude-code".parse().unwrap());
+    let path = there.home().join(format!(
+        ".claude/projects/{}/s9.jsonl",
+        profile.project_name(&here)
+    ));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
+    // What streams next is a session like any other.
+    let mut daemon = backend.daemon(&there, &[]);
+    append(&path, LINE);
+    backend.run(&there, &["flush", "--wait"]).ok();
+    daemon.kill();
+    let (_other, copy) = pulled(&backend, "s9");
+    assert_eq!(
+        files_below(&copy).values().next().unwrap(),
+        LINE.repeat(2).as_bytes()
+    );
 
-        from_env(&there, "s9", "", &[]).fails(
-            3,
-            "AGENT_SESSION_BLOB is not set",
-            "sessiond export",
-        );
-        from_env(&there, "s9", "", &["--if-exists"]).ok();
-        from_env(&there, "", &blob, &[]).fails(2, "the session ID is unknown", "");
-        from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
-        from_env(&there, "s9", "bm90IGd6aXAK", &[]).fails(6, "neither gzip", "");
-        from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
+    from_env(&there, "s9", "", &[]).fails(3, "AGENT_SESSION_BLOB is not set", "sessiond export");
+    from_env(&there, "s9", "", &["--if-exists"]).ok();
+    from_env(&there, "", &blob, &[]).fails(2, "the session ID is unknown", "");
+    from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
+    from_env(&there, "s9", "bm90IGd6aXAK", &[]).fails(6, "neither gzip", "");
+    from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
 }
 
 #[test]

@@ -5,10 +5,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran};
 use crate::support::files::{append, files_below, write};
-use crate::support::TempHome;
+use crate::support::on_each_backend;
 
 /// A turn with four tools.
 const TOOLS: &str = "40cdc2a7-b2f1-451b-8582-b24141aacee2";
@@ -248,60 +248,55 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
 on_each_backend!(a_session_of_a_newer_agent_is_rejected_or_written_as_history);
 fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend) {
     let backend = stored_in(backend);
-        let home = TempHome::new();
-        let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
-        limit("2.1.324").fails(
-            7,
-            "which is newer than 2.1.324",
-            "--fallback history",
-        );
-        limit("2").fails(7, "2.1.325", "");
-        assert!(untouched(&home));
-        limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
-        limit("2.1.325").ok();
-        limit("2.10").ok();
-        assert!(!untouched(&home));
+    let home = TempHome::new();
+    let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
+    limit("2.1.324").fails(7, "which is newer than 2.1.324", "--fallback history");
+    limit("2").fails(7, "2.1.325", "");
+    assert!(untouched(&home));
+    limit("yesterday").fails(2, "--max-agent-version", "2.1.325");
+    limit("2.1.325").ok();
+    limit("2.10").ok();
+    assert!(!untouched(&home));
 
-        // Asked of the agent that is installed.
-        let bin = home.path().join("bin");
-        write(
-            &bin.join("claude"),
-            b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n",
+    // Asked of the agent that is installed.
+    let bin = home.path().join("bin");
+    write(
+        &bin.join("claude"),
+        b"#!/bin/sh\ntest \"$1\" = --version && echo '2.1.300 (Claude Code)'\n",
+    );
+    std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let auto = |path: &Path| {
+        let other = TempHome::new();
+        let mut command = backend.command(
+            &other,
+            &[
+                "restore",
+                TOOLS,
+                "--max-agent-version",
+                "auto",
+                "--fallback",
+                "history",
+            ],
         );
-        std::fs::set_permissions(bin.join("claude"), std::fs::Permissions::from_mode(0o755))
-            .unwrap();
-        let auto = |path: &Path| {
-            let other = TempHome::new();
-            let mut command = backend.command(
-                &other,
-                &[
-                    "restore",
-                    TOOLS,
-                    "--max-agent-version",
-                    "auto",
-                    "--fallback",
-                    "history",
-                ],
-            );
-            let ran = Ran(command.env("PATH", path).output().unwrap());
-            (ran, other)
-        };
-        let (ran, other) = auto(&bin);
-        assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
-        write(
-            &bin.join("claude"),
-            b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n",
-        );
-        auto(&bin).0.ok();
-        write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
-        assert!(auto(&bin).0.ok().err().contains("prints no version"));
-        assert!(
-            auto(&home.path().join("no-bin"))
-                .0
-                .ok()
-                .err()
-                .contains("--version")
-        );
+        let ran = Ran(command.env("PATH", path).output().unwrap());
+        (ran, other)
+    };
+    let (ran, other) = auto(&bin);
+    assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
+    write(
+        &bin.join("claude"),
+        b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n",
+    );
+    auto(&bin).0.ok();
+    write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
+    assert!(auto(&bin).0.ok().err().contains("prints no version"));
+    assert!(
+        auto(&home.path().join("no-bin"))
+            .0
+            .ok()
+            .err()
+            .contains("--version")
+    );
 }
 
 #[test]

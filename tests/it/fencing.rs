@@ -7,23 +7,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use futures_util::StreamExt as _;
-use sessiond::index::Index;
 use sessiond::error::ErrorKind;
+use sessiond::index::Index;
 use sessiond::log::fence::FencingPolicy;
 use sessiond::model::{EntryKind, LogPoint, ResolvedPoint, keys};
 use sessiond::restore::Options;
 use sessiond::store::s3::S3Store;
 
-use crate::support::needs_servers;
-use crate::support::on_each_storage;
+use crate::support::TempHome;
 use crate::support::faulty_store::{FaultyStore, WriteFault};
 use crate::support::files::copy_dir;
+use crate::support::needs_servers;
+use crate::support::on_each_storage;
+use crate::support::proxy::CountingProxy;
 use crate::support::rng::TestRng;
+use crate::support::servers::s3;
 use crate::support::storage::{SESSION, Storage, TRANSCRIPT, assert_same_rows, s3_settings};
 use crate::support::writer::{Writer, assert_not_interleaved};
-use crate::support::TempHome;
-use crate::support::proxy::CountingProxy;
-use crate::support::servers::s3;
 
 const TASK: &str = "tasks/s1/1.json";
 
@@ -185,7 +185,10 @@ async fn any_order(place: &Storage, seed: u64) {
         writer.update_index().await;
     }
     let entries = place.entries(&session).await;
-    let linked: BTreeSet<u64> = entries.iter().map(|entry| entry.header.predecessor()).collect();
+    let linked: BTreeSet<u64> = entries
+        .iter()
+        .map(|entry| entry.header.predecessor())
+        .collect();
     // Where the database fences, a number that nobody follows does not count.
     let last = entries.last().unwrap().header.seq;
     let log: Vec<_> = entries
@@ -263,111 +266,74 @@ async fn any_order(place: &Storage, seed: u64) {
     );
 }
 
-on_each_storage!(two_writers_never_interleave_and_lose_nothing);
+on_each_storage!(slow: two_writers_never_interleave_and_lose_nothing);
 async fn two_writers_never_interleave_and_lose_nothing(place: Storage) {
-        futures_util::stream::iter(0..30)
-            .for_each_concurrent(6, |seed| any_order(&place, seed))
-            .await;
-        let before = place.rows().await;
-        place.reindex().await;
-        assert_same_rows(
-            &before,
-            &place.rows().await,
-            &format!("{}: reindex gives other rows", place.name),
-        );
+    futures_util::stream::iter(0..30)
+        .for_each_concurrent(6, |seed| any_order(&place, seed))
+        .await;
+    let before = place.rows().await;
+    place.reindex().await;
+    assert_same_rows(
+        &before,
+        &place.rows().await,
+        &format!("{}: reindex gives other rows", place.name),
+    );
 }
 
 on_each_storage!(a_writer_idle_through_a_takeover_continues_on_a_branch);
 async fn a_writer_idle_through_a_takeover_continues_on_a_branch(place: Storage) {
-        let mut old = began(&place, &["one", "two"]).await;
-        old.append(TRANSCRIPT, &line("not flushed yet"));
-        let mut new = Writer::new(&place);
-        new.take_over(SESSION).await.unwrap();
-        new.append(TRANSCRIPT, &line("of the new one"));
-        new.flush().await.unwrap();
-        assert_eq!(new.logs().fence.as_str(), place.fence);
+    let mut old = began(&place, &["one", "two"]).await;
+    old.append(TRANSCRIPT, &line("not flushed yet"));
+    let mut new = Writer::new(&place);
+    new.take_over(SESSION).await.unwrap();
+    new.append(TRANSCRIPT, &line("of the new one"));
+    new.flush().await.unwrap();
+    assert_eq!(new.logs().fence.as_str(), place.fence);
 
-        old.flush().await.unwrap();
-        assert_eq!(old.write_target(SESSION), "branch", "{}", place.name);
-        old.append(TRANSCRIPT, &line("still going"));
-        old.restart();
-        old.flush().await.unwrap();
-        let writer = old.ledger(SESSION).unwrap().log_writer.writer;
-        assert_eq!(
-            place.files_of_branch(SESSION, &writer).await,
-            old.files(),
-            "{}",
-            place.name
-        );
-        assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
-        new.append(TRANSCRIPT, &line("undisturbed"));
-        new.flush().await.unwrap();
-        assert_eq!(new.write_target(SESSION), "main");
-        assert_not_interleaved(&place.entries(SESSION).await, place.name);
+    old.flush().await.unwrap();
+    assert_eq!(old.write_target(SESSION), "branch", "{}", place.name);
+    old.append(TRANSCRIPT, &line("still going"));
+    old.restart();
+    old.flush().await.unwrap();
+    let writer = old.ledger(SESSION).unwrap().log_writer.writer;
+    assert_eq!(
+        place.files_of_branch(SESSION, &writer).await,
+        old.files(),
+        "{}",
+        place.name
+    );
+    assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
+    new.append(TRANSCRIPT, &line("undisturbed"));
+    new.flush().await.unwrap();
+    assert_eq!(new.write_target(SESSION), "main");
+    assert_not_interleaved(&place.entries(SESSION).await, place.name);
 
-        old.update_index().await;
-        new.update_index().await;
-        let row = place
-            .index
-            .session(&place.id(SESSION))
-            .await
-            .unwrap()
-            .unwrap();
-        // Where a late write can replace another, a process that starts anew begins another branch, with everything.
-        let branches = if place.fence == "store" { 1 } else { 2 };
-        assert!(
-            row.branches.contains(&writer.to_string()) && row.branches.len() == branches,
-            "{}: {:?}",
-            place.name,
-            row.branches
-        );
-        // What the loser had is on its branch, so its volume can take the session back.
-        old.take_over(SESSION).await.unwrap();
-        assert_eq!(old.files(), new.files(), "{}", place.name);
+    old.update_index().await;
+    new.update_index().await;
+    let row = place
+        .index
+        .session(&place.id(SESSION))
+        .await
+        .unwrap()
+        .unwrap();
+    // Where a late write can replace another, a process that starts anew begins another branch, with everything.
+    let branches = if place.fence == "store" { 1 } else { 2 };
+    assert!(
+        row.branches.contains(&writer.to_string()) && row.branches.len() == branches,
+        "{}: {:?}",
+        place.name,
+        row.branches
+    );
+    // What the loser had is on its branch, so its volume can take the session back.
+    old.take_over(SESSION).await.unwrap();
+    assert_eq!(old.files(), new.files(), "{}", place.name);
 }
 
 on_each_storage!(a_lost_reply_is_retried_without_a_duplicate_or_a_gap);
 async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(place: Storage) {
-        let (place, store) = place.decorate(FaultyStore::new);
-        let mut writer = began(&place, &["one"]).await;
-        for round in 0..4 {
-            store.inject(|key| {
-                if key.contains("/log/") {
-                    WriteFault::LoseResponse
-                } else {
-                    WriteFault::None
-                }
-            });
-            writer.append(TRANSCRIPT, &line(&format!("round {round}")));
-            let error = writer.flush().await.unwrap_err();
-            assert!(error.is_retryable(), "{error}");
-            // More is written meanwhile: it is the next entry's, the same bytes go to the same number first.
-            writer.append(TRANSCRIPT, &line("meanwhile"));
-            store.recover();
-            writer.flush().await.unwrap();
-            writer.flush().await.unwrap();
-        }
-        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
-        assert_eq!(place.files_of(SESSION).await, writer.files());
-        assert_eq!(
-            shipped(&place).await,
-            writer.files()[TRANSCRIPT].len() as u64,
-            "{}: bytes shipped twice",
-            place.name
-        );
-        let numbers: Vec<u64> = place
-            .entries(SESSION)
-            .await
-            .iter()
-            .map(|entry| entry.header.seq)
-            .collect();
-        assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
-        assert!(place.branches(SESSION).await.is_empty());
-}
-
-on_each_storage!(a_claim_with_a_lost_reply_keeps_the_session);
-async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
-        let (place, store) = place.decorate(FaultyStore::new);
+    let (place, store) = place.decorate(FaultyStore::new);
+    let mut writer = began(&place, &["one"]).await;
+    for round in 0..4 {
         store.inject(|key| {
             if key.contains("/log/") {
                 WriteFault::LoseResponse
@@ -375,60 +341,97 @@ async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
                 WriteFault::None
             }
         });
-        let mut writer = Writer::new(&place);
-        writer.append(TRANSCRIPT, &line("one"));
-        for _ in 0..2 {
-            assert!(writer.flush().await.unwrap_err().is_retryable());
-        }
+        writer.append(TRANSCRIPT, &line(&format!("round {round}")));
+        let error = writer.flush().await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        // More is written meanwhile: it is the next entry's, the same bytes go to the same number first.
+        writer.append(TRANSCRIPT, &line("meanwhile"));
         store.recover();
         writer.flush().await.unwrap();
-        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
-        assert_eq!(place.files_of(SESSION).await, writer.files());
-        assert_eq!(
-            shipped(&place).await,
-            writer.files()[TRANSCRIPT].len() as u64
-        );
+        writer.flush().await.unwrap();
+    }
+    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
+    assert_eq!(place.files_of(SESSION).await, writer.files());
+    assert_eq!(
+        shipped(&place).await,
+        writer.files()[TRANSCRIPT].len() as u64,
+        "{}: bytes shipped twice",
+        place.name
+    );
+    let numbers: Vec<u64> = place
+        .entries(SESSION)
+        .await
+        .iter()
+        .map(|entry| entry.header.seq)
+        .collect();
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    assert!(place.branches(SESSION).await.is_empty());
+}
+
+on_each_storage!(a_claim_with_a_lost_reply_keeps_the_session);
+async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
+    let (place, store) = place.decorate(FaultyStore::new);
+    store.inject(|key| {
+        if key.contains("/log/") {
+            WriteFault::LoseResponse
+        } else {
+            WriteFault::None
+        }
+    });
+    let mut writer = Writer::new(&place);
+    writer.append(TRANSCRIPT, &line("one"));
+    for _ in 0..2 {
+        assert!(writer.flush().await.unwrap_err().is_retryable());
+    }
+    store.recover();
+    writer.flush().await.unwrap();
+    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
+    assert_eq!(place.files_of(SESSION).await, writer.files());
+    assert_eq!(
+        shipped(&place).await,
+        writer.files()[TRANSCRIPT].len() as u64
+    );
 }
 
 on_each_storage!(a_crash_between_entry_and_ledger_uploads_nothing_twice);
 async fn a_crash_between_entry_and_ledger_uploads_nothing_twice(place: Storage) {
-        let mut writer = began(&place, &["one", "two"]).await;
-        let keep = tempfile::tempdir().unwrap();
-        let state = writer.root.join(".sessiond");
-        copy_dir(&state, &keep.path().join("before"));
-        // One entry of a transcript and a side file, one of a side file alone.
-        writer.append(TRANSCRIPT, &line("three"));
-        writer.replace(TASK, "{\"v\":1}");
-        writer.flush().await.unwrap();
-        writer.replace(TASK, "{\"v\":2}");
-        writer.flush().await.unwrap();
-        let entries = place.entries(SESSION).await.len();
-        let durable = shipped(&place).await;
-        std::fs::remove_dir_all(&state).unwrap();
-        copy_dir(&keep.path().join("before"), &state);
-        writer.restart();
+    let mut writer = began(&place, &["one", "two"]).await;
+    let keep = tempfile::tempdir().unwrap();
+    let state = writer.root.join(".sessiond");
+    copy_dir(&state, &keep.path().join("before"));
+    // One entry of a transcript and a side file, one of a side file alone.
+    writer.append(TRANSCRIPT, &line("three"));
+    writer.replace(TASK, "{\"v\":1}");
+    writer.flush().await.unwrap();
+    writer.replace(TASK, "{\"v\":2}");
+    writer.flush().await.unwrap();
+    let entries = place.entries(SESSION).await.len();
+    let durable = shipped(&place).await;
+    std::fs::remove_dir_all(&state).unwrap();
+    copy_dir(&keep.path().join("before"), &state);
+    writer.restart();
 
-        writer.flush().await.unwrap();
-        assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
-        assert_eq!(
-            place.entries(SESSION).await.len(),
-            entries,
-            "{}: written again",
-            place.name
-        );
-        assert_eq!(shipped(&place).await, durable);
-        writer.append(TRANSCRIPT, &line("four"));
-        writer.flush().await.unwrap();
-        assert_eq!(writer.write_target(SESSION), "main");
-        assert_eq!(place.entries(SESSION).await.len(), entries + 1);
-        assert_eq!(place.files_of(SESSION).await, writer.files());
+    writer.flush().await.unwrap();
+    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
+    assert_eq!(
+        place.entries(SESSION).await.len(),
+        entries,
+        "{}: written again",
+        place.name
+    );
+    assert_eq!(shipped(&place).await, durable);
+    writer.append(TRANSCRIPT, &line("four"));
+    writer.flush().await.unwrap();
+    assert_eq!(writer.write_target(SESSION), "main");
+    assert_eq!(place.entries(SESSION).await.len(), entries + 1);
+    assert_eq!(place.files_of(SESSION).await, writer.files());
 }
 
 on_each_storage!(a_copied_volume_never_interleaves_with_its_original);
 async fn a_copied_volume_never_interleaves_with_its_original(place: Storage) {
-        futures_util::stream::iter(0..12)
-            .for_each_concurrent(6, |seed| copied_in_any_order(&place, seed))
-            .await;
+    futures_util::stream::iter(0..12)
+        .for_each_concurrent(6, |seed| copied_in_any_order(&place, seed))
+        .await;
 }
 
 /// A volume and its copy, any order of appends, flushes and restarts.
@@ -487,271 +490,281 @@ async fn copied_in_any_order(place: &Storage, seed: u64) {
 
 on_each_storage!(a_copied_volume_that_only_replaces_files_does_not_interleave_either);
 async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either(place: Storage) {
-        let mut first = began(&place, &["one"]).await;
-        first.replace(TASK, "{}");
+    let mut first = began(&place, &["one"]).await;
+    first.replace(TASK, "{}");
+    first.flush().await.unwrap();
+    let mut second = first.copy(&place);
+    for round in 0..3 {
+        first.replace(TASK, &format!("{{\"first\":{round}}}"));
         first.flush().await.unwrap();
-        let mut second = first.copy(&place);
-        for round in 0..3 {
-            first.replace(TASK, &format!("{{\"first\":{round}}}"));
-            first.flush().await.unwrap();
-            second.replace(TASK, &format!("{{\"second\":{round}}}"));
-            second.flush().await.unwrap();
-        }
-        let grounds = [first.write_target(SESSION), second.write_target(SESSION)];
-        assert_eq!(grounds, ["main", "branch"], "{}", place.name);
-        assert_eq!(place.files_of(SESSION).await, first.files());
-        let writer = second.ledger(SESSION).unwrap().log_writer.writer;
-        assert_eq!(
-            place.files_of_branch(SESSION, &writer).await,
-            second.files()
-        );
+        second.replace(TASK, &format!("{{\"second\":{round}}}"));
+        second.flush().await.unwrap();
+    }
+    let grounds = [first.write_target(SESSION), second.write_target(SESSION)];
+    assert_eq!(grounds, ["main", "branch"], "{}", place.name);
+    assert_eq!(place.files_of(SESSION).await, first.files());
+    let writer = second.ledger(SESSION).unwrap().log_writer.writer;
+    assert_eq!(
+        place.files_of_branch(SESSION, &writer).await,
+        second.files()
+    );
 }
 
 on_each_storage!(a_copied_volume_whose_original_moved_a_file_does_not_interleave_either);
 async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(place: Storage) {
-        let mut first = began(&place, &["one"]).await;
-        let mut second = first.copy(&place);
-        std::fs::create_dir_all(first.root.join("projects/-elsewhere")).unwrap();
-        std::fs::rename(
-            first.root.join(TRANSCRIPT),
-            first.root.join("projects/-elsewhere/s1.jsonl"),
-        )
-        .unwrap();
-        first.flush().await.unwrap();
-        second.append(TRANSCRIPT, &line("of the copy"));
-        second.flush().await.unwrap();
-        first.append("projects/-elsewhere/s1.jsonl", &line("of the original"));
-        first.flush().await.unwrap();
-        assert_eq!(
-            [first.write_target(SESSION), second.write_target(SESSION)],
-            ["main", "branch"],
-            "{}",
-            place.name
-        );
-        let writer = second.ledger(SESSION).unwrap().log_writer.writer;
-        assert_eq!(
-            place.files_of_branch(SESSION, &writer).await,
-            second.files()
-        );
+    let mut first = began(&place, &["one"]).await;
+    let mut second = first.copy(&place);
+    std::fs::create_dir_all(first.root.join("projects/-elsewhere")).unwrap();
+    std::fs::rename(
+        first.root.join(TRANSCRIPT),
+        first.root.join("projects/-elsewhere/s1.jsonl"),
+    )
+    .unwrap();
+    first.flush().await.unwrap();
+    second.append(TRANSCRIPT, &line("of the copy"));
+    second.flush().await.unwrap();
+    first.append("projects/-elsewhere/s1.jsonl", &line("of the original"));
+    first.flush().await.unwrap();
+    assert_eq!(
+        [first.write_target(SESSION), second.write_target(SESSION)],
+        ["main", "branch"],
+        "{}",
+        place.name
+    );
+    let writer = second.ledger(SESSION).unwrap().log_writer.writer;
+    assert_eq!(
+        place.files_of_branch(SESSION, &writer).await,
+        second.files()
+    );
 }
 
 on_each_storage!(a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch);
 async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch(place: Storage) {
-        let mut loser = began(&place, &["one"]).await;
-        Writer::new(&place).take_over(SESSION).await.unwrap();
-        loser.append(TRANSCRIPT, &line("lost"));
-        loser.flush().await.unwrap();
-        assert_eq!(loser.write_target(SESSION), "branch");
-        let mut copy = loser.copy(&place);
-        loser.append(TRANSCRIPT, &line("of the loser"));
-        loser.flush().await.unwrap();
-        copy.append(TRANSCRIPT, &line("of its copy"));
-        copy.flush().await.unwrap();
-        for writer in [&loser, &copy] {
-            let name = writer.ledger(SESSION).unwrap().log_writer.writer;
-            assert_eq!(
-                place.files_of_branch(SESSION, &name).await,
-                writer.files(),
-                "{}",
-                place.name
-            );
-        }
-        assert_eq!(place.branches(SESSION).await.len(), 2);
+    let mut loser = began(&place, &["one"]).await;
+    Writer::new(&place).take_over(SESSION).await.unwrap();
+    loser.append(TRANSCRIPT, &line("lost"));
+    loser.flush().await.unwrap();
+    assert_eq!(loser.write_target(SESSION), "branch");
+    let mut copy = loser.copy(&place);
+    loser.append(TRANSCRIPT, &line("of the loser"));
+    loser.flush().await.unwrap();
+    copy.append(TRANSCRIPT, &line("of its copy"));
+    copy.flush().await.unwrap();
+    for writer in [&loser, &copy] {
+        let name = writer.ledger(SESSION).unwrap().log_writer.writer;
+        assert_eq!(
+            place.files_of_branch(SESSION, &name).await,
+            writer.files(),
+            "{}",
+            place.name
+        );
+    }
+    assert_eq!(place.branches(SESSION).await.len(), 2);
 }
 
 on_each_storage!(without_a_ledger_only_files_that_extend_the_log_continue_it);
 async fn without_a_ledger_only_files_that_extend_the_log_continue_it(place: Storage) {
-        let mut writer = began(&place, &["one", "two"]).await;
-        let entries = place.entries(SESSION).await.len();
-        let forget = |writer: &mut Writer| {
-            std::fs::remove_dir_all(writer.root.join(".sessiond")).unwrap();
-            writer.restart();
-        };
-        // Equal: nothing to write, nothing written.
-        forget(&mut writer);
-        assert_eq!(writer.flush().await.unwrap(), (0, 0));
-        assert_eq!(place.entries(SESSION).await.len(), entries);
-        // Longer: claims, and goes on behind what is stored.
-        forget(&mut writer);
-        writer.append(TRANSCRIPT, &line("three"));
+    let mut writer = began(&place, &["one", "two"]).await;
+    let entries = place.entries(SESSION).await.len();
+    let forget = |writer: &mut Writer| {
+        std::fs::remove_dir_all(writer.root.join(".sessiond")).unwrap();
+        writer.restart();
+    };
+    // Equal: nothing to write, nothing written.
+    forget(&mut writer);
+    assert_eq!(writer.flush().await.unwrap(), (0, 0));
+    assert_eq!(place.entries(SESSION).await.len(), entries);
+    // Longer: claims, and goes on behind what is stored.
+    forget(&mut writer);
+    writer.append(TRANSCRIPT, &line("three"));
+    assert_eq!(
+        writer.flush().await.unwrap(),
+        (line("three").len() as u64, 1),
+        "{}",
+        place.name
+    );
+    let log = place.entries(SESSION).await;
+    assert_eq!(log.len(), entries + 2);
+    assert_eq!(log[entries].header.kind, EntryKind::Claim);
+    assert_eq!(place.files_of(SESSION).await, writer.files());
+    // Behind, and different: both go to a branch, and the log stays as it is.
+    let stored = writer.files();
+    for (what, text) in [
+        ("behind", line("one")),
+        ("different", line("one") + &line("other")),
+        ("longer and different", line("x").repeat(9)),
+    ] {
+        let mut other = Writer::new(&place);
+        other.append(TRANSCRIPT, &text);
+        other.flush().await.unwrap();
         assert_eq!(
-            writer.flush().await.unwrap(),
-            (line("three").len() as u64, 1),
-            "{}",
+            other.write_target(SESSION),
+            "branch",
+            "{}: {what}",
             place.name
         );
-        let log = place.entries(SESSION).await;
-        assert_eq!(log.len(), entries + 2);
-        assert_eq!(log[entries].header.kind, EntryKind::Claim);
-        assert_eq!(place.files_of(SESSION).await, writer.files());
-        // Behind, and different: both go to a branch, and the log stays as it is.
-        let stored = writer.files();
-        for (what, text) in [
-            ("behind", line("one")),
-            ("different", line("one") + &line("other")),
-            ("longer and different", line("x").repeat(9)),
-        ] {
-            let mut other = Writer::new(&place);
-            other.append(TRANSCRIPT, &text);
-            other.flush().await.unwrap();
-            assert_eq!(other.write_target(SESSION), "branch", "{}: {what}", place.name);
-            let name = other.ledger(SESSION).unwrap().log_writer.writer;
-            assert_eq!(
-                place.files_of_branch(SESSION, &name).await,
-                other.files(),
-                "{}: {what}",
-                place.name
-            );
-            assert_eq!(place.files_of(SESSION).await, stored);
-        }
-        assert_eq!(place.branches(SESSION).await.len(), 3);
-        // And the writer that holds it goes on.
-        writer.append(TRANSCRIPT, &line("four"));
-        writer.flush().await.unwrap();
-        assert_eq!(writer.write_target(SESSION), "main");
+        let name = other.ledger(SESSION).unwrap().log_writer.writer;
+        assert_eq!(
+            place.files_of_branch(SESSION, &name).await,
+            other.files(),
+            "{}: {what}",
+            place.name
+        );
+        assert_eq!(place.files_of(SESSION).await, stored);
+    }
+    assert_eq!(place.branches(SESSION).await.len(), 3);
+    // And the writer that holds it goes on.
+    writer.append(TRANSCRIPT, &line("four"));
+    writer.flush().await.unwrap();
+    assert_eq!(writer.write_target(SESSION), "main");
 }
 
 on_each_storage!(a_restored_session_continues_and_a_restart_downloads_nothing);
 async fn a_restored_session_continues_and_a_restart_downloads_nothing(place: Storage) {
-        let (place, store) = place.decorate(FaultyStore::new);
-        let mut old = began(&place, &["one", "two"]).await;
-        old.replace(TASK, "{\"v\":1}");
-        old.flush().await.unwrap();
-        drop(old);
-        let mut new = Writer::new(&place);
-        let report = new.take_over(SESSION).await.unwrap();
-        assert_eq!(report.written(), 2);
-        let before = shipped(&place).await;
-        // The daemon that starts next is the same writer: one entry with what is new, and no second claim.
-        assert_eq!(new.flush().await.unwrap(), (0, 0), "{}", place.name);
-        new.append(TRANSCRIPT, &line("three"));
-        assert_eq!(new.flush().await.unwrap().1, 1);
-        let log = place.entries(SESSION).await;
-        let last = log.last().unwrap();
-        assert_eq!(last.header.writer.to_string(), report.writer.unwrap());
-        assert_eq!(last.header.seq, report.head + 1);
-        assert_eq!(
-            shipped(&place).await,
-            before + line("three").len() as u64,
-            "{}: shipped again",
-            place.name
-        );
+    let (place, store) = place.decorate(FaultyStore::new);
+    let mut old = began(&place, &["one", "two"]).await;
+    old.replace(TASK, "{\"v\":1}");
+    old.flush().await.unwrap();
+    drop(old);
+    let mut new = Writer::new(&place);
+    let report = new.take_over(SESSION).await.unwrap();
+    assert_eq!(report.written(), 2);
+    let before = shipped(&place).await;
+    // The daemon that starts next is the same writer: one entry with what is new, and no second claim.
+    assert_eq!(new.flush().await.unwrap(), (0, 0), "{}", place.name);
+    new.append(TRANSCRIPT, &line("three"));
+    assert_eq!(new.flush().await.unwrap().1, 1);
+    let log = place.entries(SESSION).await;
+    let last = log.last().unwrap();
+    assert_eq!(last.header.writer.to_string(), report.writer.unwrap());
+    assert_eq!(last.header.seq, report.head + 1);
+    assert_eq!(
+        shipped(&place).await,
+        before + line("three").len() as u64,
+        "{}: shipped again",
+        place.name
+    );
 
-        // The same volume again: nobody wrote, so nothing is read but what tells that.
-        let reads = store.reads();
-        let report = new.take_over(SESSION).await.unwrap();
-        assert_eq!((report.objects, report.written()), (0, 0));
-        new.restart();
-        new.append(TRANSCRIPT, &line("four"));
-        assert_eq!(new.flush().await.unwrap().1, 1);
-        // The last entry, to see that the store still is the one the ledger knows.
-        assert_eq!(
-            store.reads() - reads,
-            1 + u64::from(place.fence == "database"),
-            "{}: it read the log",
-            place.name
-        );
-        assert_eq!(place.files_of(SESSION).await, new.files());
+    // The same volume again: nobody wrote, so nothing is read but what tells that.
+    let reads = store.reads();
+    let report = new.take_over(SESSION).await.unwrap();
+    assert_eq!((report.objects, report.written()), (0, 0));
+    new.restart();
+    new.append(TRANSCRIPT, &line("four"));
+    assert_eq!(new.flush().await.unwrap().1, 1);
+    // The last entry, to see that the store still is the one the ledger knows.
+    assert_eq!(
+        store.reads() - reads,
+        1 + u64::from(place.fence == "database"),
+        "{}: it read the log",
+        place.name
+    );
+    assert_eq!(place.files_of(SESSION).await, new.files());
 }
 
 on_each_storage!(a_rollback_keeps_every_later_entry_reachable);
 async fn a_rollback_keeps_every_later_entry_reachable(place: Storage) {
-        let mut old = Writer::new(&place);
-        let mut points = Vec::new();
-        for round in 0..5 {
-            old.append(TRANSCRIPT, &line(&format!("round {round}")));
-            old.append(
-                "projects/-w/s1/subagents/agent-a.jsonl",
-                &line(&format!("helper {round}")),
-            );
-            old.replace(TASK, &format!("{{\"v\":{round}}}"));
-            old.flush().await.unwrap();
-            points.push((old.ledger(SESSION).unwrap().log_writer.seq, old.files()));
-        }
-        let (rollback_to, then) = points[1].clone();
-        let mut new = Writer::new(&place);
-        let options = Options {
-            point: ResolvedPoint {
-                at: LogPoint::Seq(rollback_to),
-                ..ResolvedPoint::default()
-            },
-            claim: true,
-            ..Options::default()
-        };
-        let report = new.restore(SESSION, options).await.unwrap();
-        assert_eq!((report.seq, new.files()), (rollback_to, then), "{}", place.name);
-        new.append(TRANSCRIPT, &line("another way"));
-        new.flush().await.unwrap();
-        // Side files too are as they were at that point: what a later restore gives is what the agent has.
-        assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
-        for (seq, files) in &points {
-            assert_eq!(
-                &place
-                    .files_at(SESSION, LogPoint::Seq(*seq), None)
-                    .await
-                    .unwrap(),
-                files,
-                "{}: entry {seq}",
-                place.name
-            );
-        }
-        // The writer that was left behind has nothing to lose, and cannot write.
-        old.append(TRANSCRIPT, &line("too late"));
+    let mut old = Writer::new(&place);
+    let mut points = Vec::new();
+    for round in 0..5 {
+        old.append(TRANSCRIPT, &line(&format!("round {round}")));
+        old.append(
+            "projects/-w/s1/subagents/agent-a.jsonl",
+            &line(&format!("helper {round}")),
+        );
+        old.replace(TASK, &format!("{{\"v\":{round}}}"));
         old.flush().await.unwrap();
-        assert_eq!(old.write_target(SESSION), "branch");
+        points.push((old.ledger(SESSION).unwrap().log_writer.seq, old.files()));
+    }
+    let (rollback_to, then) = points[1].clone();
+    let mut new = Writer::new(&place);
+    let options = Options {
+        point: ResolvedPoint {
+            at: LogPoint::Seq(rollback_to),
+            ..ResolvedPoint::default()
+        },
+        claim: true,
+        ..Options::default()
+    };
+    let report = new.restore(SESSION, options).await.unwrap();
+    assert_eq!(
+        (report.seq, new.files()),
+        (rollback_to, then),
+        "{}",
+        place.name
+    );
+    new.append(TRANSCRIPT, &line("another way"));
+    new.flush().await.unwrap();
+    // Side files too are as they were at that point: what a later restore gives is what the agent has.
+    assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
+    for (seq, files) in &points {
+        assert_eq!(
+            &place
+                .files_at(SESSION, LogPoint::Seq(*seq), None)
+                .await
+                .unwrap(),
+            files,
+            "{}: entry {seq}",
+            place.name
+        );
+    }
+    // The writer that was left behind has nothing to lose, and cannot write.
+    old.append(TRANSCRIPT, &line("too late"));
+    old.flush().await.unwrap();
+    assert_eq!(old.write_target(SESSION), "branch");
 }
 
 on_each_storage!(a_restore_that_loses_the_race_reads_on_and_claims_after_it);
 async fn a_restore_that_loses_the_race_reads_on_and_claims_after_it(place: Storage) {
-        let (outer, store) = place.decorate(FaultyStore::new);
-        let mut old = began(&outer, &["one"]).await;
-        old.replace(TASK, "{\"v\":1}");
-        old.flush().await.unwrap();
-        let mut new = Writer::new(&outer);
-        // Between the restore's look and its claim, the old writer replaces a file and appends.
-        let overtaken = Arc::new(AtomicBool::new(false));
-        let (once, runtime) = (overtaken.clone(), tokio::runtime::Handle::current());
-        let old = Arc::new(tokio::sync::Mutex::new(old));
-        let racer = old.clone();
-        store.inject(move |key| {
-            if key.contains("/log/") && !once.swap(true, SeqCst) {
-                let racer = racer.clone();
-                tokio::task::block_in_place(|| {
-                    runtime.block_on(async move {
-                        let mut racer = racer.lock().await;
-                        racer.append(TRANSCRIPT, &line("overtaking"));
-                        racer.replace(TASK, "{\"v\":2}");
-                        let _ = racer.flush().await;
-                    });
+    let (outer, store) = place.decorate(FaultyStore::new);
+    let mut old = began(&outer, &["one"]).await;
+    old.replace(TASK, "{\"v\":1}");
+    old.flush().await.unwrap();
+    let mut new = Writer::new(&outer);
+    // Between the restore's look and its claim, the old writer replaces a file and appends.
+    let overtaken = Arc::new(AtomicBool::new(false));
+    let (once, runtime) = (overtaken.clone(), tokio::runtime::Handle::current());
+    let old = Arc::new(tokio::sync::Mutex::new(old));
+    let racer = old.clone();
+    store.inject(move |key| {
+        if key.contains("/log/") && !once.swap(true, SeqCst) {
+            let racer = racer.clone();
+            tokio::task::block_in_place(|| {
+                runtime.block_on(async move {
+                    let mut racer = racer.lock().await;
+                    racer.append(TRANSCRIPT, &line("overtaking"));
+                    racer.replace(TASK, "{\"v\":2}");
+                    let _ = racer.flush().await;
                 });
-            }
-            WriteFault::None
-        });
-        new.take_over(SESSION)
-            .await
-            .unwrap_or_else(|error| panic!("{}: {error}", outer.name));
-        store.recover();
-        assert!(overtaken.load(SeqCst));
-        let mut old = old.lock().await;
-        old.flush().await.unwrap();
-        new.append(TRANSCRIPT, &line("new"));
-        new.flush().await.unwrap();
-        assert_eq!(new.write_target(SESSION), "main", "{}", outer.name);
-        assert_eq!(outer.files_of(SESSION).await, new.files(), "{}", outer.name);
-        // Either it got in before the claim, or all that it has is on its branch.
-        let (target, writer) = (
-            old.write_target(SESSION),
-            old.ledger(SESSION).unwrap().log_writer.writer,
-        );
-        if target == "branch" {
-            assert_eq!(outer.files_of_branch(SESSION, &writer).await, old.files());
-        } else {
-            assert!(
-                new.files()[TRANSCRIPT].starts_with(&old.files()[TRANSCRIPT]),
-                "{}",
-                outer.name
-            );
+            });
         }
+        WriteFault::None
+    });
+    new.take_over(SESSION)
+        .await
+        .unwrap_or_else(|error| panic!("{}: {error}", outer.name));
+    store.recover();
+    assert!(overtaken.load(SeqCst));
+    let mut old = old.lock().await;
+    old.flush().await.unwrap();
+    new.append(TRANSCRIPT, &line("new"));
+    new.flush().await.unwrap();
+    assert_eq!(new.write_target(SESSION), "main", "{}", outer.name);
+    assert_eq!(outer.files_of(SESSION).await, new.files(), "{}", outer.name);
+    // Either it got in before the claim, or all that it has is on its branch.
+    let (target, writer) = (
+        old.write_target(SESSION),
+        old.ledger(SESSION).unwrap().log_writer.writer,
+    );
+    if target == "branch" {
+        assert_eq!(outer.files_of_branch(SESSION, &writer).await, old.files());
+    } else {
+        assert!(
+            new.files()[TRANSCRIPT].starts_with(&old.files()[TRANSCRIPT]),
+            "{}",
+            outer.name
+        );
+    }
 }
 
 on_each_storage!(
@@ -768,28 +781,28 @@ async fn an_entry_of_a_newer_format_is_left_alone_and_nothing_is_lost(storage: S
 }
 
 async fn an_unreadable_entry_is_left_alone(place: Storage, bytes: Vec<u8>) {
-            let mut writer = began(&place, &["one"]).await;
-            let next = writer.ledger(SESSION).unwrap().log_writer.seq + 1;
-            place
-                .store
-                .put(&keys::entry(&place.id(SESSION), next), bytes.clone().into())
-                .await
-                .unwrap();
-            writer.append(TRANSCRIPT, &line("two"));
-            writer
-                .flush()
-                .await
-                .unwrap_or_else(|error| panic!("{}: {error}", place.name));
-            assert_eq!(writer.write_target(SESSION), "branch", "{}", place.name);
-            let name = writer.ledger(SESSION).unwrap().log_writer.writer;
-            assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
-            let stored = place
-                .store
-                .get(&keys::entry(&place.id(SESSION), next))
-                .await
-                .unwrap()
-                .unwrap();
-            assert_eq!(stored, bytes, "{}: it was overwritten", place.name);
+    let mut writer = began(&place, &["one"]).await;
+    let next = writer.ledger(SESSION).unwrap().log_writer.seq + 1;
+    place
+        .store
+        .put(&keys::entry(&place.id(SESSION), next), bytes.clone().into())
+        .await
+        .unwrap();
+    writer.append(TRANSCRIPT, &line("two"));
+    writer
+        .flush()
+        .await
+        .unwrap_or_else(|error| panic!("{}: {error}", place.name));
+    assert_eq!(writer.write_target(SESSION), "branch", "{}", place.name);
+    let name = writer.ledger(SESSION).unwrap().log_writer.writer;
+    assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
+    let stored = place
+        .store
+        .get(&keys::entry(&place.id(SESSION), next))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(stored, bytes, "{}: it was overwritten", place.name);
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

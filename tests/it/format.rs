@@ -9,22 +9,23 @@ use std::sync::Arc;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::model::{LogPoint, ResolvedPoint};
 use sessiond::restore;
-use sessiond::verify::verify;
 use sessiond::sys::Disk;
 use sessiond::upkeep::compact::compact;
+use sessiond::verify::verify;
 
-use crate::support::needs_tools;
-use crate::support::backend::{Backend, transcript};
-use crate::support::files::append;
-use crate::support::world::World;
 use crate::support::TempHome;
-use crate::support::shell_blocks::blocks;
+use crate::support::backend::{Backend, transcript};
 use crate::support::fetch;
+use crate::support::files::append;
+use crate::support::needs_tools;
+use crate::support::shell_blocks::blocks;
+use crate::support::world::World;
 
 fn recipe() -> String {
-    let text =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/format.md"))
-            .unwrap();
+    let text = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/format.md"),
+    )
+    .unwrap();
     let recipe = blocks(&text)
         .into_iter()
         .find(|block| block.language == "sh");

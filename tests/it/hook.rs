@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running, Signal, eventually};
 use crate::support::files::append;
-use crate::support::TempHome;
+use crate::support::on_each_backend;
+use crate::support::slow;
 
 const SESSION: &str = "36c58e05-60f1-4e52-a089-fafb891c18dd";
 
@@ -115,16 +116,16 @@ fn stored(backend: &Backend) -> String {
 
 on_each_backend!(the_stop_hook_makes_the_turn_durable);
 fn the_stop_hook_makes_the_turn_durable(backend: Backend) {
-        let home = TempHome::new();
-        let mut daemon = slow_daemon(&backend, &home);
-        append(&transcript(&home), &lines().concat());
-        let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-        daemon.kill();
-        assert_eq!(said, "", "{took:?}");
-        assert_eq!(
-            stored(&backend),
-            std::fs::read_to_string(transcript(&home)).unwrap()
-        );
+    let home = TempHome::new();
+    let mut daemon = slow_daemon(&backend, &home);
+    append(&transcript(&home), &lines().concat());
+    let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    daemon.kill();
+    assert_eq!(said, "", "{took:?}");
+    assert_eq!(
+        stored(&backend),
+        std::fs::read_to_string(transcript(&home)).unwrap()
+    );
 }
 
 #[test]
@@ -184,7 +185,7 @@ fn a_missing_last_message_is_reported_and_the_rest_is_durable() {
     );
 }
 
-#[test]
+slow!(every_hook_event_succeeds_and_only_turn_ends_flush);
 fn every_hook_event_succeeds_and_only_turn_ends_flush() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
@@ -337,10 +338,7 @@ fn the_hook_reports_a_takeover() {
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), &lines().concat());
     let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-    assert!(
-        said.contains("it is durable on branch"),
-        "{said}"
-    );
+    assert!(said.contains("it is durable on branch"), "{said}");
 }
 
 #[test]

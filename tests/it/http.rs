@@ -13,14 +13,14 @@ use serde_json::Value;
 use sessiond::daemon::health::{HealthState, StreamingState};
 use sessiond::sys::SystemClock;
 
-use crate::support::needs_servers;
+use crate::support::TempHome;
 use crate::support::backend::{self, Backend, Signal, eventually, transcript};
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files::append;
-use crate::support::world::World;
-use crate::support::TempHome;
+use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
+use crate::support::world::World;
 
 const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
 /// As it stands in addresses that must not be seen.
@@ -48,9 +48,7 @@ impl Watched {
         let mut address = None;
         eventually("it says where it answers", || {
             let said = std::fs::read_to_string(&log).unwrap();
-            let line = said
-                .lines()
-                .find(|line| line.contains("serving /healthz"));
+            let line = said.lines().find(|line| line.contains("serving /healthz"));
             address = line.and_then(|line| line.split_once("address=")?.1.trim().parse().ok());
             address.is_some()
         });
@@ -451,11 +449,9 @@ fn a_sidecar_reports_a_failed_restore_and_starts_with_nothing_stored() {
     backend
         .run(&home, &["daemon", "--session", SESSION, "--must-exist"])
         .fails(8, SESSION, "");
-    backend.run(&home, &["daemon", "--session", " "]).fails(
-        2,
-        "--session",
-        "leave out --session",
-    );
+    backend
+        .run(&home, &["daemon", "--session", " "])
+        .fails(2, "--session", "leave out --session");
 }
 
 /// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.
@@ -493,7 +489,11 @@ async fn an_unresponsive_streaming_loop_is_unhealthy() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let snapshot = health.snapshot().await;
     assert_eq!(
-        (snapshot.report.healthy, snapshot.report.ready, snapshot.streams),
+        (
+            snapshot.report.healthy,
+            snapshot.report.ready,
+            snapshot.streams
+        ),
         (false, false, None)
     );
     assert!(snapshot.report.reason.unwrap().contains("unresponsive"));
@@ -506,7 +506,10 @@ async fn an_unresponsive_streaming_loop_is_unhealthy() {
         .await
         .unwrap();
     let snapshot = health.snapshot().await;
-    assert_eq!((snapshot.report.healthy, snapshot.report.ready), (false, false));
+    assert_eq!(
+        (snapshot.report.healthy, snapshot.report.ready),
+        (false, false)
+    );
     assert!(snapshot.report.reason.unwrap().contains("ended"));
     health.set_stopping();
     let last = health.snapshot().await.report;
@@ -894,11 +897,7 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
     let help = backend.run(&home, &["daemon", "--help"]).ok().out();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(
-        said.matches("the heartbeat failed").count(),
-        1,
-        "{said}"
-    );
+    assert_eq!(said.matches("the heartbeat failed").count(), 1, "{said}");
     assert_eq!(
         said.matches("withholding heartbeats: not everything is durable")
             .count(),
@@ -1073,11 +1072,7 @@ fn an_unreachable_trace_collector_changes_nothing() {
     backend.run(&home, &["flush", "--wait"]).ok();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(
-        said.matches("the trace export failed").count(),
-        1,
-        "{said}"
-    );
+    assert_eq!(said.matches("the trace export failed").count(), 1, "{said}");
 
     backend
         .run(&home, &["daemon", "--otlp-endpoint", "nonsense"])

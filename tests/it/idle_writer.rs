@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use jiff::{SignedDuration, Timestamp};
 use sessiond::codec::entry;
 use sessiond::index::sql::SqlIndex;
-use sessiond::log::fence::{Fencing, FencingPolicy};
 use sessiond::log::append::AppendOutcome;
+use sessiond::log::fence::{Fencing, FencingPolicy};
 use sessiond::log::writer::{GRACE, LogWriter};
 use sessiond::log::{Fence, Logs};
 use sessiond::model::{EntryKind, LogId, keys};
@@ -77,7 +77,9 @@ async fn a_writer_idle_across_a_gc_is_fenced_even_if_its_seq_is_free() {
             AppendOutcome::Written
         ));
     }
-    merge_small_segments(&logs, &id, other.seq, u64::MAX).await.unwrap();
+    merge_small_segments(&logs, &id, other.seq, u64::MAX)
+        .await
+        .unwrap();
     assert!(
         store
             .get(&keys::snapshot(&id, other.seq))

@@ -7,7 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::SqlIndex;
 use sessiond::index::{
-    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, SessionFilter, Index, RecordOutcome, SessionRow,
+    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, Index, RecordOutcome, SessionFilter,
+    SessionRow,
 };
 use sessiond::model::{
     Closed, ClosedStatus, Digest, EntryHeader, EntryKind, FileKind, FileMove, LogId,
@@ -51,12 +52,18 @@ pub fn postgres_place() -> Option<Place> {
 
 /// Makes one test of each case for each database.
 macro_rules! contract {
+    (slow: $($case:ident),* $(,)?) => {
+        $crate::index_contract::contract!(@ slow_sqlite slow_needs_servers $($case)*);
+    };
     ($($case:ident),* $(,)?) => {
-        mod sqlite { $(
+        $crate::index_contract::contract!(@ sqlite needs_servers $($case)*);
+    };
+    (@ $sqlite:ident $needs_servers:ident $($case:ident)*) => {
+        mod $sqlite { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() { super::$case(super::sqlite_place()).await }
         )* }
-        mod needs_servers { $(
+        mod $needs_servers { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
                 if let Some(place) = super::postgres_place() { super::$case(place).await }
@@ -204,9 +211,15 @@ async fn a_record_counts_once(place: Place) {
         "created"
     );
     let second = entry(&log, 2, vec![part("a.jsonl", 0, 10)]);
-    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::Recorded);
+    assert_eq!(
+        index.record(&second).await.unwrap(),
+        RecordOutcome::Recorded
+    );
     let before = rows(&index, &log).await;
-    assert_eq!(index.record(&second).await.unwrap(), RecordOutcome::AlreadyRecorded);
+    assert_eq!(
+        index.record(&second).await.unwrap(),
+        RecordOutcome::AlreadyRecorded
+    );
     assert_eq!(
         index.record(&entry(&log, 1, vec![])).await.unwrap(),
         RecordOutcome::AlreadyRecorded
@@ -349,7 +362,10 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
         (session.head, session.raw_bytes, session.stored_bytes),
         (12, 120, 600)
     );
-    assert_eq!((files.len(), files[0].state.len, entries.len()), (1, 120, 12));
+    assert_eq!(
+        (files.len(), files[0].state.len, entries.len()),
+        (1, 120, 12)
+    );
 }
 
 async fn racing_logs_all_arrive(place: Place) {
@@ -364,7 +380,10 @@ async fn racing_logs_all_arrive(place: Place) {
                         seq,
                         vec![part("a", seq - 1, 1)],
                     );
-                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
+                    assert_eq!(
+                        index.record(&record).await.unwrap(),
+                        RecordOutcome::Recorded
+                    );
                 }
             })
         })
@@ -435,8 +454,14 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     for (seq, writer) in [(8, "w9"), (7, "w9"), (7, "w2")] {
         let record = on_branch(entry(&log, seq, vec![part("a", 0, 5)]), writer);
-        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
-        assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::AlreadyRecorded);
+        assert_eq!(
+            index.record(&record).await.unwrap(),
+            RecordOutcome::Recorded
+        );
+        assert_eq!(
+            index.record(&record).await.unwrap(),
+            RecordOutcome::AlreadyRecorded
+        );
     }
     let session = index.session(&log).await.unwrap().unwrap();
     assert_eq!(
@@ -620,7 +645,10 @@ async fn pages_show_each_session_once(place: Place) {
                     let mut record = entry(&log, 2, vec![part("a", 1, 1)]);
                     record.header.prev_seq = (id == "new").then_some(0);
                     record.header.at = at(5000);
-                    assert_eq!(index.record(&record).await.unwrap(), RecordOutcome::Recorded);
+                    assert_eq!(
+                        index.record(&record).await.unwrap(),
+                        RecordOutcome::Recorded
+                    );
                 }
             }
             match page.next {
@@ -917,7 +945,10 @@ async fn what_is_said_is_found_again(place: Place) {
 async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
     let index = place.open();
     let at_rest = |is, raw| SessionMetadata {
-        closed: Some(Closed { status: is, raw_bytes: raw }),
+        closed: Some(Closed {
+            status: is,
+            raw_bytes: raw,
+        }),
         ..SessionMetadata::default()
     };
     let records = |id: &str| {
@@ -1138,7 +1169,10 @@ async fn old_failures_go(place: Place) {
     };
     index.record_failure(&failure("others", 1)).await.unwrap();
     for number in 1..=1010 {
-        index.record_failure(&failure("team", number)).await.unwrap();
+        index
+            .record_failure(&failure("team", number))
+            .await
+            .unwrap();
     }
     let all = index
         .failures(&"team".parse().unwrap(), u32::MAX)

@@ -11,8 +11,8 @@ use sessiond::index::{Index, RecordOutcome};
 use sqlx::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::needs_servers;
 use crate::index_contract::{entry, log, postgres_place, sqlite_place};
+use crate::support::needs_servers;
 use crate::support::servers::{Postgres, postgres};
 
 async fn ping(url: &str) -> Error {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The rows of ARCHITECTURE.md, lowest first. Modules of one row do not import each other, except in
-/// row 0.
+/// The rows of ARCHITECTURE.md, lowest first. Modules of one row do not import each other, except
+/// in row 0.
 const ROWS: [&[&str]; 9] = [
     &["model", "sys", "config", "error"],
     &["agent", "codec", "store", "index", "mirror"],
@@ -332,7 +332,10 @@ fn imports_are_resolved_through_groups_and_exports() {
     };
     let sources = [
         source("a/mod.rs", "pub mod b;\npub mod c;\npub use b::B;\n"),
-        source("a/b.rs", "use super::c::{self, d};\npub struct B; // use super::B\n"),
+        source(
+            "a/b.rs",
+            "use super::c::{self, d};\npub struct B; // use super::B\n",
+        ),
         source("a/c.rs", "use crate::a::{B, other};\n"),
         source("e.rs", "use crate::a::b::B;\nuse std::io;\n"),
     ];

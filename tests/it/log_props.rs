@@ -100,7 +100,9 @@ fn read(
 }
 
 fn is_linked(out: &[Entry]) -> bool {
-    let begins = out.first().is_none_or(|first| first.header.predecessor() == 0);
+    let begins = out
+        .first()
+        .is_none_or(|first| first.header.predecessor() == 0);
     begins
         && out.windows(2).all(|two| {
             two[1].header.predecessor() == two[0].header.seq

@@ -9,8 +9,8 @@ use sessiond::config::Prices;
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
-    GroupBy, Catalog, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SessionRow,
-    StatsFilter, StatsRow, SearchQuery,
+    Catalog, GroupBy, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SearchQuery,
+    SessionRow, StatsFilter, StatsRow,
 };
 use sessiond::model::{LogId, PathState, Role};
 use sessiond::sys::Disk;
@@ -21,21 +21,20 @@ use sessiond::upkeep::reindex::{catch_up, rebuild};
 use sqlx::{AnyConnection, Connection, Row};
 
 use crate::index_contract::{Place, contract, entry, log, postgres_place, sqlite_place};
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::Backend;
 use crate::support::files::{Files, append, files_below};
+use crate::support::on_each_backend;
 use crate::support::world::World;
-use crate::support::TempHome;
 
 contract!(
-    what_an_answer_took_counts_once_and_costs_what_is_known,
+    usage_counts_once_per_response_and_unknown_prices_stay_unknown,
     pages_show_each_message_once_and_in_order,
-    a_page_is_found_by_an_index_however_deep_it_lies,
-    what_was_said_is_found_where_it_is_kept,
+    full_text_search_finds_messages,
     sessions_are_counted_by_day_project_model_and_label,
-    the_bucket_alone_gives_the_same_rows,
-    a_line_that_was_cut_is_read_although_its_file_moved,
+    a_partial_line_is_parsed_after_its_file_moved,
 );
+contract!(slow: every_page_is_read_from_a_database_index, reindex_gives_the_same_message_rows);
 
 fn prices(text: &str) -> IndexOptions {
     IndexOptions {
@@ -123,8 +122,16 @@ async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
 }
 
 /// A session that the real program wrote, streamed in a few flushes.
-async fn streamed(place: &Place, options: IndexOptions, name: &str) -> (SessionRow, Vec<MessageRow>) {
-    let (world, (session, files), index) = (World::new(), fixture(name), place.open().with_options(options));
+async fn streamed(
+    place: &Place,
+    options: IndexOptions,
+    name: &str,
+) -> (SessionRow, Vec<MessageRow>) {
+    let (world, (session, files), index) = (
+        World::new(),
+        fixture(name),
+        place.open().with_options(options),
+    );
     let id = world.id(&session);
     index.delete_log(&id).await.unwrap();
     stream(&world, &index, &mut LogFlusher::new(id.clone()), &files, 4).await;
@@ -134,7 +141,7 @@ async fn streamed(place: &Place, options: IndexOptions, name: &str) -> (SessionR
     )
 }
 
-async fn what_an_answer_took_counts_once_and_costs_what_is_known(place: Place) {
+async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: Place) {
     let tokens = |row: &SessionRow| {
         let tokens = row.totals.tokens;
         [
@@ -348,7 +355,7 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
     }
 }
 
-async fn a_page_is_found_by_an_index_however_deep_it_lies(place: Place) {
+async fn every_page_is_read_from_a_database_index(place: Place) {
     let (index, log) = (place.open(), log("s1"));
     many(&place, &log, 200_000).await;
     let deep = Some(format!(
@@ -447,7 +454,7 @@ async fn label(place: &Place, id: &LogId, name: &str, value: &str) {
     connection.close().await.unwrap();
 }
 
-async fn what_was_said_is_found_where_it_is_kept(place: Place) {
+async fn full_text_search_finds_messages(place: Place) {
     let world = World::new();
     let index = place.open().with_options(prices(""));
     assert!(!index.search(&search("anything")).await.unwrap().has_text);
@@ -834,7 +841,7 @@ async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
     }
 }
 
-async fn the_bucket_alone_gives_the_same_rows(place: Place) {
+async fn reindex_gives_the_same_message_rows(place: Place) {
     let world = World::new();
     let index = place.open().with_options(prices(
         "claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }",
@@ -954,11 +961,15 @@ async fn the_bucket_alone_gives_the_same_rows(place: Place) {
         again().await;
     }
     for (id, _) in &ids {
-        assert_eq!(world.logs().list_segments(id).await.unwrap().len(), 1, "{id}");
+        assert_eq!(
+            world.logs().list_segments(id).await.unwrap().len(),
+            1,
+            "{id}"
+        );
     }
 }
 
-async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
+async fn a_partial_line_is_parsed_after_its_file_moved(place: Place) {
     let (world, index) = (World::new(), place.open().with_options(prices("")));
     let (id, mut shipment) = (world.id("s1"), LogFlusher::new(world.id("s1")));
     let (one, two) = (line(1, "user", "first"), line(2, "assistant", "second"));
@@ -998,137 +1009,137 @@ async fn a_line_that_was_cut_is_read_although_its_file_moved(place: Place) {
 
 on_each_backend!(the_program_lists_searches_and_counts);
 fn the_program_lists_searches_and_counts(backend: Backend) {
-        let home = TempHome::new();
-        let (session, files) = fixture("tools");
-        for (path, bytes) in files {
-            append(
-                &home.home().join(".claude").join(path),
-                &String::from_utf8(bytes).unwrap(),
-            );
-        }
-        backend.run(&home, &["run", "--", "true"]).ok();
-        let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        assert_eq!(
-            (&row["turns"], &row["tokens"]["input"], &row["cost_usd"]),
-            (&1.into(), &600.into(), &0.00835.into()),
-            "{row}"
+    let home = TempHome::new();
+    let (session, files) = fixture("tools");
+    for (path, bytes) in files {
+        append(
+            &home.home().join(".claude").join(path),
+            &String::from_utf8(bytes).unwrap(),
         );
-        let listed = backend.run(&home, &["ls"]).ok().out();
-        assert!(
-            listed.contains("COST") && listed.contains("$0.0083"),
-            "{listed}"
-        );
+    }
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    assert_eq!(
+        (&row["turns"], &row["tokens"]["input"], &row["cost_usd"]),
+        (&1.into(), &600.into(), &0.00835.into()),
+        "{row}"
+    );
+    let listed = backend.run(&home, &["ls"]).ok().out();
+    assert!(
+        listed.contains("COST") && listed.contains("$0.0083"),
+        "{listed}"
+    );
 
-        // A page, the next one by the line that tells how, and all of it.
-        let page = backend
-            .run(&home, &["messages", &session[..8], "--limit", "20"])
-            .ok()
-            .out();
-        let more = page
+    // A page, the next one by the line that tells how, and all of it.
+    let page = backend
+        .run(&home, &["messages", &session[..8], "--limit", "20"])
+        .ok()
+        .out();
+    let more = page
+        .lines()
+        .last()
+        .unwrap()
+        .strip_prefix("next page: sessiond ")
+        .unwrap_or_else(|| panic!("{page}"))
+        .replace('\'', "");
+    let rest = backend
+        .run(&home, &more.split(' ').collect::<Vec<_>>())
+        .ok()
+        .out();
+    let all = backend
+        .run(&home, &["messages", &session, "--json"])
+        .ok()
+        .json();
+    let count = all["messages"].as_array().unwrap().len();
+    assert_eq!(
+        (
+            page.lines().count() - 2 + rest.lines().count() - 1,
+            &all["next"]
+        ),
+        (count, &serde_json::Value::Null)
+    );
+    assert!(
+        rest.contains(&format!("{session}.jsonl:")) && rest.contains("1.1k in, 42 out"),
+        "{rest}"
+    );
+    let users = backend
+        .run(
+            &home,
+            &[
+                "messages",
+                &session,
+                "--role",
+                "user",
+                "--since",
+                "2020-01-01",
+                "--json",
+            ],
+        )
+        .ok()
+        .json();
+    assert_eq!(users["messages"].as_array().unwrap().len(), 1);
+    let none = backend
+        .run(
+            &home,
+            &["messages", &session, "--since", "2100-01-01", "--json"],
+        )
+        .ok()
+        .json();
+    assert_eq!(none["messages"].as_array().unwrap().len(), 0);
+    backend
+        .run(&home, &["messages", &session, "--cursor", "x"])
+        .fails(2, "cursor", "previous page");
+    backend
+        .run(&home, &["messages", &session, "--since", "soon"])
+        .fails(2, "--since", "2026-05-01");
+
+    // Nothing is kept to search in unless it is asked for.
+    backend.run(&home, &["search", "lines"]).fails(
+        3,
+        "contains no message texts",
+        "sessiond reindex --index-text",
+    );
+    backend
+        .run(&home, &["search", "***"])
+        .fails(2, "no word", "");
+    backend.run(&home, &["reindex", "--index-text"]).ok();
+    let found = backend
+        .run(&home, &["search", "\"all done\" -nothing"])
+        .ok()
+        .out();
+    assert!(
+        found.contains(&session) && found.contains("\n    All done: a.txt has 2 lines."),
+        "{found}"
+    );
+    let found = backend
+        .run(&home, &["search", "a.txt", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        found["hits"][0]["marks"],
+        serde_json::json!([[10, 15]]),
+        "{found}"
+    );
+    assert_eq!(
+        backend.run(&home, &["search", "nowhere"]).ok().out(),
+        "nothing found\n"
+    );
+
+    let stats = backend.run(&home, &["stats", "--by", "model"]).ok().out();
+    assert!(
+        stats
             .lines()
-            .last()
+            .nth(1)
             .unwrap()
-            .strip_prefix("next page: sessiond ")
-            .unwrap_or_else(|| panic!("{page}"))
-            .replace('\'', "");
-        let rest = backend
-            .run(&home, &more.split(' ').collect::<Vec<_>>())
-            .ok()
-            .out();
-        let all = backend
-            .run(&home, &["messages", &session, "--json"])
-            .ok()
-            .json();
-        let count = all["messages"].as_array().unwrap().len();
-        assert_eq!(
-            (
-                page.lines().count() - 2 + rest.lines().count() - 1,
-                &all["next"]
-            ),
-            (count, &serde_json::Value::Null)
-        );
-        assert!(
-            rest.contains(&format!("{session}.jsonl:")) && rest.contains("1.1k in, 42 out"),
-            "{rest}"
-        );
-        let users = backend
-            .run(
-                &home,
-                &[
-                    "messages",
-                    &session,
-                    "--role",
-                    "user",
-                    "--since",
-                    "2020-01-01",
-                    "--json",
-                ],
-            )
-            .ok()
-            .json();
-        assert_eq!(users["messages"].as_array().unwrap().len(), 1);
-        let none = backend
-            .run(
-                &home,
-                &["messages", &session, "--since", "2100-01-01", "--json"],
-            )
-            .ok()
-            .json();
-        assert_eq!(none["messages"].as_array().unwrap().len(), 0);
-        backend
-            .run(&home, &["messages", &session, "--cursor", "x"])
-            .fails(2, "cursor", "the page before");
-        backend
-            .run(&home, &["messages", &session, "--since", "soon"])
-            .fails(2, "--since", "2026-05-01");
-
-        // Nothing is kept to search in unless it is asked for.
-        backend.run(&home, &["search", "lines"]).fails(
-            3,
-            "contains no message texts",
-            "sessiond reindex --index-text",
-        );
-        backend
-            .run(&home, &["search", "***"])
-            .fails(2, "no word", "");
-        backend.run(&home, &["reindex", "--index-text"]).ok();
-        let found = backend
-            .run(&home, &["search", "\"all done\" -nothing"])
-            .ok()
-            .out();
-        assert!(
-            found.contains(&session) && found.contains("\n    All done: a.txt has 2 lines."),
-            "{found}"
-        );
-        let found = backend
-            .run(&home, &["search", "a.txt", "--json"])
-            .ok()
-            .json();
-        assert_eq!(
-            found["hits"][0]["marks"],
-            serde_json::json!([[10, 15]]),
-            "{found}"
-        );
-        assert_eq!(
-            backend.run(&home, &["search", "nowhere"]).ok().out(),
-            "nothing found\n"
-        );
-
-        let stats = backend.run(&home, &["stats", "--by", "model"]).ok().out();
-        assert!(
-            stats
-                .lines()
-                .nth(1)
-                .unwrap()
-                .starts_with("claude-opus-5-5  1")
-                && stats.contains("$0.0083")
-                && !stats.contains('█'),
-            "{stats}"
-        );
-        let stats = backend.run(&home, &["stats", "--json"]).ok().json();
-        assert_eq!(
-            (&stats["total"]["cost_usd"], &stats["total"]["turns"]),
-            (&0.00835.into(), &1.into()),
-            "{stats}"
-        );
+            .starts_with("claude-opus-5-5  1")
+            && stats.contains("$0.0083")
+            && !stats.contains('█'),
+        "{stats}"
+    );
+    let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+    assert_eq!(
+        (&stats["total"]["cost_usd"], &stats["total"]["turns"]),
+        (&0.00835.into(), &1.into()),
+        "{stats}"
+    );
 }

@@ -4,9 +4,9 @@
 use sessiond::store::Store;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use crate::support::needs_servers;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::{append, files_below};
+use crate::support::needs_servers;
 use crate::support::servers::{Postgres, S3, postgres};
 use crate::support::{TempHome, block_on};
 

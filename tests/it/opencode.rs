@@ -7,9 +7,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
 use crate::agents::{holds, objects};
-use crate::support::on_each_backend;
 use crate::support::backend::{Backend, Ran, eventually};
 use crate::support::files::append;
+use crate::support::on_each_backend;
 use crate::support::{TempHome, block_on};
 
 const SECRET: &str = "sk-not-for-the-bucket";
@@ -183,77 +183,77 @@ fn raw_bytes(ran: Ran) -> u64 {
 
 on_each_backend!(an_opencode_session_restores_row_by_row_without_secrets);
 fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend) {
-        backend.set("SESSIOND_AGENT", "opencode");
-        let home = TempHome::new();
-        let mut database = Database::made(&home);
-        database.session("ses_a", None);
-        let mut daemon = backend.daemon(&home, &[]);
-        database.turn("ses_a", 1);
-        database.session("ses_child", Some("ses_a"));
-        database.turn("ses_child", 2);
-        database.run("INSERT INTO todo VALUES ('ses_a', 'first', 0, 1), ('ses_a', 'second', 1, 1)");
-        database.changed("ses_a", 99);
-        backend.run(&home, &["flush", "--wait"]).ok();
-        let sessions = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
-        eventually("the index knows the turn", || sessions()[0]["turns"] == 1);
-        let row = sessions();
-        assert_eq!(
-            row.as_array().unwrap().len(),
-            1,
-            "a sub-agent's session belongs to the one that started it: {row}"
-        );
-        assert_eq!(
-            (row[0]["id"].as_str(), row[0]["cwd"].as_str()),
-            (Some("ses_a"), Some("/work/app")),
-            "{row}"
-        );
-        let shipped = row[0]["raw_bytes"].as_u64().unwrap();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::made(&home);
+    database.session("ses_a", None);
+    let mut daemon = backend.daemon(&home, &[]);
+    database.turn("ses_a", 1);
+    database.session("ses_child", Some("ses_a"));
+    database.turn("ses_child", 2);
+    database.run("INSERT INTO todo VALUES ('ses_a', 'first', 0, 1), ('ses_a', 'second', 1, 1)");
+    database.changed("ses_a", 99);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let sessions = || backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
+    eventually("the index knows the turn", || sessions()[0]["turns"] == 1);
+    let row = sessions();
+    assert_eq!(
+        row.as_array().unwrap().len(),
+        1,
+        "a sub-agent's session belongs to the one that started it: {row}"
+    );
+    assert_eq!(
+        (row[0]["id"].as_str(), row[0]["cwd"].as_str()),
+        (Some("ses_a"), Some("/work/app")),
+        "{row}"
+    );
+    let shipped = row[0]["raw_bytes"].as_u64().unwrap();
 
-        // Only what changes is shipped: a row more, one that is another, one that is gone.
-        database.run(r#"UPDATE part SET data = '{"type":"text","text":"better","time":{"end":3}}', time_updated = 1794836009000 WHERE id = 'prt_a_1_2'"#);
-        database.run("DELETE FROM todo WHERE position = 1");
-        database.changed("ses_a", 100);
-        backend.run(&home, &["flush", "--wait"]).ok();
-        eventually("the index knows the change", || {
-            raw_bytes(backend.run(&home, &["ls", "--json"])) > shipped
-        });
-        let more = raw_bytes(backend.run(&home, &["ls", "--json"])) - shipped;
-        assert!(more < 800, "{more} bytes for two rows");
-        daemon.kill();
+    // Only what changes is shipped: a row more, one that is another, one that is gone.
+    database.run(r#"UPDATE part SET data = '{"type":"text","text":"better","time":{"end":3}}', time_updated = 1794836009000 WHERE id = 'prt_a_1_2'"#);
+    database.run("DELETE FROM todo WHERE position = 1");
+    database.changed("ses_a", 100);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    eventually("the index knows the change", || {
+        raw_bytes(backend.run(&home, &["ls", "--json"])) > shipped
+    });
+    let more = raw_bytes(backend.run(&home, &["ls", "--json"])) - shipped;
+    assert!(more < 800, "{more} bytes for two rows");
+    daemon.kill();
 
-        let other = TempHome::new();
-        backend.run(&other, &["restore", "ses_a"]).ok();
-        let mut restored = Database::at(&other);
-        assert_eq!(restored.rows(), database.rows(), "on {}", backend.name);
-        for table in ["credential", "account", "session_share"] {
-            assert_eq!(restored.count(table), 0, "{table}");
-        }
-        assert!(!data(&other).join("auth.json").exists());
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    let mut restored = Database::at(&other);
+    assert_eq!(restored.rows(), database.rows(), "on {}", backend.name);
+    for table in ["credential", "account", "session_share"] {
+        assert_eq!(restored.count(table), 0, "{table}");
+    }
+    assert!(!data(&other).join("auth.json").exists());
 
-        // It goes on there; what was restored is not uploaded again.
-        let before = raw_bytes(backend.run(&other, &["ls", "--json"]));
-        restored.turn("ses_a", 3);
-        backend.run(&other, &["run", "--", "true"]).ok();
-        let after = raw_bytes(backend.run(&other, &["ls", "--json"]));
+    // It goes on there; what was restored is not uploaded again.
+    let before = raw_bytes(backend.run(&other, &["ls", "--json"]));
+    restored.turn("ses_a", 3);
+    backend.run(&other, &["run", "--", "true"]).ok();
+    let after = raw_bytes(backend.run(&other, &["ls", "--json"]));
+    assert!(
+        after > before && after - before < 2500,
+        "{} bytes for a turn",
+        after - before
+    );
+    let third = TempHome::new();
+    backend.run(&third, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&third).rows(), restored.rows());
+    if backend.name == "file+sqlite" {
+        let objects = objects(&backend.path().join("bucket"));
         assert!(
-            after > before && after - before < 2500,
-            "{} bytes for a turn",
-            after - before
+            objects.iter().any(|object| holds(object, "answer 3")),
+            "the objects are read"
         );
-        let third = TempHome::new();
-        backend.run(&third, &["restore", "ses_a"]).ok();
-        assert_eq!(Database::at(&third).rows(), restored.rows());
-        if backend.name == "file+sqlite" {
-            let objects = objects(&backend.path().join("bucket"));
-            assert!(
-                objects.iter().any(|object| holds(object, "answer 3")),
-                "the objects are read"
-            );
-            assert!(
-                !objects.iter().any(|object| holds(object, SECRET)),
-                "a secret is in the bucket"
-            );
-        }
+        assert!(
+            !objects.iter().any(|object| holds(object, SECRET)),
+            "a secret is in the bucket"
+        );
+    }
 }
 
 #[test]

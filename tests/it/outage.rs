@@ -12,11 +12,11 @@ use sessiond::index::sql::SqlIndex;
 use sessiond::log::fence::FencingPolicy;
 use sessiond::upkeep::reindex::rebuild;
 
-use crate::support::needs_servers;
 use crate::support::files::{Files, files_below};
-use crate::support::storage::{Rows, Storage, assert_same_rows, profile, rows};
+use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{Postgres, S3, postgres, s3};
+use crate::support::storage::{Rows, Storage, assert_same_rows, profile, rows};
 use crate::support::{TempHome, block_on, sessiond};
 
 const SESSION: &str = "s1";
@@ -645,7 +645,7 @@ fn a_killed_daemon_loses_nothing_and_uploads_nothing_twice() {
     let daemon = host.daemon(&[]);
     host.flush();
     wait_for_index(&host);
-    assert_eq!(host.session()["ground"], "main");
+    assert_eq!(host.session()["write_target"], "main");
     assert_eq!(daemon.stop().0, Some(0));
     host.assert_all_stored_once();
     assert_reindex_agrees(&host, "after eight crashes");

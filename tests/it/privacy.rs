@@ -5,10 +5,10 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::needs_servers;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, eventually, transcript};
 use crate::support::files::append;
-use crate::support::TempHome;
+use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{Postgres, postgres, s3};
 

@@ -4,10 +4,10 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::needs_servers;
-use crate::support::on_each_backend;
 use crate::support::backend::{Backend, Running, Signal, eventually, transcript};
 use crate::support::files::append;
+use crate::support::needs_servers;
+use crate::support::on_each_backend;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, sessiond, skip};
@@ -26,133 +26,133 @@ fn text(path: &std::path::Path) -> String {
 
 on_each_backend!(stream_kill_restore_in_a_new_home_is_byte_equal);
 fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
-        let home = TempHome::new();
-        let mut daemon = backend.daemon(&home, &[]);
-        let root = home.home().join(".claude");
-        append(&transcript(&home, "s1"), &LINE.repeat(50));
-        append(
-            &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
-            LINE,
-        );
-        append(
-            &root.join("projects/-work-app/s1/tool-results/big.txt"),
-            &"output ".repeat(9000),
-        );
-        append(
-            &root.join("projects/-work-app/agent-0ld.jsonl"),
-            "{\"sessionId\":\"s1\",\"isSidechain\":true}\n",
-        );
-        append(&root.join("tasks/s1/1.json"), "{\"id\":\"1\"}");
-        append(&root.join("file-history/s1/abc@v1"), "old text, no newline");
-        append(
-            &root.join("projects/-work-app/memory/MEMORY.md"),
-            "remember",
-        );
-        append(&root.join(".credentials.json"), "{\"secret\":1}");
-        let said = backend.run(&home, &["flush", "--wait"]).ok().out();
-        assert!(said.contains("s1: ") && said.contains("durable"), "{said}");
-        daemon.kill();
+    let home = TempHome::new();
+    let mut daemon = backend.daemon(&home, &[]);
+    let root = home.home().join(".claude");
+    append(&transcript(&home, "s1"), &LINE.repeat(50));
+    append(
+        &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
+        LINE,
+    );
+    append(
+        &root.join("projects/-work-app/s1/tool-results/big.txt"),
+        &"output ".repeat(9000),
+    );
+    append(
+        &root.join("projects/-work-app/agent-0ld.jsonl"),
+        "{\"sessionId\":\"s1\",\"isSidechain\":true}\n",
+    );
+    append(&root.join("tasks/s1/1.json"), "{\"id\":\"1\"}");
+    append(&root.join("file-history/s1/abc@v1"), "old text, no newline");
+    append(
+        &root.join("projects/-work-app/memory/MEMORY.md"),
+        "remember",
+    );
+    append(&root.join(".credentials.json"), "{\"secret\":1}");
+    let said = backend.run(&home, &["flush", "--wait"]).ok().out();
+    assert!(said.contains("s1: ") && said.contains("durable"), "{said}");
+    daemon.kill();
 
-        let other = TempHome::new();
-        let said = backend.run(&other, &["restore", "s1"]).ok().out();
-        assert!(said.contains("resume with s1"), "{said}");
-        let there = other.home().join(".claude");
-        for path in [
-            "projects/-work-app/s1.jsonl",
-            "projects/-work-app/s1/subagents/agent-1.jsonl",
-            "projects/-work-app/s1/tool-results/big.txt",
-            "projects/-work-app/agent-0ld.jsonl",
-            "tasks/s1/1.json",
-            "file-history/s1/abc@v1",
-            "projects/-work-app/memory/MEMORY.md",
-        ] {
-            assert_eq!(
-                text(&there.join(path)),
-                text(&root.join(path)),
-                "{path} on {}",
-                backend.name
-            );
-            let time = |root: &std::path::Path| {
-                std::fs::metadata(root.join(path))
-                    .unwrap()
-                    .modified()
-                    .unwrap()
-            };
-            assert_eq!(time(&there), time(&root), "{path}: time");
-        }
-        assert!(!there.join(".credentials.json").exists());
-
-        // The next append continues the log; nothing that was restored is uploaded again.
-        let entry: u64 = said
-            .split("at entry ")
-            .nth(1)
-            .and_then(|rest| rest.split(':').next()?.parse().ok())
-            .unwrap();
-        let mut daemon = backend.daemon(&other, &[]);
-        let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        eventually("the index knows what was restored", || {
-            row()["head"].as_u64() == Some(entry + 1)
-        });
-        let before = row();
-        append(&transcript(&other, "s1"), LINE);
-        backend.run(&other, &["flush", "--wait"]).ok();
-        eventually("the index knows the append", || {
-            row()["raw_bytes"].as_u64()
-                == Some(before["raw_bytes"].as_u64().unwrap() + LINE.len() as u64)
-        });
+    let other = TempHome::new();
+    let said = backend.run(&other, &["restore", "s1"]).ok().out();
+    assert!(said.contains("resume with s1"), "{said}");
+    let there = other.home().join(".claude");
+    for path in [
+        "projects/-work-app/s1.jsonl",
+        "projects/-work-app/s1/subagents/agent-1.jsonl",
+        "projects/-work-app/s1/tool-results/big.txt",
+        "projects/-work-app/agent-0ld.jsonl",
+        "tasks/s1/1.json",
+        "file-history/s1/abc@v1",
+        "projects/-work-app/memory/MEMORY.md",
+    ] {
         assert_eq!(
-            row()["head"].as_u64(),
-            Some(before["head"].as_u64().unwrap() + 1)
+            text(&there.join(path)),
+            text(&root.join(path)),
+            "{path} on {}",
+            backend.name
         );
-        assert_eq!(row()["cwd"], "/work/app");
-        daemon.signal(Signal::TERM);
-        assert_eq!(daemon.code(), Some(0));
+        let time = |root: &std::path::Path| {
+            std::fs::metadata(root.join(path))
+                .unwrap()
+                .modified()
+                .unwrap()
+        };
+        assert_eq!(time(&there), time(&root), "{path}: time");
+    }
+    assert!(!there.join(".credentials.json").exists());
+
+    // The next append continues the log; nothing that was restored is uploaded again.
+    let entry: u64 = said
+        .split("at entry ")
+        .nth(1)
+        .and_then(|rest| rest.split(':').next()?.parse().ok())
+        .unwrap();
+    let mut daemon = backend.daemon(&other, &[]);
+    let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    eventually("the index knows what was restored", || {
+        row()["head"].as_u64() == Some(entry + 1)
+    });
+    let before = row();
+    append(&transcript(&other, "s1"), LINE);
+    backend.run(&other, &["flush", "--wait"]).ok();
+    eventually("the index knows the append", || {
+        row()["raw_bytes"].as_u64()
+            == Some(before["raw_bytes"].as_u64().unwrap() + LINE.len() as u64)
+    });
+    assert_eq!(
+        row()["head"].as_u64(),
+        Some(before["head"].as_u64().unwrap() + 1)
+    );
+    assert_eq!(row()["cwd"], "/work/app");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.code(), Some(0));
 }
 
 on_each_backend!(run_restores_streams_launches_and_flushes_what_the_agent_writes_last);
 fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend: Backend) {
-        let home = TempHome::new();
-        // Writes once more after SIGTERM, as the real one does.
-        let agent = script(
-            &home,
-            "d=$HOME/.claude/projects/-work-app; mkdir -p $d; test -f $d/s1.jsonl && wc -l < $d/s1.jsonl > $HOME/restored\n\
+    let home = TempHome::new();
+    // Writes once more after SIGTERM, as the real one does.
+    let agent = script(
+        &home,
+        "d=$HOME/.claude/projects/-work-app; mkdir -p $d; test -f $d/s1.jsonl && wc -l < $d/s1.jsonl > $HOME/restored\n\
              trap 'sleep 0.2; echo \"{\\\"last\\\":1}\" >> $d/s1.jsonl; printf torn >> $d/s1.jsonl; exit 143' TERM\n\
              echo '{\"first\":1}' >> $d/s1.jsonl; touch $HOME/up; while :; do sleep 0.05; done\n",
-        );
-        let mut run = Running(
-            backend
-                .command(&home, &["run", "--session", "s1", "--", "sh", &agent])
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap(),
-        );
-        eventually("the agent is up", || home.home().join("up").exists());
-        run.signal(Signal::TERM);
-        assert_eq!(run.code(), Some(143));
-
-        let other = TempHome::new();
-        let ran = backend.run(
-            &other,
-            &[
-                "run",
-                "--session",
-                "s1",
-                "--",
-                "sh",
-                "-c",
-                "wc -l < $HOME/.claude/projects/-work-app/s1.jsonl; exit 5",
-            ],
-        );
-        assert_eq!((ran.code(), ran.out().trim()), (5, "2"), "{}", ran.err());
-        assert_eq!(
-            text(&transcript(&other, "s1")),
-            "{\"first\":1}\n{\"last\":1}\n"
-        );
-        // The unfinished line is not lost: a copy has it.
+    );
+    let mut run = Running(
         backend
-            .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
-            .ok();
-        assert!(text(&other.home().join("copy/projects/-work-app/s1.jsonl")).ends_with("torn"));
+            .command(&home, &["run", "--session", "s1", "--", "sh", &agent])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    eventually("the agent is up", || home.home().join("up").exists());
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), Some(143));
+
+    let other = TempHome::new();
+    let ran = backend.run(
+        &other,
+        &[
+            "run",
+            "--session",
+            "s1",
+            "--",
+            "sh",
+            "-c",
+            "wc -l < $HOME/.claude/projects/-work-app/s1.jsonl; exit 5",
+        ],
+    );
+    assert_eq!((ran.code(), ran.out().trim()), (5, "2"), "{}", ran.err());
+    assert_eq!(
+        text(&transcript(&other, "s1")),
+        "{\"first\":1}\n{\"last\":1}\n"
+    );
+    // The unfinished line is not lost: a copy has it.
+    backend
+        .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
+        .ok();
+    assert!(text(&other.home().join("copy/projects/-work-app/s1.jsonl")).ends_with("torn"));
 }
 
 #[test]
@@ -450,49 +450,49 @@ fn flush_waits_only_for_bytes_already_on_disk() {
 
 on_each_backend!(restore_finds_by_prefix_by_latest_by_project_and_all);
 fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
-        let home = TempHome::new();
-        append(&transcript(&home, "aaa-1"), LINE);
-        append(&transcript(&home, "aaa-2"), LINE);
-        backend.run(&home, &["run", "--", "true"]).ok();
-        append(
-            &home.home().join(".claude/projects/-elsewhere/bbb.jsonl"),
-            LINE,
-        );
-        backend.run(&home, &["run", "--", "true"]).ok();
-        let into = |arguments: &[&str]| {
-            let other = TempHome::new();
-            let ran = backend.run(&other, &[&["restore", "--json"], arguments].concat());
-            (ran, other)
-        };
-        into(&["aaa"]).0.fails(2, "aaa-1, aaa-2", "more of the id");
-        into(&["zzz"]).0.fails(3, "zzz", "sessiond ls");
-        let (ran, _) = into(&["zzz", "--if-exists"]);
-        assert_eq!(ran.ok().json(), serde_json::json!([]));
-        assert_eq!(into(&["bb"]).0.ok().json()[0]["session"], "bbb");
-        assert_eq!(into(&["--latest"]).0.ok().json()[0]["session"], "bbb");
-        let latest = into(&["--latest", "--project", "/work/app"]).0.ok().json();
-        assert!(
-            latest[0]["session"].as_str().unwrap().starts_with("aaa-"),
-            "{latest}"
-        );
-        let (ran, other) = into(&["--all"]);
-        assert_eq!(ran.ok().json().as_array().unwrap().len(), 3);
-        assert!(transcript(&other, "aaa-2").exists());
-        let ls = backend
-            .run(&other, &["ls", "--json", "--project", "/work/app"])
-            .ok()
-            .json();
-        assert_eq!(ls["sessions"].as_array().unwrap().len(), 2);
-        let page = backend
-            .run(&other, &["ls", "--json", "--limit", "2"])
-            .ok()
-            .json();
-        let next = page["next"].as_str().unwrap();
-        let rest = backend
-            .run(&other, &["ls", "--json", "--limit", "2", "--cursor", next])
-            .ok()
-            .json();
-        assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
+    let home = TempHome::new();
+    append(&transcript(&home, "aaa-1"), LINE);
+    append(&transcript(&home, "aaa-2"), LINE);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    append(
+        &home.home().join(".claude/projects/-elsewhere/bbb.jsonl"),
+        LINE,
+    );
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let into = |arguments: &[&str]| {
+        let other = TempHome::new();
+        let ran = backend.run(&other, &[&["restore", "--json"], arguments].concat());
+        (ran, other)
+    };
+    into(&["aaa"]).0.fails(2, "aaa-1, aaa-2", "more of the id");
+    into(&["zzz"]).0.fails(3, "zzz", "sessiond ls");
+    let (ran, _) = into(&["zzz", "--if-exists"]);
+    assert_eq!(ran.ok().json(), serde_json::json!([]));
+    assert_eq!(into(&["bb"]).0.ok().json()[0]["session"], "bbb");
+    assert_eq!(into(&["--latest"]).0.ok().json()[0]["session"], "bbb");
+    let latest = into(&["--latest", "--project", "/work/app"]).0.ok().json();
+    assert!(
+        latest[0]["session"].as_str().unwrap().starts_with("aaa-"),
+        "{latest}"
+    );
+    let (ran, other) = into(&["--all"]);
+    assert_eq!(ran.ok().json().as_array().unwrap().len(), 3);
+    assert!(transcript(&other, "aaa-2").exists());
+    let ls = backend
+        .run(&other, &["ls", "--json", "--project", "/work/app"])
+        .ok()
+        .json();
+    assert_eq!(ls["sessions"].as_array().unwrap().len(), 2);
+    let page = backend
+        .run(&other, &["ls", "--json", "--limit", "2"])
+        .ok()
+        .json();
+    let next = page["next"].as_str().unwrap();
+    let rest = backend
+        .run(&other, &["ls", "--json", "--limit", "2", "--cursor", next])
+        .ok()
+        .json();
+    assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
 }
 
 #[test]
@@ -615,85 +615,85 @@ fn restored_files_belong_to_the_owner_of_the_root() {
 
 on_each_backend!(pull_never_claims);
 fn pull_never_claims(backend: Backend) {
-        let home = TempHome::new();
-        let mut daemon = backend.daemon(&home, &[]);
-        append(&transcript(&home, "s1"), LINE);
-        backend.run(&home, &["flush", "--wait"]).ok();
-        let root = home.home().join(".claude").to_string_lossy().into_owned();
-        backend
-            .run(&home, &["pull", "s1", "--to", &root])
-            .fails(2, "agent's directory", "--to");
-        backend
-            .run(
-                &home,
-                &["pull", "s1", "--to", &format!("{root}/projects/x")],
-            )
-            .fails(2, "agent's directory", "--to");
-        backend.run(&home, &["pull", "s1"]).ok();
-        assert_eq!(
-            text(&home.home().join("s1/projects/-work-app/s1.jsonl")),
-            LINE
-        );
-        assert!(!home.home().join("s1/.sessiond").exists());
-        backend
-            .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
-            .ok();
-        assert!(home.home().join("raw/log/000000000002.gz").exists());
-        // The writer never noticed.
-        append(&transcript(&home, "s1"), LINE);
-        backend.run(&home, &["flush", "--wait"]).ok();
-        let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        assert_eq!(row["branches"], serde_json::json!([]));
-        daemon.signal(Signal::INT);
-        assert_eq!(daemon.code(), Some(0));
+    let home = TempHome::new();
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), LINE);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let root = home.home().join(".claude").to_string_lossy().into_owned();
+    backend
+        .run(&home, &["pull", "s1", "--to", &root])
+        .fails(2, "agent's directory", "--to");
+    backend
+        .run(
+            &home,
+            &["pull", "s1", "--to", &format!("{root}/projects/x")],
+        )
+        .fails(2, "agent's directory", "--to");
+    backend.run(&home, &["pull", "s1"]).ok();
+    assert_eq!(
+        text(&home.home().join("s1/projects/-work-app/s1.jsonl")),
+        LINE
+    );
+    assert!(!home.home().join("s1/.sessiond").exists());
+    backend
+        .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
+        .ok();
+    assert!(home.home().join("raw/log/000000000002.gz").exists());
+    // The writer never noticed.
+    append(&transcript(&home, "s1"), LINE);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    assert_eq!(row["branches"], serde_json::json!([]));
+    daemon.signal(Signal::INT);
+    assert_eq!(daemon.code(), Some(0));
 }
 
 on_each_backend!(two_daemons_on_one_session_never_interleave);
 fn two_daemons_on_one_session_never_interleave(backend: Backend) {
-        let first = TempHome::new();
-        let _first = backend.daemon(&first, &[]);
-        append(&transcript(&first, "s1"), LINE);
-        backend.run(&first, &["flush", "--wait"]).ok();
-        let second = TempHome::new();
-        backend.run(&second, &["restore", "s1"]).ok();
-        let _second = backend.daemon(&second, &[]);
-        append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
-        backend.run(&second, &["flush", "--wait"]).ok();
-        append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
-        // What the loser had is durable, and it is told where.
-        backend
-            .run(&first, &["flush", "--wait"])
-            .fails(4, "another writer owns", "pull s1 --branch");
-        // And told again, also when there is nothing new.
-        backend
-            .run(&first, &["flush", "--wait"])
-            .fails(4, "another writer owns", "pull s1 --branch");
-        append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
-        backend.run(&second, &["flush", "--wait"]).ok();
+    let first = TempHome::new();
+    let _first = backend.daemon(&first, &[]);
+    append(&transcript(&first, "s1"), LINE);
+    backend.run(&first, &["flush", "--wait"]).ok();
+    let second = TempHome::new();
+    backend.run(&second, &["restore", "s1"]).ok();
+    let _second = backend.daemon(&second, &[]);
+    append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
+    backend.run(&second, &["flush", "--wait"]).ok();
+    append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
+    // What the loser had is durable, and it is told where.
+    backend
+        .run(&first, &["flush", "--wait"])
+        .fails(4, "another writer owns", "pull s1 --branch");
+    // And told again, also when there is nothing new.
+    backend
+        .run(&first, &["flush", "--wait"])
+        .fails(4, "another writer owns", "pull s1 --branch");
+    append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
+    backend.run(&second, &["flush", "--wait"]).ok();
 
-        let copy = TempHome::new();
-        backend.run(&copy, &["pull", "s1", "--to", "main"]).ok();
-        assert_eq!(
-            text(&copy.home().join("main/projects/-work-app/s1.jsonl")),
-            text(&transcript(&second, "s1"))
-        );
-        let branches =
-            || backend.run(&copy, &["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
-        eventually("ls shows the branch", || {
-            branches().as_array().unwrap().len() == 1
-        });
-        let branch = branches()[0].as_str().unwrap().to_owned();
-        backend
-            .run(
-                &copy,
-                &["pull", "s1", "--to", "branch", "--branch", &branch[..6]],
-            )
-            .ok();
-        assert_eq!(
-            text(&copy.home().join("branch/projects/-work-app/s1.jsonl")),
-            text(&transcript(&first, "s1"))
-        );
-        backend.run(&copy, &["verify", "--all"]).ok();
+    let copy = TempHome::new();
+    backend.run(&copy, &["pull", "s1", "--to", "main"]).ok();
+    assert_eq!(
+        text(&copy.home().join("main/projects/-work-app/s1.jsonl")),
+        text(&transcript(&second, "s1"))
+    );
+    let branches =
+        || backend.run(&copy, &["ls", "--json"]).ok().json()["sessions"][0]["branches"].clone();
+    eventually("ls shows the branch", || {
+        branches().as_array().unwrap().len() == 1
+    });
+    let branch = branches()[0].as_str().unwrap().to_owned();
+    backend
+        .run(
+            &copy,
+            &["pull", "s1", "--to", "branch", "--branch", &branch[..6]],
+        )
+        .ok();
+    assert_eq!(
+        text(&copy.home().join("branch/projects/-work-app/s1.jsonl")),
+        text(&transcript(&first, "s1"))
+    );
+    backend.run(&copy, &["verify", "--all"]).ok();
 }
 
 #[test]
@@ -723,28 +723,28 @@ fn a_custom_agent_needs_only_patterns() {
 
 on_each_backend!(reindex_gives_the_same_rows);
 fn reindex_gives_the_same_rows(backend: Backend) {
-        let home = TempHome::new();
-        for session in ["s1", "s2", "s3"] {
-            append(&transcript(&home, session), &LINE.repeat(3));
-        }
-        append(
-            &home.home().join(".claude/projects/-work-app/memory/M.md"),
-            "m",
-        );
-        backend.run(&home, &["run", "--", "true"]).ok();
-        append(&transcript(&home, "s2"), LINE);
-        backend
-            .run(&home, &["run", "--session", "s2", "--", "true"])
-            .ok();
-        let before = backend.run(&home, &["ls", "--json"]).ok().json();
-        assert_eq!(before["sessions"].as_array().unwrap().len(), 3);
-        backend.run(&home, &["reindex"]).ok();
-        assert_eq!(
-            backend.run(&home, &["ls", "--json"]).ok().json(),
-            before,
-            "{}",
-            backend.name
-        );
+    let home = TempHome::new();
+    for session in ["s1", "s2", "s3"] {
+        append(&transcript(&home, session), &LINE.repeat(3));
+    }
+    append(
+        &home.home().join(".claude/projects/-work-app/memory/M.md"),
+        "m",
+    );
+    backend.run(&home, &["run", "--", "true"]).ok();
+    append(&transcript(&home, "s2"), LINE);
+    backend
+        .run(&home, &["run", "--session", "s2", "--", "true"])
+        .ok();
+    let before = backend.run(&home, &["ls", "--json"]).ok().json();
+    assert_eq!(before["sessions"].as_array().unwrap().len(), 3);
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(
+        backend.run(&home, &["ls", "--json"]).ok().json(),
+        before,
+        "{}",
+        backend.name
+    );
 }
 
 #[test]

@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::support::files::files_below;
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::agent::codex::Codex;
 use sessiond::agent::gemini::Gemini;
 use sessiond::agent::transcript::TranscriptReader;
 use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker};
-use crate::support::files::files_below;
-
 
 /// What the session in a directory says, in a few words a line.
 fn told(profile: &dyn Profile, root: &Path) -> String {
@@ -20,14 +19,14 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
         .into_iter()
         .map(|(path, bytes)| (path.parse().unwrap(), bytes))
         .collect();
-    let (mut reader, mut turns, mut out) =
-        (TranscriptReader::default(), TurnTracker::default(), String::new());
+    let (mut reader, mut turns, mut out) = (
+        TranscriptReader::default(),
+        TurnTracker::default(),
+        String::new(),
+    );
     let mut took: BTreeMap<String, Tokens> = BTreeMap::new();
     let mut unread = 0;
-    for (path, bytes) in files
-        .iter()
-        .filter(|(path, _)| profile.has_messages(path))
-    {
+    for (path, bytes) in files.iter().filter(|(path, _)| profile.has_messages(path)) {
         let part = Part {
             path: path.clone(),
             kind: FileKind::Append,

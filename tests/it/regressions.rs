@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::files::append;
-use crate::support::TempHome;
 use crate::support::skip;
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\"}\n";
@@ -246,10 +246,14 @@ fn doctor_reports_unstorable_files_and_a_dangling_root() {
     )
     .unwrap();
     let said = backend.run(&home, &["doctor"]).ok().out();
-    assert!(said.contains("its name is not UTF-8"), "{said}");
+    assert!(said.contains("is not UTF-8"), "{said}");
     let other = TempHome::new();
     std::os::unix::fs::symlink("/no/such/place", other.home().join(".claude")).unwrap();
     let ran = backend.run(&other, &["doctor"]);
     assert_eq!(ran.code(), 1);
-    assert!(ran.out().contains("symbolic link to nothing"), "{}", ran.out());
+    assert!(
+        ran.out().contains("symbolic link to nothing"),
+        "{}",
+        ran.out()
+    );
 }

@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::files::{append, files_below};
-use crate::support::TempHome;
+use crate::support::on_each_backend;
 
 const PATH: &str = "projects/-work-app/s1.jsonl";
 
@@ -52,87 +52,87 @@ fn aside(root: PathBuf) -> Vec<String> {
 
 on_each_backend!(a_repaired_transcript_continues_and_the_log_keeps_the_original);
 fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backend) {
-        let home = TempHome::new();
-        append(&transcript(&home, "s1"), &damaged());
-        backend.run(&home, &["run", "--", "true"]).ok();
-        let stored = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0]["head"]
-            .as_u64()
-            .unwrap();
+    let home = TempHome::new();
+    append(&transcript(&home, "s1"), &damaged());
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let stored = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0]["head"]
+        .as_u64()
+        .unwrap();
 
-        // Without it, everything is as it was, to the last whole line.
-        let plain = TempHome::new();
-        backend.run(&plain, &["restore", "s1", "--dry-run"]).ok();
-        let copy = |home: &TempHome, arguments: &[&str]| {
-            let to = home.home().join(format!("copy{}", arguments.len()));
-            backend
-                .run(
-                    home,
-                    &[&["pull", "s1", "--to", to.to_str().unwrap()], arguments].concat(),
-                )
-                .ok();
-            to
-        };
-        assert_eq!(text(copy(&plain, &[]).join(PATH)), damaged());
-        let view = copy(&plain, &["--repair"]);
-        assert_eq!(
-            (text(view.join(PATH)), aside(view)),
-            (sound(6), vec![damaged()])
-        );
+    // Without it, everything is as it was, to the last whole line.
+    let plain = TempHome::new();
+    backend.run(&plain, &["restore", "s1", "--dry-run"]).ok();
+    let copy = |home: &TempHome, arguments: &[&str]| {
+        let to = home.home().join(format!("copy{}", arguments.len()));
+        backend
+            .run(
+                home,
+                &[&["pull", "s1", "--to", to.to_str().unwrap()], arguments].concat(),
+            )
+            .ok();
+        to
+    };
+    assert_eq!(text(copy(&plain, &[]).join(PATH)), damaged());
+    let view = copy(&plain, &["--repair"]);
+    assert_eq!(
+        (text(view.join(PATH)), aside(view)),
+        (sound(6), vec![damaged()])
+    );
 
-        let other = TempHome::new();
-        let told = backend
-            .run(&other, &["restore", "s1", "--repair", "--dry-run"])
-            .ok()
-            .out();
-        assert!(
-            told.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
-            "{told}"
-        );
-        let told = backend
-            .run(&other, &["restore", "s1", "--repair"])
-            .ok()
-            .out();
-        for change in [
-            "30 bytes of a torn record",
-            "line 3, ",
-            "4 zero bytes",
-            "split 2 records",
-            "line 5, ",
-            "added the newline at the end",
-            ".damaged",
-        ] {
-            assert!(told.contains(change), "{change} is not in\n{told}");
-        }
-        assert_eq!(text(transcript(&other, "s1")), sound(6));
-        assert_eq!(aside(other.home().join(".claude")), [damaged()]);
+    let other = TempHome::new();
+    let told = backend
+        .run(&other, &["restore", "s1", "--repair", "--dry-run"])
+        .ok()
+        .out();
+    assert!(
+        told.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
+        "{told}"
+    );
+    let told = backend
+        .run(&other, &["restore", "s1", "--repair"])
+        .ok()
+        .out();
+    for change in [
+        "30 bytes of a torn record",
+        "line 3, ",
+        "4 zero bytes",
+        "split 2 records",
+        "line 5, ",
+        "added the newline at the end",
+        ".damaged",
+    ] {
+        assert!(told.contains(change), "{change} is not in\n{told}");
+    }
+    assert_eq!(text(transcript(&other, "s1")), sound(6));
+    assert_eq!(aside(other.home().join(".claude")), [damaged()]);
 
-        // The agent goes on from the repaired one, and so does the log; what it held is there at its number.
-        append(&transcript(&other, "s1"), &format!("{}\n", record(7)));
-        backend.run(&other, &["run", "--", "true"]).ok();
-        let third = TempHome::new();
-        backend.run(&third, &["restore", "s1"]).ok();
-        assert_eq!(
-            text(transcript(&third, "s1")),
-            sound(7),
-            "on {}",
-            backend.name
-        );
-        assert_eq!(
-            text(copy(&third, &["--at", &format!("seq:{stored}")]).join(PATH)),
-            damaged()
-        );
-        backend.run(&third, &["verify", "s1"]).ok();
-        let messages = backend
-            .run(&third, &["messages", "s1", "--json"])
-            .ok()
-            .out();
-        assert_eq!(
-            (1..=7)
-                .map(|n| messages.matches(&format!("\"u{n}\"")).count())
-                .collect::<Vec<_>>(),
-            [1; 7],
-            "{messages}"
-        );
+    // The agent goes on from the repaired one, and so does the log; what it held is there at its number.
+    append(&transcript(&other, "s1"), &format!("{}\n", record(7)));
+    backend.run(&other, &["run", "--", "true"]).ok();
+    let third = TempHome::new();
+    backend.run(&third, &["restore", "s1"]).ok();
+    assert_eq!(
+        text(transcript(&third, "s1")),
+        sound(7),
+        "on {}",
+        backend.name
+    );
+    assert_eq!(
+        text(copy(&third, &["--at", &format!("seq:{stored}")]).join(PATH)),
+        damaged()
+    );
+    backend.run(&third, &["verify", "s1"]).ok();
+    let messages = backend
+        .run(&third, &["messages", "s1", "--json"])
+        .ok()
+        .out();
+    assert_eq!(
+        (1..=7)
+            .map(|n| messages.matches(&format!("\"u{n}\"")).count())
+            .collect::<Vec<_>>(),
+        [1; 7],
+        "{messages}"
+    );
 }
 
 #[test]

@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, eventually};
 use crate::support::files::{Files, append, files_below};
-use crate::support::TempHome;
+use crate::support::on_each_backend;
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 const MORE: &str = "{\"type\":\"user\",\"cwd\":\"/else\",\"message\":{\"content\":\"more\"}}\n";
@@ -67,64 +67,64 @@ fn moved(lines: &str) -> Files {
 
 on_each_backend!(a_session_restored_with_cwd_stays_in_the_new_project);
 fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
-        stored(&backend);
-        let here = Here::new();
-        let plan = backend
-            .run(
-                &here.0,
-                &["restore", "s1", "--cwd", "/else", "--dry-run", "--json"],
-            )
-            .ok()
-            .json();
-        assert!(
-            plan[0]["files"]
-                .to_string()
-                .contains("projects/-else/s1.jsonl"),
-            "{plan}"
-        );
-        assert!(here.files().0.is_empty());
-        backend
-            .run(&here.0, &["restore", "s1", "--cwd", "/else"])
-            .ok();
-        assert_eq!(here.files(), (moved(&LINE.repeat(5)), vec![]));
-        // Nothing was appended yet, and the log knows all the same.
-        let other = Here::new();
-        backend.run(&other.0, &["pull", "s1", "--to", "copy"]).ok();
-        let copy = files_below(&other.0.home().join("copy"));
-        assert_eq!(copy, moved(&LINE.repeat(5)), "{}", backend.name);
+    stored(&backend);
+    let here = Here::new();
+    let plan = backend
+        .run(
+            &here.0,
+            &["restore", "s1", "--cwd", "/else", "--dry-run", "--json"],
+        )
+        .ok()
+        .json();
+    assert!(
+        plan[0]["files"]
+            .to_string()
+            .contains("projects/-else/s1.jsonl"),
+        "{plan}"
+    );
+    assert!(here.files().0.is_empty());
+    backend
+        .run(&here.0, &["restore", "s1", "--cwd", "/else"])
+        .ok();
+    assert_eq!(here.files(), (moved(&LINE.repeat(5)), vec![]));
+    // Nothing was appended yet, and the log knows all the same.
+    let other = Here::new();
+    backend.run(&other.0, &["pull", "s1", "--to", "copy"]).ok();
+    let copy = files_below(&other.0.home().join("copy"));
+    assert_eq!(copy, moved(&LINE.repeat(5)), "{}", backend.name);
 
-        append(&here.transcript("-else"), MORE);
-        backend
-            .run(
-                &here.0,
-                &["run", "--session", "s1", "--cwd", "/else", "--", "true"],
-            )
-            .ok();
-        let whole = moved(&(LINE.repeat(5) + MORE));
-        assert_eq!(here.files(), (whole.clone(), vec![]));
-        let other = Here::new();
-        backend.run(&other.0, &["restore", "s1"]).ok();
-        assert_eq!(other.files(), (whole, vec![]));
-        backend.run(&other.0, &["verify", "s1", "--deep"]).ok();
-        let row = || backend.run(&other.0, &["ls", "--json"]).ok().json()["sessions"][0].clone();
-        eventually("the index knows the project", || {
-            row()["project"] == "-else" && row()["messages"] == 6
-        });
-        // A point before the move is still where it was, and can be brought along too.
-        let back = Here::new();
-        backend
-            .run(
-                &back.0,
-                &["restore", "s1", "--at", "seq:2", "--cwd", "/else"],
-            )
-            .ok();
-        assert_eq!(back.files(), (moved(&LINE.repeat(5)), vec![]));
-        append(&back.transcript("-else"), LINE);
-        backend
-            .run(&back.0, &["run", "--session", "s1", "--", "true"])
-            .ok();
-        backend.run(&Here::new().0, &["restore", "s1"]).ok();
-        backend.run(&back.0, &["verify", "s1", "--deep"]).ok();
+    append(&here.transcript("-else"), MORE);
+    backend
+        .run(
+            &here.0,
+            &["run", "--session", "s1", "--cwd", "/else", "--", "true"],
+        )
+        .ok();
+    let whole = moved(&(LINE.repeat(5) + MORE));
+    assert_eq!(here.files(), (whole.clone(), vec![]));
+    let other = Here::new();
+    backend.run(&other.0, &["restore", "s1"]).ok();
+    assert_eq!(other.files(), (whole, vec![]));
+    backend.run(&other.0, &["verify", "s1", "--deep"]).ok();
+    let row = || backend.run(&other.0, &["ls", "--json"]).ok().json()["sessions"][0].clone();
+    eventually("the index knows the project", || {
+        row()["project"] == "-else" && row()["messages"] == 6
+    });
+    // A point before the move is still where it was, and can be brought along too.
+    let back = Here::new();
+    backend
+        .run(
+            &back.0,
+            &["restore", "s1", "--at", "seq:2", "--cwd", "/else"],
+        )
+        .ok();
+    assert_eq!(back.files(), (moved(&LINE.repeat(5)), vec![]));
+    append(&back.transcript("-else"), LINE);
+    backend
+        .run(&back.0, &["run", "--session", "s1", "--", "true"])
+        .ok();
+    backend.run(&Here::new().0, &["restore", "s1"]).ok();
+    backend.run(&back.0, &["verify", "s1", "--deep"]).ok();
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::files::append;
-use crate::support::TempHome;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -90,7 +90,10 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
         .json();
     assert_eq!(
         (&plan["objects"], &plan["collected"][0]["steps"]),
-        (&31.into(), &serde_json::json!(["delete_covered", "merge_small"])),
+        (
+            &31.into(),
+            &serde_json::json!(["delete_covered", "merge_small"])
+        ),
         "{plan}"
     );
     assert_eq!(

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::backend::{Backend, Running, Signal, send_signal};
+use crate::support::fetch;
 use crate::support::needs_tools;
 use crate::support::on_each_backend;
-use crate::support::backend::{Backend, Running, Signal, send_signal};
 use crate::support::rng::TestRng;
-use crate::support::fetch;
 use crate::support::{TempHome, or_skip, sessiond};
 use crate::torture::seed;
 
@@ -160,128 +160,128 @@ on_each_backend!(a_killed_session_store_loses_and_duplicates_nothing);
 fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
     const LIVES: usize = 10;
     let seed = seed();
-        let context = format!("{}, replay with SESSIOND_TEST_SEED={seed}", backend.name);
-        let mut dice = TestRng::new(seed);
-        let mut home = TempHome::new();
-        let (mut sent, mut sent_below) = (Vec::new(), Vec::new());
-        let mut number = 0;
-        for life in 0..=LIVES {
-            let server = Server::start(&backend, &home);
-            let victim = server.process.0.id();
-            let last = life == LIVES;
-            // Some answers, then any moment of the next calls.
-            let (answers, after) = (
-                1 + dice.below(6) as usize,
-                Duration::from_micros(dice.below(30_000)),
-            );
-            let (answered, heard) = std::sync::mpsc::channel();
-            let killer = std::thread::spawn(move || {
-                if !last {
-                    heard.iter().take(answers).for_each(drop);
-                    std::thread::sleep(after);
-                    send_signal(victim, Signal::KILL);
-                }
-            });
-            for step in 0.. {
-                if last && step == 3 {
-                    break;
-                }
-                // A batch with entries that have no id, one that has nothing else, one of a sub-agent; each is repeated until
-                // somebody answers.
-                let title = json!({ "type": "custom-title", "customTitle": format!("title {number}"), "sessionId": SESSION });
-                let (key, entries) = match number % 3 {
-                    0 => (
-                        main_key(),
-                        vec![said(number), title, said(number + 100_000)],
-                    ),
-                    1 => (main_key(), vec![title]),
-                    _ => (sub_key(), vec![said(number), title]),
-                };
-                let Some((status, answer)) = server.ask(
-                    "append",
-                    &append(&key, &format!("batch-{number}"), &entries),
-                ) else {
-                    break;
-                };
-                assert_eq!(status, 200, "{context}: {answer}");
-                if number % 3 == 2 {
-                    sent_below.extend(entries)
-                } else {
-                    sent.extend(entries)
-                }
-                number += 1;
-                // Nobody listens once it is to die.
-                let _ = answered.send(());
-            }
-            drop(answered);
-            killer.join().unwrap();
-            if last {
-                assert_eq!(server.load(&main_key()), sent, "{context}");
-                assert_eq!(server.load(&sub_key()), sent_below, "{context}");
-                assert_eq!(
-                    server.expect(200, "list-subkeys", &json!({ "key": main_key() })),
-                    r#"{"subkeys":["subagents/agent-1"]}"#
-                );
-            } else if life % 2 == 0 {
-                home = TempHome::new();
-            }
-        }
-        // The same log as any other: an agent goes on from it elsewhere.
-        let elsewhere = TempHome::new();
-        backend.run(&elsewhere, &["restore", SESSION]).ok();
-        let text = std::fs::read_to_string(
-            elsewhere
-                .home()
-                .join(format!(".claude/projects/{PROJECT}/{SESSION}.jsonl")),
-        )
-        .unwrap();
-        let lines: Vec<Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        assert_eq!(lines, sent, "{context}");
-        let shown = backend.run(&elsewhere, &["show", SESSION]).ok().out();
-        assert!(
-            shown.contains("question number 0")
-                && shown.contains(&format!("question number {}", (number - 1) / 3 * 3)),
-            "{shown}"
+    let context = format!("{}, replay with SESSIOND_TEST_SEED={seed}", backend.name);
+    let mut dice = TestRng::new(seed);
+    let mut home = TempHome::new();
+    let (mut sent, mut sent_below) = (Vec::new(), Vec::new());
+    let mut number = 0;
+    for life in 0..=LIVES {
+        let server = Server::start(&backend, &home);
+        let victim = server.process.0.id();
+        let last = life == LIVES;
+        // Some answers, then any moment of the next calls.
+        let (answers, after) = (
+            1 + dice.below(6) as usize,
+            Duration::from_micros(dice.below(30_000)),
         );
+        let (answered, heard) = std::sync::mpsc::channel();
+        let killer = std::thread::spawn(move || {
+            if !last {
+                heard.iter().take(answers).for_each(drop);
+                std::thread::sleep(after);
+                send_signal(victim, Signal::KILL);
+            }
+        });
+        for step in 0.. {
+            if last && step == 3 {
+                break;
+            }
+            // A batch with entries that have no id, one that has nothing else, one of a sub-agent; each is repeated until
+            // somebody answers.
+            let title = json!({ "type": "custom-title", "customTitle": format!("title {number}"), "sessionId": SESSION });
+            let (key, entries) = match number % 3 {
+                0 => (
+                    main_key(),
+                    vec![said(number), title, said(number + 100_000)],
+                ),
+                1 => (main_key(), vec![title]),
+                _ => (sub_key(), vec![said(number), title]),
+            };
+            let Some((status, answer)) = server.ask(
+                "append",
+                &append(&key, &format!("batch-{number}"), &entries),
+            ) else {
+                break;
+            };
+            assert_eq!(status, 200, "{context}: {answer}");
+            if number % 3 == 2 {
+                sent_below.extend(entries)
+            } else {
+                sent.extend(entries)
+            }
+            number += 1;
+            // Nobody listens once it is to die.
+            let _ = answered.send(());
+        }
+        drop(answered);
+        killer.join().unwrap();
+        if last {
+            assert_eq!(server.load(&main_key()), sent, "{context}");
+            assert_eq!(server.load(&sub_key()), sent_below, "{context}");
+            assert_eq!(
+                server.expect(200, "list-subkeys", &json!({ "key": main_key() })),
+                r#"{"subkeys":["subagents/agent-1"]}"#
+            );
+        } else if life % 2 == 0 {
+            home = TempHome::new();
+        }
+    }
+    // The same log as any other: an agent goes on from it elsewhere.
+    let elsewhere = TempHome::new();
+    backend.run(&elsewhere, &["restore", SESSION]).ok();
+    let text = std::fs::read_to_string(
+        elsewhere
+            .home()
+            .join(format!(".claude/projects/{PROJECT}/{SESSION}.jsonl")),
+    )
+    .unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines, sent, "{context}");
+    let shown = backend.run(&elsewhere, &["show", SESSION]).ok().out();
+    assert!(
+        shown.contains("question number 0")
+            && shown.contains(&format!("question number {}", (number - 1) / 3 * 3)),
+        "{shown}"
+    );
 }
 
 on_each_backend!(the_last_session_store_to_append_owns_the_session);
 fn the_last_session_store_to_append_owns_the_session(backend: Backend) {
-        let (home_a, home_b) = (TempHome::new(), TempHome::new());
-        let (a, b) = (
-            Server::start(&backend, &home_a),
-            Server::start(&backend, &home_b),
-        );
-        let key = main_key();
-        a.expect(200, "append", &append(&key, "1", &[said(1)]));
-        // Reading takes nothing from anybody.
-        assert_eq!(b.load(&key), [said(1)]);
-        a.expect(200, "append", &append(&key, "2", &[said(2)]));
-        assert_eq!(b.load(&key), [said(1), said(2)]);
-        b.expect(200, "append", &append(&key, "3", &[said(3)]));
-        let refused = a.expect(409, "append", &append(&key, "4", &[said(4)]));
-        assert!(
-            refused.contains("was taken over") && refused.contains("branch"),
-            "{refused}"
-        );
-        a.expect(409, "append", &append(&key, "4", &[said(4)]));
-        assert_eq!(b.load(&key), [said(1), said(2), said(3)]);
-        // Whoever reads it again goes on from there.
-        assert_eq!(a.load(&key), [said(1), said(2), said(3)]);
-        a.expect(200, "append", &append(&key, "5", &[said(5)]));
-        assert_eq!(a.load(&key), [said(1), said(2), said(3), said(5)]);
-        b.expect(409, "append", &append(&key, "6", &[said(6)]));
-        // A session that is only elsewhere is listed too.
-        let home_c = TempHome::new();
-        let c = Server::start(&backend, &home_c);
-        let listed = c.expect(200, "list-sessions", &json!({ "project_key": PROJECT }));
-        assert!(listed.contains(SESSION), "{listed}");
-        c.expect(200, "delete", &json!({ "key": key }));
-        c.expect(404, "load", &json!({ "key": key }));
-        a.expect(404, "load", &json!({ "key": key }));
+    let (home_a, home_b) = (TempHome::new(), TempHome::new());
+    let (a, b) = (
+        Server::start(&backend, &home_a),
+        Server::start(&backend, &home_b),
+    );
+    let key = main_key();
+    a.expect(200, "append", &append(&key, "1", &[said(1)]));
+    // Reading takes nothing from anybody.
+    assert_eq!(b.load(&key), [said(1)]);
+    a.expect(200, "append", &append(&key, "2", &[said(2)]));
+    assert_eq!(b.load(&key), [said(1), said(2)]);
+    b.expect(200, "append", &append(&key, "3", &[said(3)]));
+    let refused = a.expect(409, "append", &append(&key, "4", &[said(4)]));
+    assert!(
+        refused.contains("took over") && refused.contains("branch"),
+        "{refused}"
+    );
+    a.expect(409, "append", &append(&key, "4", &[said(4)]));
+    assert_eq!(b.load(&key), [said(1), said(2), said(3)]);
+    // Whoever reads it again goes on from there.
+    assert_eq!(a.load(&key), [said(1), said(2), said(3)]);
+    a.expect(200, "append", &append(&key, "5", &[said(5)]));
+    assert_eq!(a.load(&key), [said(1), said(2), said(3), said(5)]);
+    b.expect(409, "append", &append(&key, "6", &[said(6)]));
+    // A session that is only elsewhere is listed too.
+    let home_c = TempHome::new();
+    let c = Server::start(&backend, &home_c);
+    let listed = c.expect(200, "list-sessions", &json!({ "project_key": PROJECT }));
+    assert!(listed.contains(SESSION), "{listed}");
+    c.expect(200, "delete", &json!({ "key": key }));
+    c.expect(404, "load", &json!({ "key": key }));
+    a.expect(404, "load", &json!({ "key": key }));
 }
 
 #[test]

@@ -15,11 +15,11 @@ use sessiond::upkeep::compact::compact;
 use sessiond::upkeep::{gc, remove};
 
 use crate::messages::{fixture, line};
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, Signal, eventually, transcript};
 use crate::support::files::append;
+use crate::support::on_each_backend;
 use crate::support::world::World;
-use crate::support::TempHome;
 
 const PATH: &str = "projects/-work-app/s1.jsonl";
 
@@ -39,12 +39,12 @@ fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
 
 on_each_backend!(a_conversation_is_shown_with_its_sub_agents_where_they_were_started);
 fn a_conversation_is_shown_with_its_sub_agents_where_they_were_started(mut backend: Backend) {
-        let (home, session) = streamed(&backend, "subagent");
-        // The bucket is enough.
-        backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/nothing");
-        let shown = backend.run(&home, &["show", &session[..8]]).ok().out();
-        let want = format!(
-            "Session  {session} · /work/work · claude-opus-5-5 · 2.1.325
+    let (home, session) = streamed(&backend, "subagent");
+    // The bucket is enough.
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/nothing");
+    let shown = backend.run(&home, &["show", &session[..8]]).ok().out();
+    let want = format!(
+        "Session  {session} · /work/work · claude-opus-5-5 · 2.1.325
 
 user  2026-11-16 10:58:09 UTC
   Do it SCRIPT:agent
@@ -64,14 +64,14 @@ assistant  2026-11-16 10:58:10 UTC · claude-opus-5-5
 assistant  2026-11-16 10:58:12 UTC · claude-opus-5-5
   The sub-agent is done.
 "
-        );
-        assert_eq!(shown, want);
-        let markdown = backend
-            .run(&home, &["show", &session, "--markdown"])
-            .ok()
-            .out();
-        let want = format!(
-            "# Session
+    );
+    assert_eq!(shown, want);
+    let markdown = backend
+        .run(&home, &["show", &session, "--markdown"])
+        .ok()
+        .out();
+    let want = format!(
+        "# Session
 
 {session} · /work/work · claude-opus-5-5 · 2.1.325
 
@@ -103,37 +103,37 @@ I start a sub-agent.
 The sub-agent is done.
 
 "
-        );
-        assert_eq!(markdown, want);
-        let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
-        assert!(
-            full.contains("\"run_in_background\": false") && full.contains("system  environment"),
-            "{full}"
-        );
-        let last = backend
-            .run(&home, &["show", &session, "--last", "1"])
-            .ok()
-            .out();
-        assert!(
-            last.ends_with("The sub-agent is done.\n") && !last.contains("user"),
-            "{last}"
-        );
-        let tail = backend
-            .run(&home, &["tail", &session, "-n", "2"])
-            .ok()
-            .out();
-        assert!(
-            tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"),
-            "{tail}"
-        );
-        backend.run(&home, &["show", "nobody"]).fails(
-            3,
-            "session nobody does not exist",
-            "sessiond ls",
-        );
-        backend
-            .run(&home, &["show", &session, "--at", "a/b"])
-            .fails(2, "a/b", "");
+    );
+    assert_eq!(markdown, want);
+    let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
+    assert!(
+        full.contains("\"run_in_background\": false") && full.contains("system  environment"),
+        "{full}"
+    );
+    let last = backend
+        .run(&home, &["show", &session, "--last", "1"])
+        .ok()
+        .out();
+    assert!(
+        last.ends_with("The sub-agent is done.\n") && !last.contains("user"),
+        "{last}"
+    );
+    let tail = backend
+        .run(&home, &["tail", &session, "-n", "2"])
+        .ok()
+        .out();
+    assert!(
+        tail.contains("⎿ ok, 754 B\n  The sub-agent is done.\n") && !tail.contains("Child"),
+        "{tail}"
+    );
+    backend.run(&home, &["show", "nobody"]).fails(
+        3,
+        "session nobody does not exist",
+        "sessiond ls",
+    );
+    backend
+        .run(&home, &["show", &session, "--at", "a/b"])
+        .fails(2, "a/b", "");
 }
 
 #[test]
@@ -334,77 +334,78 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
             read.objects
         );
         let shown = read.visitor.threaded(Some(1));
-        assert_eq!(shown[0].message.blocks, [DisplayBlock::Text(text.to_owned())]);
+        assert_eq!(
+            shown[0].message.blocks,
+            [DisplayBlock::Text(text.to_owned())]
+        );
     }
 }
 
 on_each_backend!(tail_of_a_new_fork_shows_its_origin);
 fn tail_of_a_new_fork_shows_its_origin(backend: Backend) {
-        let (home, session) = streamed(&backend, "resumed");
-        let fork = backend
-            .run(&home, &["fork", &session, "--at", "turn:2", "--json"])
+    let (home, session) = streamed(&backend, "resumed");
+    let fork = backend
+        .run(&home, &["fork", &session, "--at", "turn:2", "--json"])
+        .ok()
+        .json();
+    let id = fork["session"].as_str().unwrap();
+    let rows = |command: &[&str]| -> Vec<serde_json::Value> {
+        let out = backend.run(&home, command).ok().out();
+        out.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let tail = rows(&["tail", id, "-n", "2", "--json"]);
+    assert_eq!(
+        tail[1]["content"][0]["text"], "The command printed hi.",
+        "{tail:?}"
+    );
+    assert_eq!(
+        (tail.len(), &tail[1]["role"]),
+        (2, &serde_json::json!("assistant"))
+    );
+    let shown = backend.run(&home, &["show", id, "--json"]).ok().json();
+    let shown = shown.as_array().unwrap();
+    assert_eq!(shown.last().unwrap()["uuid"], tail[1]["uuid"]);
+    assert!(
+        shown.len() > 2 && tail[1]["uuid"].is_string() && shown.iter().all(|row| row["depth"] == 0)
+    );
+    assert_eq!(
+        backend
+            .run(&home, &["show", id, "--json", "--last", "2"])
             .ok()
-            .json();
-        let id = fork["session"].as_str().unwrap();
-        let rows = |command: &[&str]| -> Vec<serde_json::Value> {
-            let out = backend.run(&home, command).ok().out();
-            out.lines()
-                .map(|line| serde_json::from_str(line).unwrap())
-                .collect()
-        };
-        let tail = rows(&["tail", id, "-n", "2", "--json"]);
-        assert_eq!(
-            tail[1]["content"][0]["text"], "The command printed hi.",
-            "{tail:?}"
-        );
-        assert_eq!(
-            (tail.len(), &tail[1]["role"]),
-            (2, &serde_json::json!("assistant"))
-        );
-        let shown = backend.run(&home, &["show", id, "--json"]).ok().json();
-        let shown = shown.as_array().unwrap();
-        assert_eq!(shown.last().unwrap()["uuid"], tail[1]["uuid"]);
-        assert!(
-            shown.len() > 2
-                && tail[1]["uuid"].is_string()
-                && shown.iter().all(|row| row["depth"] == 0)
-        );
-        assert_eq!(
-            backend
-                .run(&home, &["show", id, "--json", "--last", "2"])
-                .ok()
-                .json()
-                .as_array()
-                .unwrap()
-                .len(),
-            2
-        );
+            .json()
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
 }
 
 on_each_backend!(tail_follow_shows_messages_from_another_machine);
 fn tail_follow_shows_messages_from_another_machine(backend: Backend) {
-        let (home, other) = (TempHome::new(), TempHome::new());
-        let _daemon = backend.daemon(&home, &["--flush-interval", "1s"]);
-        append(&transcript(&home, "s1"), &line(1, "user", "before"));
-        backend.run(&home, &["flush", "--wait"]).ok();
-        let out = other.path().join("tail.out");
-        let mut command = backend.command(&other, &["tail", "-f", "s1"]);
-        command
-            .stdout(std::fs::File::create(&out).unwrap())
-            .stderr(Stdio::null());
-        let mut tail = Running(command.spawn().unwrap());
-        let shown = || std::fs::read_to_string(&out).unwrap();
-        eventually("the last message is shown", || shown().contains("before"));
-        for number in 2..6 {
-            append(
-                &transcript(&home, "s1"),
-                &line(number, "assistant", &format!("answer {number}")),
-            );
-            eventually("what was written is shown", || {
-                shown().contains(&format!("answer {number}"))
-            });
-        }
-        tail.signal(Signal::INT);
-        assert_eq!(tail.code(), Some(0));
-        assert_eq!(shown().matches("answer").count(), 4);
+    let (home, other) = (TempHome::new(), TempHome::new());
+    let _daemon = backend.daemon(&home, &["--flush-interval", "1s"]);
+    append(&transcript(&home, "s1"), &line(1, "user", "before"));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let out = other.path().join("tail.out");
+    let mut command = backend.command(&other, &["tail", "-f", "s1"]);
+    command
+        .stdout(std::fs::File::create(&out).unwrap())
+        .stderr(Stdio::null());
+    let mut tail = Running(command.spawn().unwrap());
+    let shown = || std::fs::read_to_string(&out).unwrap();
+    eventually("the last message is shown", || shown().contains("before"));
+    for number in 2..6 {
+        append(
+            &transcript(&home, "s1"),
+            &line(number, "assistant", &format!("answer {number}")),
+        );
+        eventually("what was written is shown", || {
+            shown().contains(&format!("answer {number}"))
+        });
+    }
+    tail.signal(Signal::INT);
+    assert_eq!(tail.code(), Some(0));
+    assert_eq!(shown().matches("answer").count(), 4);
 }

@@ -19,8 +19,8 @@ use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
 use sessiond::store::{CreateOutcome, Object, Page, Store, list_dirs, list_objects};
 
 use crate::support::needs_servers;
-use crate::support::slow;
 use crate::support::servers::{S3, s3};
+use crate::support::slow;
 
 /// Objects in the directory that needs more than one page.
 const MANY: usize = 1005;
@@ -388,7 +388,7 @@ fn open(directory: &Path) -> FileStore {
     FileStore::open(directory.join("store")).expect("open")
 }
 
-#[tokio::test(flavor = "multi_thread")]
+slow!(async file_store_keeps_the_contract);
 async fn file_store_keeps_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     contract(Arc::new(open(directory.path()))).await;
@@ -401,7 +401,7 @@ async fn file_store_keeps_the_contract() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
+slow!(async limited_file_store_keeps_the_contract);
 async fn limited_file_store_keeps_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     let limited = ConcurrencyLimited::new(Arc::new(open(directory.path())), 3);

@@ -6,18 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::counting_directory::CountingDirectory;
+use crate::support::files;
+use crate::support::slow;
+use crate::support::world::World;
+use crate::support::writer::stream;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::capture::watch::EventBuffer;
 use sessiond::capture::{IndexTask, StreamerHandle, tracked_log::LogStatus};
 use sessiond::codec::entry::MAX_RAW_BYTES;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
-use crate::support::slow;
-use crate::support::counting_directory::CountingDirectory;
-use crate::support::files;
-use crate::support::world::World;
-use crate::support::writer::stream;
-
 
 /// Longer than anything here takes on a busy machine; a hang becomes a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -380,8 +379,7 @@ async fn symlinks_pipes_and_directories_are_skipped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unreadable_file_delays_no_other_file()
- {
+async fn an_unreadable_file_delays_no_other_file() {
     let world = World::new();
     let directory = Arc::new(CountingDirectory::new(world.root()));
     directory.deny_open(Some("closed"));

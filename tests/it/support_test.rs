@@ -1,7 +1,7 @@
 //! Tests of the test support: servers, proxies, and clean-up.
 
-use crate::support::needs_servers;
 use crate::support::backend::eventually;
+use crate::support::needs_servers;
 use crate::support::proxy::{CountingProxy, Mode, TcpProxy};
 use crate::support::servers::{self, Postgres, S3};
 use crate::support::{TempHome, sessiond};
@@ -288,13 +288,12 @@ fn holds_servers_until_killed() {
 needs_servers!(servers_and_their_directories_go_when_the_tests_are_killed);
 fn servers_and_their_directories_go_when_the_tests_are_killed() {
     let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim
-        .args([
-            "--nocapture",
-            "--ignored",
-            "--exact",
-            "support_test::holds_servers_until_killed",
-        ]);
+    victim.args([
+        "--nocapture",
+        "--ignored",
+        "--exact",
+        "support_test::holds_servers_until_killed",
+    ]);
     let mut victim = victim.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap())
         .lines()

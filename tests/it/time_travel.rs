@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use crate::retention::let_pass;
-use crate::support::on_each_backend;
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::append;
-use crate::support::TempHome;
+use crate::support::on_each_backend;
 
 /// A turn: a prompt, a tool call and its answer, the end. Without the last lines it was cut short.
 fn turn(session: &str, number: u64) -> Vec<String> {
@@ -95,118 +95,118 @@ fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
 
 on_each_backend!(a_rollback_without_new_writes_keeps_the_turns);
 fn a_rollback_without_new_writes_keeps_the_turns(backend: Backend) {
-        let home = TempHome::new();
-        stream(
-            &backend,
-            &home,
-            "s1",
-            &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=4)],
-        );
-        backend
-            .run(&TempHome::new(), &["restore", "s1", "--at", "turn:2"])
-            .ok();
-        for point in ["latest", "turn", "turn:4"] {
-            assert_eq!(
-                pulled(&backend, "s1", point),
-                whole_turns("s1", 1..=4),
-                "{point}"
-            );
-        }
-        let third = TempHome::new();
-        backend.run(&third, &["restore", "s1"]).ok();
-        stream(&backend, &third, "s1", &[whole_turns("s1", 5..=5)]);
-        let points = backend
-            .run(&third, &["checkpoints", "s1", "--json"])
-            .ok()
-            .json();
+    let home = TempHome::new();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=4)],
+    );
+    backend
+        .run(&TempHome::new(), &["restore", "s1", "--at", "turn:2"])
+        .ok();
+    for point in ["latest", "turn", "turn:4"] {
         assert_eq!(
-            numbers(&points, "turn"),
-            [Some(1), Some(2), Some(3), Some(4), Some(5)]
+            pulled(&backend, "s1", point),
+            whole_turns("s1", 1..=4),
+            "{point}"
         );
-        assert_eq!(
-            numbers(&points, "parent"),
-            [None, Some(1), Some(2), Some(3), Some(4)]
-        );
+    }
+    let third = TempHome::new();
+    backend.run(&third, &["restore", "s1"]).ok();
+    stream(&backend, &third, "s1", &[whole_turns("s1", 5..=5)]);
+    let points = backend
+        .run(&third, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        numbers(&points, "turn"),
+        [Some(1), Some(2), Some(3), Some(4), Some(5)]
+    );
+    assert_eq!(
+        numbers(&points, "parent"),
+        [None, Some(1), Some(2), Some(3), Some(4)]
+    );
 }
 
 on_each_backend!(a_rollback_to_a_turn_keeps_later_entries);
 fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
-        let home = TempHome::new();
-        let mut cut_short = whole_turns("s1", 1..=3);
-        turn("s1", 4)[..2]
-            .iter()
-            .for_each(|line| cut_short.push_str(line));
-        stream(&backend, &home, "s1", &[cut_short.clone()]);
-        let points = backend
-            .run(&home, &["checkpoints", "s1", "--json"])
-            .ok()
-            .json();
-        assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
-        assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
+    let home = TempHome::new();
+    let mut cut_short = whole_turns("s1", 1..=3);
+    turn("s1", 4)[..2]
+        .iter()
+        .for_each(|line| cut_short.push_str(line));
+    stream(&backend, &home, "s1", &[cut_short.clone()]);
+    let points = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
+    assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
 
-        // The last complete turn; what is cut off is told, and kept.
-        let other = TempHome::new();
-        let report = backend
-            .run(&other, &["restore", "s1", "--at", "turn", "--json"])
-            .ok()
-            .json();
-        assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
-        let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
-        assert_eq!(
-            report[0]["rewound_bytes"]["projects/-work-app/s1.jsonl"], cut_off,
-            "{report}"
-        );
-        assert_eq!(
-            report[0]["rewound_calls"][0]["input"], "{\"command\":\"make 4\"}",
-            "{report}"
-        );
-        assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
+    // The last complete turn; what is cut off is told, and kept.
+    let other = TempHome::new();
+    let report = backend
+        .run(&other, &["restore", "s1", "--at", "turn", "--json"])
+        .ok()
+        .json();
+    assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=3));
+    let cut_off = cut_short.len() - whole_turns("s1", 1..=3).len();
+    assert_eq!(
+        report[0]["rewound_bytes"]["projects/-work-app/s1.jsonl"], cut_off,
+        "{report}"
+    );
+    assert_eq!(
+        report[0]["rewound_calls"][0]["input"], "{\"command\":\"make 4\"}",
+        "{report}"
+    );
+    assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
 
-        // Going on from turn 2 leaves the others where they are.
-        let third = TempHome::new();
-        backend
-            .run(&third, &["restore", "s1", "--at", "turn:2"])
-            .ok();
-        assert_eq!(text(&third, "s1"), whole_turns("s1", 1..=2));
-        stream(&backend, &third, "s1", &[whole_turns("s1", 7..=7)]);
-        let went_on = whole_turns("s1", 1..=2) + &whole_turns("s1", 7..=7);
-        assert_eq!(pulled(&backend, "s1", "latest"), went_on);
-        assert_eq!(pulled(&backend, "s1", "3"), whole_turns("s1", 1..=3));
-        assert_eq!(pulled(&backend, "s1", "seq:2"), cut_short);
-        assert_eq!(
-            pulled(&backend, "s1", "turn:3"),
-            went_on,
-            "a turn is one of the conversation as it went on"
-        );
-        let points = backend
-            .run(&home, &["checkpoints", "s1", "--json"])
-            .ok()
-            .json();
-        assert_eq!(
-            numbers(&points, "number"),
-            [Some(1), Some(2), Some(3), Some(4)]
-        );
-        assert_eq!(
-            numbers(&points, "parent"),
-            [None, Some(1), Some(2), Some(2)]
-        );
-        assert_eq!(
-            numbers(&points, "turn"),
-            [Some(1), Some(2), Some(3), Some(3)]
-        );
-        backend
-            .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
-            .ok();
-        let claims = std::fs::read_dir(home.home().join("raw/log"))
-            .unwrap()
-            .map(|item| gunzipped(&item.unwrap().path()));
-        assert_eq!(
-            claims
-                .filter(|entry| entry.contains("\"rollback_to\":2"))
-                .count(),
-            2,
-            "the log records that somebody went back, twice"
-        );
+    // Going on from turn 2 leaves the others where they are.
+    let third = TempHome::new();
+    backend
+        .run(&third, &["restore", "s1", "--at", "turn:2"])
+        .ok();
+    assert_eq!(text(&third, "s1"), whole_turns("s1", 1..=2));
+    stream(&backend, &third, "s1", &[whole_turns("s1", 7..=7)]);
+    let went_on = whole_turns("s1", 1..=2) + &whole_turns("s1", 7..=7);
+    assert_eq!(pulled(&backend, "s1", "latest"), went_on);
+    assert_eq!(pulled(&backend, "s1", "3"), whole_turns("s1", 1..=3));
+    assert_eq!(pulled(&backend, "s1", "seq:2"), cut_short);
+    assert_eq!(
+        pulled(&backend, "s1", "turn:3"),
+        went_on,
+        "a turn is one of the conversation as it went on"
+    );
+    let points = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        numbers(&points, "number"),
+        [Some(1), Some(2), Some(3), Some(4)]
+    );
+    assert_eq!(
+        numbers(&points, "parent"),
+        [None, Some(1), Some(2), Some(2)]
+    );
+    assert_eq!(
+        numbers(&points, "turn"),
+        [Some(1), Some(2), Some(3), Some(3)]
+    );
+    backend
+        .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
+        .ok();
+    let claims = std::fs::read_dir(home.home().join("raw/log"))
+        .unwrap()
+        .map(|item| gunzipped(&item.unwrap().path()));
+    assert_eq!(
+        claims
+            .filter(|entry| entry.contains("\"rollback_to\":2"))
+            .count(),
+        2,
+        "the log records that somebody went back, twice"
+    );
 }
 
 fn gunzipped(path: &std::path::Path) -> String {
@@ -221,76 +221,79 @@ fn gunzipped(path: &std::path::Path) -> String {
 
 on_each_backend!(inspect_after_a_crash_lists_running_tools);
 fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
-        let home = TempHome::new();
-        let begun = turn("s1", 2)[..2].concat();
-        let agent = turn("s1", 3)[0].replace(
-            "\"type\":\"user\"",
-            "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"",
-        );
-        append(
-            &home
-                .home()
-                .join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"),
-            &agent,
-        );
-        stream(
-            &backend,
-            &home,
-            "s1",
-            &[whole_turns("s1", 1..=1), begun.clone()],
-        );
-        let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
-        assert_eq!(
-            (&seen["turn"], &seen["is_turn_open"]),
-            (&1.into(), &true.into()),
-            "{seen}"
-        );
-        assert_eq!(
-            (&seen["pending_calls"][0]["name"], &seen["pending_calls"][0]["input"]),
-            (&"Bash".into(), &"{\"command\":\"make 2\"}".into())
-        );
-        assert_eq!(seen["pending_calls"][0]["started"], "2026-05-01T12:02:01Z");
-        assert_eq!(
-            (
-                &seen["sub_agents"][0]["id"],
-                &seen["sub_agents"][0]["is_active"]
-            ),
-            (&"a1".into(), &true.into())
-        );
-        let seen = backend
-            .run(&home, &["inspect", "s1@turn:1", "--json"])
-            .ok()
-            .json();
-        assert_eq!(
-            (&seen["pending_calls"], &seen["is_turn_open"]),
-            (&serde_json::json!([]), &false.into()),
-            "{seen}"
-        );
-        assert_eq!(seen["checkpoint"]["stop_reason"], "end_turn");
-        let said = backend.run(&home, &["inspect", "s1"]).ok().out();
-        assert!(
-            said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
-            "{said}"
-        );
-        // Going back says what stays behind, in however many entries it is.
-        let said = backend
-            .run(
-                &TempHome::new(),
-                &["restore", "s1", "--at", "turn", "--dry-run"],
-            )
-            .ok()
-            .out();
-        let stays = format!(
-            "  {} B after that point stay in the log: projects/-work-app/s1.jsonl",
-            begun.len()
-        );
-        assert!(said.contains(&stays), "{said}");
-        assert!(
-            said.contains(
-                "  pending tool call since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
-            ),
-            "{said}"
-        );
+    let home = TempHome::new();
+    let begun = turn("s1", 2)[..2].concat();
+    let agent = turn("s1", 3)[0].replace(
+        "\"type\":\"user\"",
+        "\"type\":\"user\",\"isSidechain\":true,\"agentId\":\"a1\"",
+    );
+    append(
+        &home
+            .home()
+            .join(".claude/projects/-work-app/s1/subagents/agent-a1.jsonl"),
+        &agent,
+    );
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=1), begun.clone()],
+    );
+    let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
+    assert_eq!(
+        (&seen["turn"], &seen["is_turn_open"]),
+        (&1.into(), &true.into()),
+        "{seen}"
+    );
+    assert_eq!(
+        (
+            &seen["pending_calls"][0]["name"],
+            &seen["pending_calls"][0]["input"]
+        ),
+        (&"Bash".into(), &"{\"command\":\"make 2\"}".into())
+    );
+    assert_eq!(seen["pending_calls"][0]["started"], "2026-05-01T12:02:01Z");
+    assert_eq!(
+        (
+            &seen["sub_agents"][0]["id"],
+            &seen["sub_agents"][0]["is_active"]
+        ),
+        (&"a1".into(), &true.into())
+    );
+    let seen = backend
+        .run(&home, &["inspect", "s1@turn:1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (&seen["pending_calls"], &seen["is_turn_open"]),
+        (&serde_json::json!([]), &false.into()),
+        "{seen}"
+    );
+    assert_eq!(seen["checkpoint"]["stop_reason"], "end_turn");
+    let said = backend.run(&home, &["inspect", "s1"]).ok().out();
+    assert!(
+        said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
+        "{said}"
+    );
+    // Going back says what stays behind, in however many entries it is.
+    let said = backend
+        .run(
+            &TempHome::new(),
+            &["restore", "s1", "--at", "turn", "--dry-run"],
+        )
+        .ok()
+        .out();
+    let stays = format!(
+        "  {} B after that point stay in the log: projects/-work-app/s1.jsonl",
+        begun.len()
+    );
+    assert!(said.contains(&stays), "{said}");
+    assert!(
+        said.contains(
+            "  pending tool call since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
+        ),
+        "{said}"
+    );
 }
 
 #[test]
@@ -346,82 +349,82 @@ fn a_named_checkpoint_survives_gc() {
 
 on_each_backend!(a_fork_shares_entries_and_both_sessions_continue);
 fn a_fork_shares_entries_and_both_sessions_continue(backend: Backend) {
-        let home = TempHome::new();
-        stream(
-            &backend,
+    let home = TempHome::new();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=3)],
+    );
+    let forked = backend
+        .run(
             &home,
-            "s1",
-            &[whole_turns("s1", 1..=2), whole_turns("s1", 3..=3)],
-        );
-        let forked = backend
-            .run(
-                &home,
-                &[
-                    "fork",
-                    "s1",
-                    "--at",
-                    "turn:2",
-                    "--id",
-                    "s2-longer",
-                    "--json",
-                ],
-            )
-            .ok()
-            .json();
-        assert_eq!(
-            (&forked["turn"], &forked["origin"]),
-            (&2.into(), &"s1".into())
-        );
-        let other = TempHome::new();
-        backend.run(&other, &["restore", "s2-longer"]).ok();
-        assert_eq!(
-            text(&other, "s2-longer"),
-            whole_turns("s2-longer", 1..=2),
-            "the new id is in its lines"
-        );
-        stream(
-            &backend,
-            &other,
-            "s2-longer",
-            &(4..=40)
-                .map(|number| whole_turns("s2-longer", number..=number))
-                .collect::<Vec<_>>(),
-        );
-        stream(&backend, &home, "s1", &[whole_turns("s1", 5..=5)]);
-        let theirs = whole_turns("s2-longer", 1..=2) + &whole_turns("s2-longer", 4..=40);
-        assert_eq!(pulled(&backend, "s2-longer", "latest"), theirs);
-        assert_eq!(
-            pulled(&backend, "s1", "latest"),
-            whole_turns("s1", [1, 2, 3, 5].into_iter())
-        );
-        assert_eq!(
-            pulled(&backend, "s2-longer", "turn:3"),
-            whole_turns("s2-longer", [1, 2, 4].into_iter())
-        );
-        // A fork of a fork.
-        backend
-            .run(
-                &home,
-                &["fork", "s2-longer", "--at", "turn:3", "--id", "s3"],
-            )
-            .ok();
-        assert_eq!(
-            pulled(&backend, "s3", "latest"),
-            whole_turns("s3", [1, 2, 4].into_iter())
-        );
-        backend.run(&home, &["verify", "--deep"]).ok();
-        backend
-            .run(&home, &["fork", "s1", "--id", "s3"])
-            .fails(7, "s3 already exists", "--id");
-        // The source may be removed; the fork holds what it needs.
-        backend.run(&home, &["rm", "s1", "--yes"]).ok();
-        assert_eq!(
-            pulled(&backend, "s3", "latest"),
-            whole_turns("s3", [1, 2, 4].into_iter())
-        );
-        let before = backend.run(&home, &["ls", "--json"]).ok().json();
-        backend.run(&home, &["reindex"]).ok();
-        assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
+            &[
+                "fork",
+                "s1",
+                "--at",
+                "turn:2",
+                "--id",
+                "s2-longer",
+                "--json",
+            ],
+        )
+        .ok()
+        .json();
+    assert_eq!(
+        (&forked["turn"], &forked["origin"]),
+        (&2.into(), &"s1".into())
+    );
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "s2-longer"]).ok();
+    assert_eq!(
+        text(&other, "s2-longer"),
+        whole_turns("s2-longer", 1..=2),
+        "the new id is in its lines"
+    );
+    stream(
+        &backend,
+        &other,
+        "s2-longer",
+        &(4..=40)
+            .map(|number| whole_turns("s2-longer", number..=number))
+            .collect::<Vec<_>>(),
+    );
+    stream(&backend, &home, "s1", &[whole_turns("s1", 5..=5)]);
+    let theirs = whole_turns("s2-longer", 1..=2) + &whole_turns("s2-longer", 4..=40);
+    assert_eq!(pulled(&backend, "s2-longer", "latest"), theirs);
+    assert_eq!(
+        pulled(&backend, "s1", "latest"),
+        whole_turns("s1", [1, 2, 3, 5].into_iter())
+    );
+    assert_eq!(
+        pulled(&backend, "s2-longer", "turn:3"),
+        whole_turns("s2-longer", [1, 2, 4].into_iter())
+    );
+    // A fork of a fork.
+    backend
+        .run(
+            &home,
+            &["fork", "s2-longer", "--at", "turn:3", "--id", "s3"],
+        )
+        .ok();
+    assert_eq!(
+        pulled(&backend, "s3", "latest"),
+        whole_turns("s3", [1, 2, 4].into_iter())
+    );
+    backend.run(&home, &["verify", "--deep"]).ok();
+    backend
+        .run(&home, &["fork", "s1", "--id", "s3"])
+        .fails(7, "s3 already exists", "--id");
+    // The source may be removed; the fork holds what it needs.
+    backend.run(&home, &["rm", "s1", "--yes"]).ok();
+    assert_eq!(
+        pulled(&backend, "s3", "latest"),
+        whole_turns("s3", [1, 2, 4].into_iter())
+    );
+    let before = backend.run(&home, &["ls", "--json"]).ok().json();
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(backend.run(&home, &["ls", "--json"]).ok().json(), before);
 }
 
 #[test]
@@ -450,87 +453,87 @@ fn gc_keeps_the_entries_a_fork_needs() {
 
 on_each_backend!(diff_compares_two_points);
 fn diff_compares_two_points(backend: Backend) {
-        let home = TempHome::new();
-        stream(
-            &backend,
-            &home,
-            "s1",
-            &[whole_turns("s1", 1..=1), whole_turns("s1", 2..=2)],
-        );
-        append(
-            &home
-                .home()
-                .join(".claude/projects/-work-app/s1/tool-results/t.txt"),
-            "big",
-        );
-        stream(&backend, &home, "s1", &[turn("s1", 3)[0].clone()]);
-        let difference = backend
-            .run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"])
-            .ok()
-            .json();
-        let new: Vec<&str> = difference["added"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|line| line["text"].as_str().unwrap())
-            .collect();
-        assert_eq!(
-            new,
-            [
-                "prompt 2",
-                "Bash {\"command\":\"make 2\"}",
-                "made 2",
-                "done 2"
-            ]
-        );
-        assert_eq!(difference["removed"], serde_json::json!([]));
-        let mut said = String::new();
-        write!(
-            said,
-            "{}",
-            backend
-                .run(&home, &["diff", "s1", "latest", "turn:2"])
-                .ok()
-                .out()
-        )
-        .unwrap();
-        assert!(said.starts_with("- user      prompt 3\n"), "{said}");
-        assert!(
-            said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
-            "{said}"
-        );
-        assert!(
-            backend
-                .run(&home, &["diff", "s1", "latest", "latest"])
-                .ok()
-                .out()
-                .contains("no difference between")
-        );
-        // By name, too; and what is known of points comes from the bucket.
+    let home = TempHome::new();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[whole_turns("s1", 1..=1), whole_turns("s1", 2..=2)],
+    );
+    append(
+        &home
+            .home()
+            .join(".claude/projects/-work-app/s1/tool-results/t.txt"),
+        "big",
+    );
+    stream(&backend, &home, "s1", &[turn("s1", 3)[0].clone()]);
+    let difference = backend
+        .run(&home, &["diff", "s1", "turn:1", "turn:2", "--json"])
+        .ok()
+        .json();
+    let new: Vec<&str> = difference["added"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| line["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        new,
+        [
+            "prompt 2",
+            "Bash {\"command\":\"make 2\"}",
+            "made 2",
+            "done 2"
+        ]
+    );
+    assert_eq!(difference["removed"], serde_json::json!([]));
+    let mut said = String::new();
+    write!(
+        said,
+        "{}",
         backend
-            .run(
-                &home,
-                &["checkpoint", "s1", "--name", "first", "--at", "turn:1"],
-            )
-            .ok();
-        let named = backend
-            .run(&home, &["diff", "s1", "first", "turn:2", "--json"])
+            .run(&home, &["diff", "s1", "latest", "turn:2"])
             .ok()
-            .json();
-        assert_eq!(named["added"], difference["added"]);
-        let points = backend
+            .out()
+    )
+    .unwrap();
+    assert!(said.starts_with("- user      prompt 3\n"), "{said}");
+    assert!(
+        said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
+        "{said}"
+    );
+    assert!(
+        backend
+            .run(&home, &["diff", "s1", "latest", "latest"])
+            .ok()
+            .out()
+            .contains("no difference between")
+    );
+    // By name, too; and what is known of points comes from the bucket.
+    backend
+        .run(
+            &home,
+            &["checkpoint", "s1", "--name", "first", "--at", "turn:1"],
+        )
+        .ok();
+    let named = backend
+        .run(&home, &["diff", "s1", "first", "turn:2", "--json"])
+        .ok()
+        .json();
+    assert_eq!(named["added"], difference["added"]);
+    let points = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    assert!(points.to_string().contains("\"first\""), "{points}");
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(
+        backend
             .run(&home, &["checkpoints", "s1", "--json"])
             .ok()
-            .json();
-        assert!(points.to_string().contains("\"first\""), "{points}");
-        backend.run(&home, &["reindex"]).ok();
-        assert_eq!(
-            backend
-                .run(&home, &["checkpoints", "s1", "--json"])
-                .ok()
-                .json(),
-            points
-        );
+            .json(),
+        points
+    );
 }
 
 #[test]

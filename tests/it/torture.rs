@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::backend::{Backend, Running, transcript};
-use crate::support::rng::TestRng;
 use crate::support::TempHome;
+use crate::support::backend::{Backend, Running, transcript};
 use crate::support::load::{Load, Replay};
+use crate::support::rng::TestRng;
 
 /// The agents of one backend, each with a session of its own, side by side.
 const AGENTS: u64 = 5;

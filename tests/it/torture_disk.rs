@@ -3,11 +3,11 @@
 
 use std::io::Write;
 
+use crate::support::TempHome;
 use crate::support::backend::{Backend, transcript};
 use crate::support::files::{Files, copy_dir, files_below};
-use crate::support::rng::TestRng;
-use crate::support::TempHome;
 use crate::support::load::{Load, Replay};
+use crate::support::rng::TestRng;
 use crate::support::small_disk::{SmallDisk, in_own_mount_namespace};
 use crate::torture::seed;
 
@@ -85,7 +85,7 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     }
     let log = std::fs::read_to_string(load.home.path().join("daemon.log")).unwrap();
     assert!(
-        refused >= 10 && log.contains("the ledger was not written"),
+        refused >= 10 && log.contains("the ledger was not saved"),
         "the disk was never full: {refused}"
     );
     disk.resize(16 << 10);

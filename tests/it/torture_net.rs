@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::support::backend::{Backend, Running, transcript};
-use crate::support::rng::TestRng;
 use crate::support::TempHome;
+use crate::support::backend::{Backend, Running, transcript};
 use crate::support::load::{Load, Replay};
 use crate::support::proxy::{Mode, TcpProxy};
+use crate::support::rng::TestRng;
 use crate::support::servers::{Postgres, S3, postgres, s3};
 use crate::torture::{seed, start_agent};
 

@@ -1,9 +1,9 @@
 //! The agent: appends unique lines, leaves one unfinished, rewrites, truncates, moves, and writes
 //! side files.
 
-use super::rng::SeededRng;
 use super::disk::Disk;
 use super::history::whole_lines;
+use super::rng::SeededRng;
 
 /// The session that everything is about.
 pub const SESSION: &str = "s1";

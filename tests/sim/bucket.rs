@@ -218,7 +218,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    async fn write(&self, what: &str, key: &str, body: Bytes, only_new: bool) -> Result<CreateOutcome> {
+    async fn write(
+        &self,
+        what: &str,
+        key: &str,
+        body: Bytes,
+        only_new: bool,
+    ) -> Result<CreateOutcome> {
         let step = self.lifetime.enter().await;
         {
             let mut inner = self.bucket.inner();

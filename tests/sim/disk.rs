@@ -10,9 +10,9 @@ use sessiond::capture::watch::{EventBuffer, Watcher};
 use sessiond::model::{FileStat, RelPath};
 use sessiond::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner, STATE_DIR};
 
-use super::rng::SeededRng;
 use super::history::Files;
 use super::process::ProcessLifetime;
+use super::rng::SeededRng;
 use super::world::{HostClock, World};
 
 /// The kernel's clock for files ticks this often, in microseconds.

@@ -1,8 +1,8 @@
 //! One machine: a volume, its agent, and the sessiond that runs there, if any.
 
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use age::x25519::Identity;
@@ -28,10 +28,10 @@ use tokio::task::JoinHandle;
 
 use super::agent::{Agent, SESSION};
 use super::bucket::{Bucket, Connection};
-use super::rng::{ProcessRng, SeededRng};
 use super::disk::{Disk, Mount, SimWatch};
 use super::history::Files;
 use super::process::ProcessLifetime;
+use super::rng::{ProcessRng, SeededRng};
 use super::schedule::MIXES;
 use super::tables::{Session, Tables};
 use super::world::{HostClock, World};
@@ -80,7 +80,11 @@ impl Cloud {
     }
 
     /// Logs as one process sees them.
-    pub fn logs(&self, lifetime: &Arc<ProcessLifetime>, clock: Arc<HostClock>) -> (Logs, Arc<Session>) {
+    pub fn logs(
+        &self,
+        lifetime: &Arc<ProcessLifetime>,
+        clock: Arc<HostClock>,
+    ) -> (Logs, Arc<Session>) {
         let way = Connection {
             bucket: self.bucket.clone(),
             world: self.world.clone(),
@@ -91,7 +95,10 @@ impl Cloud {
             world: self.world.clone(),
             lifetime: lifetime.clone(),
         });
-        let rng: Arc<dyn Rng> = Arc::new(ProcessRng::new(SeededRng::new(self.seed, 1000 + lifetime.number)));
+        let rng: Arc<dyn Rng> = Arc::new(ProcessRng::new(SeededRng::new(
+            self.seed,
+            1000 + lifetime.number,
+        )));
         let store = Arc::new(RetryingReads::new(Arc::new(way), rng.clone()));
         let fence = Arc::new(Fencing::new(FencingPolicy::Auto, index.clone(), true));
         (self.logs_of(store, fence, clock, rng), index)
@@ -295,7 +302,11 @@ impl Machine {
             let restored = restore::restore(&context, &id, &options).await;
             restored.map(|restored| restored.report)
         });
-        self.process = Some(Process::Restore { lifetime, task, before });
+        self.process = Some(Process::Restore {
+            lifetime,
+            task,
+            before,
+        });
     }
 
     /// The agent is gone: the final flush, which gives up after ten seconds.
@@ -311,7 +322,11 @@ impl Machine {
                         .finish(tokio::time::Instant::now() + Duration::from_secs(10))
                         .await;
                 });
-                self.process = Some(Process::Ending { lifetime, task, tasks });
+                self.process = Some(Process::Ending {
+                    lifetime,
+                    task,
+                    tasks,
+                });
             }
             other => self.process = other,
         }

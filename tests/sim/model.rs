@@ -142,7 +142,11 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
             }
             EntryKind::Delta | EntryKind::Tombstone | EntryKind::Purge => {}
             EntryKind::Merge | EntryKind::Snapshot => {
-                return Err(format!("entry {} is a {}", header.seq, header.kind.as_str()));
+                return Err(format!(
+                    "entry {} is a {}",
+                    header.seq,
+                    header.kind.as_str()
+                ));
             }
         }
     }

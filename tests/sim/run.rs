@@ -14,16 +14,16 @@ use sessiond::upkeep::reindex::rebuild;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bucket::{Bucket, Objects, Plain};
-use super::rng::{ProcessRng, SeededRng};
 use super::disk::{Disk, Events, Mount};
 use super::history::Files;
-use super::process::ProcessLifetime;
 use super::machine::{Cloud, Machine, Process};
 use super::oracle::{Ack, Oracle};
+use super::process::ProcessLifetime;
+use super::rng::{ProcessRng, SeededRng};
 use super::schedule::{Action, Schedule};
 use super::tables::Tables;
 use super::upkeep::{Kept, Upkeep};
-use super::world::{HostClock, FaultConditions, World};
+use super::world::{FaultConditions, HostClock, World};
 
 /// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -228,7 +228,9 @@ impl Run {
             }
             Action::Upkeep { chore, ends, hangs } => {
                 let lifetime = self.lifetime();
-                if let Some(upkeep) = Upkeep::start(&self.cloud, lifetime, *chore, self.acknowledged) {
+                if let Some(upkeep) =
+                    Upkeep::start(&self.cloud, lifetime, *chore, self.acknowledged)
+                {
                     if let Some((steps, after)) = ends {
                         upkeep.lifetime.crash_in(*steps, *after);
                     }
@@ -239,7 +241,10 @@ impl Run {
                     self.upkeeps.push(upkeep);
                 }
             }
-            Action::WakeUpkeep => self.upkeeps.iter().for_each(|upkeep| upkeep.lifetime.wake()),
+            Action::WakeUpkeep => self
+                .upkeeps
+                .iter()
+                .for_each(|upkeep| upkeep.lifetime.wake()),
         }
     }
 

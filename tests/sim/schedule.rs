@@ -4,8 +4,8 @@
 //! Every kind of fault has seeds in which it occurs alone; other seeds combine all of them.
 
 use super::agent::Which;
-use super::rng::SeededRng;
 use super::disk::Events;
+use super::rng::SeededRng;
 use super::world::FaultConditions;
 
 /// One thing that happens. `on` is one of the machines; what makes no sense there is passed over.

@@ -44,7 +44,7 @@ pub fn report(schedule: &Schedule, violation: Violation) -> String {
         .collect();
     let numbers: Vec<String> = kept.iter().map(ToString::to_string).collect();
     format!(
-        "seed {} ({}) fails: {first}\n  shortest: {}\n{}\n  replay: SESSIOND_SIM_SEED={} SESSIOND_SIM_KEEP={} cargo test --test sim one_seed -- --nocapture\n",
+        "seed {} ({}) fails: {first}\n  shortest: {}\n{}\n  replay: SESSIOND_SIM_SEED={} SESSIOND_SIM_KEEP={} cargo test --test sim one_seed -- --ignored --nocapture\n",
         schedule.seed,
         schedule.mix.name,
         violation.what,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use sessiond::error::{Error, Result};
 use sessiond::index::{
-    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, SessionFilter, Index, RecordOutcome,
+    EntryRecord, EntryRow, Failure, FenceRow, FenceTable, Index, RecordOutcome, SessionFilter,
     SessionPage, SessionRow, SessionTotals,
 };
 use sessiond::model::{AgentName, Checkpoint, LogId, Namespace, PathState, Seq, SessionMetadata};
@@ -164,8 +164,12 @@ impl Session {
             }
             _ => Err(failed()),
         };
-        self.world
-            .note(|| format!("life {}: step {step} {what}: {fate:?}", self.lifetime.number));
+        self.world.note(|| {
+            format!(
+                "life {}: step {step} {what}: {fate:?}",
+                self.lifetime.number
+            )
+        });
         self.world.delay().await;
         self.lifetime.leave(step).await;
         answer
@@ -243,7 +247,11 @@ impl Index for Session {
             .await
     }
 
-    async fn replace_named_checkpoints(&self, log: &LogId, named: &[(String, Checkpoint)]) -> Result<()> {
+    async fn replace_named_checkpoints(
+        &self,
+        log: &LogId,
+        named: &[(String, Checkpoint)],
+    ) -> Result<()> {
         self.statement("replace named checkpoints", |inner| {
             inner.rows.named.insert(log.clone(), named.to_vec());
         })

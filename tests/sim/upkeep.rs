@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sessiond::error::{ErrorKind, Result};
-use sessiond::log::writer::GRACE;
 use sessiond::fork;
+use sessiond::log::writer::GRACE;
 use sessiond::model::{LogId, ResolvedPoint, Seq};
 use sessiond::sessions::point;
 use sessiond::upkeep::collect::RetentionPolicy;
@@ -14,8 +14,8 @@ use sessiond::upkeep::{compact, gc, remove};
 use tokio::task::JoinHandle;
 
 use super::disk::{Disk, Mount};
-use super::process::ProcessLifetime;
 use super::machine::Cloud;
+use super::process::ProcessLifetime;
 use super::schedule::MaintenanceTask;
 use super::world::HostClock;
 
@@ -39,7 +39,12 @@ pub struct Upkeep {
 
 impl Upkeep {
     /// Starts one; `acknowledged` is the last entry that somebody was told of.
-    pub fn start(cloud: &Cloud, number: u64, chore: MaintenanceTask, acknowledged: Seq) -> Option<Upkeep> {
+    pub fn start(
+        cloud: &Cloud,
+        number: u64,
+        chore: MaintenanceTask,
+        acknowledged: Seq,
+    ) -> Option<Upkeep> {
         let lifetime = Arc::new(ProcessLifetime::new(number, NOWHERE + number));
         let clock = HostClock::new(cloud.world.clone());
         let (logs, _) = cloud.logs(&lifetime, clock.clone());
@@ -56,9 +61,11 @@ impl Upkeep {
                 if from >= to || acknowledged == 0 {
                     return None;
                 }
-                tokio::spawn(
-                    async move { compact::merge_range(&logs, &id, from, to).await.map(|_| None) },
-                )
+                tokio::spawn(async move {
+                    compact::merge_range(&logs, &id, from, to)
+                        .await
+                        .map(|_| None)
+                })
             }
             MaintenanceTask::Collect { history, ttl } => {
                 let hours = |hours: u64| Duration::from_secs(hours * 3600);
@@ -97,7 +104,11 @@ impl Upkeep {
                 })
             }
         };
-        Some(Upkeep { lifetime, chore, task })
+        Some(Upkeep {
+            lifetime,
+            chore,
+            task,
+        })
     }
 
     pub fn has_ended(&self) -> bool {

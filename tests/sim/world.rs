@@ -76,7 +76,9 @@ impl World {
     }
 
     pub fn fault_conditions(&self) -> MutexGuard<'_, FaultConditions> {
-        self.fault_conditions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fault_conditions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn rng(&self) -> MutexGuard<'_, SeededRng> {

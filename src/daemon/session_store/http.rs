@@ -14,13 +14,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::{Append, RequestKey, SessionStore, SummaryUpdate, TranscriptLines, project_id};
+use super::{
+    Append, RequestKey, SessionStore, SessionSummary, SummaryUpdate, TranscriptLines, project_id,
+};
 use crate::daemon::http::{self, ServerLimits};
 use crate::daemon::listen::Listener;
 use crate::error::{Error, ErrorKind, Result};
@@ -268,6 +270,12 @@ struct ProjectRequest {
     project_key: String,
 }
 
+/// A struct, because `json!` would not keep the summaries byte for byte.
+#[derive(Serialize)]
+struct SummariesResponse {
+    summaries: Vec<SessionSummary>,
+}
+
 async fn health() -> Response {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response()
 }
@@ -332,7 +340,7 @@ async fn list_session_summaries(
 ) -> Result<Response, ApiError> {
     let project = project_id(&body.parse::<ProjectRequest>()?.project_key)?;
     let summaries = server_side(api.store.summaries(&project))?;
-    Ok(Json(json!({ "summaries": summaries })).into_response())
+    Ok(Json(SummariesResponse { summaries }).into_response())
 }
 
 async fn summary(State(api): State<Api>, body: JsonBody) -> Result<Response, ApiError> {

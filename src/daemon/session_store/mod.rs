@@ -18,8 +18,8 @@ use serde_json::value::RawValue;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::block_in_place;
 
-use self::batch::{AppendRecord, Batch, BatchOutcome, Summary, TranscriptCache};
 pub use self::batch::SummaryUpdate;
+use self::batch::{AppendRecord, Batch, BatchOutcome, Summary, TranscriptCache};
 pub use self::key::{RequestKey, TranscriptKey, project_id};
 use crate::agent::FileClass;
 use crate::capture::{IndexQueue, StreamerHandle};
@@ -383,12 +383,7 @@ impl SessionStore {
     }
 
     /// Marks the session as removed, and removes its local files.
-    async fn remove_session(
-        &self,
-        key: &TranscriptKey,
-        id: &LogId,
-        is_stored: bool,
-    ) -> Result<()> {
+    async fn remove_session(&self, key: &TranscriptKey, id: &LogId, is_stored: bool) -> Result<()> {
         if is_stored {
             remove::remove(&self.parts.logs, id).await?;
         }

@@ -45,6 +45,7 @@ impl Catalog for SqlIndex {
 
 impl SqlIndex {
     /// Returns the query plan for a page of messages. Tests check that no page needs a scan.
+    #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
     pub async fn explain_messages(
         &self,
         log: &LogId,

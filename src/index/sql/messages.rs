@@ -115,7 +115,8 @@ pub(super) async fn apply_part(
     };
     let file = Digest::of(part.path.as_str().as_bytes()).to_string();
     let (len, mut state) = load_state(transaction, record, &file).await?;
-    if part.start == len && part.start > 0 && span.start != len - state.partial_line_bytes.min(len) {
+    if part.start == len && part.start > 0 && span.start != len - state.partial_line_bytes.min(len)
+    {
         return Ok(PartOutcome::Gap);
     }
     if part.start < len {
@@ -304,7 +305,9 @@ async fn update_usage(
         }
     }
     let new = usage.into_iter();
-    Ok(new.map(|(response, (usage, _))| (response, usage)).collect())
+    Ok(new
+        .map(|(response, (usage, _))| (response, usage))
+        .collect())
 }
 
 async fn insert(
@@ -353,7 +356,10 @@ async fn insert(
             .bind(file)
             .bind(to_bigint("offset", located.start)?)
             .bind(to_bigint("length", located.len)?)
-            .bind(truncate_optional(message.message_id.as_deref(), MAX_KEY_LEN))
+            .bind(truncate_optional(
+                message.message_id.as_deref(),
+                MAX_KEY_LEN,
+            ))
             .bind(truncate_optional(message.parent_id.as_deref(), MAX_KEY_LEN))
             .bind(message.role.as_str())
             .bind(truncate(&message.kind, MAX_KEY_LEN))

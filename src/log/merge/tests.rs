@@ -108,7 +108,9 @@ fn history(actions: Vec<Action>) -> Vec<Entry> {
         let (kind, after, moves, parts) = match action {
             Action::Claim => (EntryKind::Claim, None, Vec::new(), BTreeMap::new()),
             Action::Reset => (EntryKind::Claim, Some(0), Vec::new(), BTreeMap::new()),
-            Action::Remove { permanent: true } => (EntryKind::Purge, None, Vec::new(), BTreeMap::new()),
+            Action::Remove { permanent: true } => {
+                (EntryKind::Purge, None, Vec::new(), BTreeMap::new())
+            }
             Action::Remove { permanent: false } => {
                 (EntryKind::Tombstone, None, Vec::new(), BTreeMap::new())
             }
@@ -226,7 +228,10 @@ fn merge(segments: &mut Vec<Entry>, first: usize, last: usize) -> Result<(), Tes
                 is_ambiguous(range),
                 "{} in {:#?}",
                 error,
-                range.iter().map(|segment| &segment.header).collect::<Vec<_>>()
+                range
+                    .iter()
+                    .map(|segment| &segment.header)
+                    .collect::<Vec<_>>()
             );
             return Ok(());
         }
@@ -372,7 +377,9 @@ fn a_range_that_ends_with_a_removal_is_not_merged() {
     ]);
     let merged = |range: &[Entry]| {
         let mut merger = Merger::default();
-        range.iter().for_each(|entry| merger.apply_entry(entry).unwrap());
+        range
+            .iter()
+            .for_each(|entry| merger.apply_entry(entry).unwrap());
         merger.finish(range[0].header.seq).unwrap()
     };
     assert!(merged(&entries[..3]).is_none());

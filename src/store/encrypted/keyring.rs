@@ -289,7 +289,10 @@ mod tests {
     fn settings(recipients: &[&str], identity_files: &[&Path]) -> KeySettings {
         KeySettings {
             recipients: recipients.iter().map(ToString::to_string).collect(),
-            identity_files: identity_files.iter().map(|path| path.to_path_buf()).collect(),
+            identity_files: identity_files
+                .iter()
+                .map(|path| path.to_path_buf())
+                .collect(),
         }
     }
 

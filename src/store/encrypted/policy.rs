@@ -170,7 +170,9 @@ impl EncryptionPolicy {
                 ErrorKind::Encrypted,
                 "the session is encrypted, but no recipient is configured",
             )
-            .hint("set --encrypt-to RECIPIENT or --identity FILE as when the session was written"));
+            .hint(
+                "set --encrypt-to RECIPIENT or --identity FILE as when the session was written",
+            ));
         }
         Ok(())
     }
@@ -198,7 +200,10 @@ mod tests {
         let policy = |recipients: &[&str], identity_files: &[&std::path::Path]| {
             let settings = KeySettings {
                 recipients: recipients.iter().map(ToString::to_string).collect(),
-                identity_files: identity_files.iter().map(|path| path.to_path_buf()).collect(),
+                identity_files: identity_files
+                    .iter()
+                    .map(|path| path.to_path_buf())
+                    .collect(),
             };
             EncryptionPolicy::new(Keyring::load(&settings).unwrap())
         };
@@ -272,8 +277,14 @@ mod tests {
         };
         assert_eq!(checkpoint(&none, &[PLAIN]), WriteEncryption::Plaintext);
         assert_eq!(checkpoint(&identity, &[PLAIN]), WriteEncryption::Plaintext);
-        assert_eq!(checkpoint(&identity, &[SHARED]), WriteEncryption::Recipients);
-        assert_eq!(checkpoint(&recipient, &[PLAIN]), WriteEncryption::Recipients);
+        assert_eq!(
+            checkpoint(&identity, &[SHARED]),
+            WriteEncryption::Recipients
+        );
+        assert_eq!(
+            checkpoint(&recipient, &[PLAIN]),
+            WriteEncryption::Recipients
+        );
     }
 
     #[test]

@@ -15,7 +15,9 @@ use jiff::Timestamp;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::disk::{STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_links, rename_new, sync_dir};
+use super::disk::{
+    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_links, rename_new, sync_dir,
+};
 use crate::error::{Error, Result};
 use crate::store::{CreateOutcome, Object, Page};
 

@@ -12,16 +12,20 @@ const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and 
                            or attach a role";
 const RIGHTS: &str = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the objects and s3:ListBucket on the bucket";
 const SIGNING: &str = "check that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN belong together and have not expired";
-const FEATURE: &str = "add checksums=required to the store URL if the server is old and rejects checksum headers";
+const FEATURE: &str =
+    "add checksums=required to the store URL if the server is old and rejects checksum headers";
 const REGION: &str = "set the region of the bucket: region=… in the store URL, or AWS_REGION";
 const CLOCK: &str = "correct the clock of this machine";
-const TRUST: &str = "add ca=FILE to the store URL if a private authority issued the server's certificate";
+const TRUST: &str =
+    "add ca=FILE to the store URL if a private authority issued the server's certificate";
 const PLAIN: &str = "write endpoint=http://… in the store URL if the server does not use TLS";
 pub(super) const SERVER: &str =
     "check that the server runs and is reachable; a running daemon then continues by itself";
 
 /// The HTTP status and error code of a response; 0 and empty without a response.
-pub(super) fn status_and_code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> (u16, &str) {
+pub(super) fn status_and_code<E: ProvideErrorMetadata>(
+    error: &SdkError<E, HttpResponse>,
+) -> (u16, &str) {
     match error {
         SdkError::ServiceError(context) => (
             context.raw().status().as_u16(),
@@ -217,7 +221,10 @@ mod tests {
             classify_response(400, "InvalidRequest", "Unsupported x-amz-checksum-crc32"),
             (ErrorKind::Usage, Some(FEATURE))
         );
-        assert_eq!(classify_response(301, "", ""), (ErrorKind::Usage, Some(REGION)));
+        assert_eq!(
+            classify_response(301, "", ""),
+            (ErrorKind::Usage, Some(REGION))
+        );
         assert_eq!(kind(400, "InvalidArgument", ""), ErrorKind::Usage);
     }
 }

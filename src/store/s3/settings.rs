@@ -96,9 +96,13 @@ impl S3Settings {
 
     /// Parses `s3://bucket/prefix?endpoint=…`. No error repeats a value, which could be a secret.
     pub fn from_url(address: &str) -> Result<S3Settings> {
-        let url = Url::parse(address).map_err(|cause| invalid_url(format!("it is not a URL: {cause}")))?;
+        let url = Url::parse(address)
+            .map_err(|cause| invalid_url(format!("it is not a URL: {cause}")))?;
         if url.scheme() != "s3" {
-            return Err(invalid_url(format!("its scheme is {}, not s3", url.scheme())));
+            return Err(invalid_url(format!(
+                "its scheme is {}, not s3",
+                url.scheme()
+            )));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(
@@ -124,7 +128,9 @@ impl S3Settings {
                 .split('/')
                 .any(|part| matches!(part, "" | "." | ".."))
         {
-            return Err(invalid_url("its prefix has an empty component or a dot component"));
+            return Err(invalid_url(
+                "its prefix has an empty component or a dot component",
+            ));
         }
         let mut settings = S3Settings {
             prefix: prefix.to_owned(),
@@ -192,9 +198,10 @@ pub(super) fn endpoint(value: &str) -> Result<String> {
         && url.query().is_none()
         && url.fragment().is_none();
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !has_no_extras {
-        return Err(
-            invalid_url("its endpoint is not of the form http://host:port or https://host").hint(FORM),
-        );
+        return Err(invalid_url(
+            "its endpoint is not of the form http://host:port or https://host",
+        )
+        .hint(FORM));
     }
     Ok(value.trim_end_matches('/').to_owned())
 }

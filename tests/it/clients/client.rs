@@ -11,8 +11,8 @@ use sqlx::{ConnectOptions, Connection, Row};
 use super::container::transcript;
 use super::install::Agents;
 use super::model::call;
-use crate::support::files::files_below;
 use crate::support::block_on;
+use crate::support::files::files_below;
 
 /// A client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

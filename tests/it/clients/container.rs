@@ -14,9 +14,9 @@ use serde_json::Value;
 use super::client::Client;
 use super::install::agents;
 use super::model::{Model, Request, conversation};
+use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running};
 use crate::support::files::{Files, files_below};
-use crate::support::TempHome;
 
 /// A turn takes seconds; one that does not end is a failure.
 const PATIENCE: Duration = Duration::from_secs(180);

@@ -6,15 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use sessiond::codec::version;
+use crate::support::files::Files;
 use sessiond::codec::entry::{self, EncodedEntry};
+use sessiond::codec::version;
 use sessiond::log::merge::Merger;
 use sessiond::log::read::EntrySink;
-use sessiond::model::{
-    Digest, EntryHeader, EntryKind, FileKind, LogId, Part, Seq, keys,
-};
-use crate::support::files::Files;
-
+use sessiond::model::{Digest, EntryHeader, EntryKind, FileKind, LogId, Part, Seq, keys};
 
 /// The session that is spoiled.
 pub const BROKEN: &str = "broken";

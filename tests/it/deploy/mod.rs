@@ -7,8 +7,8 @@
 mod dockerfile;
 mod image;
 mod manifests;
-mod platforms;
 mod monitoring;
+mod platforms;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -122,11 +122,7 @@ fn assert_taken(arguments: &[String]) {
 fn assert_known(variable: &str) {
     let home = TempHome::new();
     let known = |arguments: &[&str]| {
-        let ran = home
-            .command(&sessiond())
-            .args(arguments)
-            .output()
-            .unwrap();
+        let ran = home.command(&sessiond()).args(arguments).output().unwrap();
         let text = String::from_utf8(ran.stdout).unwrap();
         ["=", "]"]
             .iter()

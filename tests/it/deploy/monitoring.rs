@@ -208,12 +208,17 @@ fn alerts_and_dashboard_use_only_existing_metrics() {
     let unknown: Vec<_> = used.difference(&known).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
     let documented = metrics(
-        &std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md"))
-            .unwrap(),
+        &std::fs::read_to_string(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md"),
+        )
+        .unwrap(),
     );
     let silent: Vec<_> = used
         .iter()
         .filter(|name| !documented.contains(name.trim_end_matches("_bucket")))
         .collect();
-    assert!(silent.is_empty(), "not in docs/reference/metrics.md: {silent:?}");
+    assert!(
+        silent.is_empty(),
+        "not in docs/reference/metrics.md: {silent:?}"
+    );
 }

@@ -24,8 +24,8 @@ use sessiond::store::Store;
 
 use self::act::{Act, FILES, SESSION, act};
 use self::write_target::{Step, branch_of};
-use crate::support::slow;
 use crate::support::files::{Files, files_below};
+use crate::support::slow;
 use crate::support::world::World;
 
 /// How the right to write came to the flush that is checked.
@@ -218,7 +218,9 @@ impl Case {
         }
         let main = LogWriter::unclaimed("none".parse().unwrap(), 0, None, context.logs.clock.now());
         let log_writer = ledger.as_ref().map_or(&main, |ledger| &ledger.log_writer);
-        let (main, _) = self.runtime.block_on(write_target::history(&self.world, &main));
+        let (main, _) = self
+            .runtime
+            .block_on(write_target::history(&self.world, &main));
         let (own, _) = self
             .runtime
             .block_on(write_target::history(&self.world, log_writer));

@@ -128,9 +128,7 @@ pub fn npm_packages(name: &str, package: &str, lock: &str) -> Result<PathBuf, St
 /// Returns a directory below `target/test-tools`; `install` creates it if it does not exist. pip is
 /// available.
 fn once(name: &str, install: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
-    let _guard = LOCK
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-tools");
     let ready = tools.join(name);
     if ready.exists() {
@@ -154,9 +152,7 @@ fn once(name: &str, install: impl FnOnce(&Path) -> Result<(), String>) -> Result
 
 /// Returns the directory of `initdb`, `pg_ctl` and `postgres`.
 pub fn postgres_bin() -> Result<PathBuf, String> {
-    let _guard = LOCK
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(found) = find_postgres() {
         return Ok(found);
     }
@@ -171,9 +167,7 @@ pub fn program(name: &str) -> Result<(), String> {
 
 /// Installs a program of a Debian package.
 pub fn program_of(package: &str, name: &str) -> Result<(), String> {
-    let _guard = LOCK
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _guard = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if run(Command::new(name).arg("--version")).is_ok() {
         return Ok(());
     }

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::TempHome;
 use super::backend::{Backend, eventually};
 use super::files::{Files, files_below};
-use super::TempHome;
 
 /// Prints how to replay a failed run.
 pub struct Replay {
@@ -88,7 +88,10 @@ impl Load {
         options: &[&str],
         is_included: impl Fn(&str) -> bool,
     ) -> Result<(), String> {
-        let on_disk = self.files().into_iter().filter(|(path, _)| is_included(path));
+        let on_disk = self
+            .files()
+            .into_iter()
+            .filter(|(path, _)| is_included(path));
         let on_disk: Vec<_> = on_disk
             .map(|(path, bytes)| (complete_part(&path, &bytes).len() as u64, path))
             .collect();
@@ -152,7 +155,11 @@ impl Load {
                 bytes.len(),
                 written.len()
             );
-            assert_eq!(complete_part(path, bytes).len(), bytes.len(), "{path}: a partial line");
+            assert_eq!(
+                complete_part(path, bytes).len(),
+                bytes.len(),
+                "{path}: a partial line"
+            );
         }
         for (path, acknowledged) in self
             .acknowledged

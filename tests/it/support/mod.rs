@@ -170,14 +170,20 @@ macro_rules! on_each_backend {
 pub(crate) use on_each_backend;
 
 /// Turns `async fn test(storage: Storage)` into three tests: on files, on a bucket, and on a bucket
-/// that ignores conditional writes.
+/// that ignores conditional writes. After `slow:`, the one on files is outside the quick loop, too.
 macro_rules! on_each_storage {
-    ($($test:ident),+ $(,)?) => { $(
+    (slow: $($test:ident),+ $(,)?) => {
+        $crate::support::on_each_storage!(@ slow_on_files $($test)+);
+    };
+    ($($test:ident),+ $(,)?) => {
+        $crate::support::on_each_storage!(@ on_files $($test)+);
+    };
+    (@ $on_files:ident $($test:ident)+) => { $(
         mod $test {
             use $crate::support::storage::Storage;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn on_files() {
+            async fn $on_files() {
                 super::$test(Storage::files()).await
             }
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

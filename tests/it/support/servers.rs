@@ -160,31 +160,31 @@ impl Postgres {
             return;
         };
         let server = Pid::from_child(&process);
-        // Stopped, it can neither start another process nor mend what happens to those it has.
+        // A suspended postmaster can neither start processes nor react to the end of others.
         kill_process(server, Signal::STOP).unwrap();
         let children =
             std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id())).unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
         for pid in children.split_whitespace() {
-            // One that has ended by itself is what is wanted.
+            // An error means that the process has ended already.
             pid.parse()
                 .ok()
                 .and_then(Pid::from_raw)
                 .map(|pid| kill_process(pid, Signal::KILL).ok());
             // Until then it holds memory that the next server wants. Nobody may be there to reap
             // it.
-            let gone = || {
+            let has_ended = || {
                 std::fs::read_to_string(format!("/proc/{pid}/stat"))
                     .map_or(true, |stat| stat.contains(") Z "))
             };
-            while !gone() {
+            while !has_ended() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
     }
 
-    /// Starts a stopped server on the same port and data, and waits until it answers.
+    /// Starts a stopped server with the same port and data, and waits until it responds.
     pub fn start(&self) {
         self.try_start().unwrap();
     }

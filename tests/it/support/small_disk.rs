@@ -46,7 +46,10 @@ pub fn in_own_mount_namespace(test: &str) -> bool {
     let output = child.output().unwrap();
     let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{printed}");
-    assert!(printed.contains("1 passed"), "{test} did not run: {printed}");
+    assert!(
+        printed.contains("1 passed"),
+        "{test} did not run: {printed}"
+    );
     eprintln!("{printed}");
     false
 }

@@ -1,4 +1,4 @@
-//! Where in-process tests keep sessions: a store, an index, and the checks of what is in them.
+//! The storage of in-process tests: a store and an index, and the checks of their content.
 
 use std::any::Any;
 use std::path::Path;

@@ -115,8 +115,8 @@ impl Transcript {
         let mut text = String::new();
         while text.len() < length {
             // Uniform in the logarithm of the rank: Zipf's law.
-            let rank = (self.words.len() as f64)
-                .powf(self.rng.below(1 << 20) as f64 / f64::from(1 << 20));
+            let rank =
+                (self.words.len() as f64).powf(self.rng.below(1 << 20) as f64 / f64::from(1 << 20));
             text.push_str(&self.words[rank as usize - 1]);
             text.push(' ');
         }

@@ -17,8 +17,8 @@ use sessiond::index::{Index, RecordOutcome};
 use sessiond::log::Logs;
 use sessiond::log::ledger::Ledger;
 use sessiond::model::LogName;
-use sessiond::store::Store;
 use sessiond::restore::{self, Options, RestoreReport};
+use sessiond::store::Store;
 use sessiond::sys::{Directory, Disk};
 use sessiond::upkeep::reindex::catch_up;
 
