@@ -1,14 +1,14 @@
-"""A program on the Claude Agent SDK that goes on with a conversation wherever it is started.
+"""A program on the Claude Agent SDK that continues a conversation on any machine.
 
-    python ask.py "What is in this directory?"          # a new session; its id is printed first
-    python ask.py "And what did I just ask?" 3f2a…   # goes on with it, on any machine
+    python ask.py "What is in this directory?"          # a new session; prints its ID first
+    python ask.py "And what did I just ask?" 3f2a…   # continues it, on any machine
 
-It knows nothing of storage. sessiond is either beside it and keeps the files that the client writes:
+The program does not know about storage. Either sessiond streams the files that the client writes:
 
     sessiond run --session 3f2a… -- python ask.py "…" 3f2a…
 
-or, where no directory can be shared, it is the SDK's session store: SESSIOND_ADDRESS is what `sessiond serve-store` prints,
-and PYTHONPATH has the directory session-store-py.
+or, where no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
+that `sessiond serve-store` prints, and PYTHONPATH contains the directory session-store-py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ async def ask(prompt: str, session: str | None) -> bool:
         from sessiond_store import SessiondStore
 
         options.session_store = SessiondStore(address)
-        # Each entry as it comes, not once a turn: what a crash may cost is the last one.
+        # Send each entry immediately, not once per turn: a crash loses at most the last one.
         options.session_store_flush = "eager"
     well = True
     async for message in query(prompt=prompt, options=options):
         if isinstance(message, MirrorErrorMessage):
-            # The conversation goes on; this part of it is not durable.
+            # The conversation continues, but this part of it is not durable.
             print(f"not stored: {message.error}", file=sys.stderr)
             well = False
         elif isinstance(message, SystemMessage) and message.subtype == "init":

@@ -1,14 +1,15 @@
 /**
- * A program on the Claude Agent SDK that goes on with a conversation wherever it is started.
+ * A program on the Claude Agent SDK that continues a conversation on any machine.
  *
- *     npx tsc … && node ask.js "What is in this directory?"         # a new session; its id is printed first
- *     node ask.js "And what did I just ask?" 3f2a…               # goes on with it, on any machine
+ *     npx tsc … && node ask.js "What is in this directory?"         # a new session; prints its ID first
+ *     node ask.js "And what did I just ask?" 3f2a…               # continues it, on any machine
  *
- * It knows nothing of storage. sessiond is either beside it and keeps the files that the client writes:
+ * The program does not know about storage. Either sessiond streams the files that the client writes:
  *
  *     sessiond run --session 3f2a… -- node ask.js "…" 3f2a…
  *
- * or, where no directory can be shared, it is the SDK's session store: SESSIOND_ADDRESS is what `sessiond serve-store` prints.
+ * or, where no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
+ * that `sessiond serve-store` prints.
  */
 
 import { query, type Options } from "@anthropic-ai/claude-agent-sdk";
@@ -25,7 +26,7 @@ if (session !== undefined) options.resume = session;
 const address = process.env["SESSIOND_ADDRESS"];
 if (address !== undefined) {
   options.sessionStore = new SessiondStore(address);
-  // Each entry as it comes, not once a turn: what a crash may cost is the last one.
+  // Send each entry immediately, not once per turn: a crash loses at most the last one.
   options.sessionStoreFlush = "eager";
 }
 
@@ -34,7 +35,7 @@ for await (const message of query({ prompt, options })) {
   if (message.type === "system" && message.subtype === "init") {
     console.log(`session ${message.session_id}`);
   } else if (message.type === "system" && message.subtype === "mirror_error") {
-    // The conversation goes on; this part of it is not durable.
+    // The conversation continues, but this part of it is not durable.
     console.error(`not stored: ${message.error}`);
     failed = true;
   } else if (message.type === "result") {

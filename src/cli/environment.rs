@@ -23,9 +23,16 @@ const OTHERS: [&str; 2] = ["SESSIOND_ADDRESS", COMPLETE];
 /// The largest edit distance at which a name is suggested.
 const MAX_DISTANCE: usize = 3;
 
+/// Variables that are rejected if they are empty: ignoring them would store plaintext.
+const NEVER_EMPTY: [&str; 2] = ["SESSIOND_ENCRYPT_TO", "SESSIOND_IDENTITY"];
+
 /// Makes every flag ignore its variable if that is empty.
 pub fn ignore_empty(command: Command) -> Command {
-    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let is_empty = |name: &OsStr| {
+        let value = std::env::var_os(name);
+        value.is_some_and(|value| value.is_empty())
+            && !NEVER_EMPTY.iter().any(|never| *never == name)
+    };
     command
         .mut_args(|arg| match arg.get_env() {
             Some(name) if is_empty(name) => arg.env(Resettable::Reset),
@@ -60,7 +67,9 @@ pub fn unknown(
 
 /// Logs a warning for every unknown variable.
 pub fn warn_about_unknown(command: &Command) {
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let set = std::env::vars_os()
+        .filter(|(_, value)| !value.is_empty())
+        .filter_map(|(name, _)| name.into_string().ok());
     for (variable, closest) in unknown(&names(command), set) {
         match closest {
             Some(closest) => {

@@ -146,7 +146,7 @@ fn render(hit: &SearchHit, session: &str, color: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Snippet;
+    use crate::index::search_query::Snippet;
 
     #[test]
     fn matches_are_highlighted_on_a_terminal_and_control_characters_replaced() {

@@ -1,7 +1,7 @@
 //! The fence table: one row per log in the database, for stores that cannot fence by themselves.
 //!
 //! Separate from `Index`, because the index is derived from the store and may lag or be rebuilt.
-//! The fence table is neither: writers decide by it who may write the next entry.
+//! The fence table is neither: it decides which writer may create the next entry.
 
 use async_trait::async_trait;
 

@@ -215,10 +215,10 @@ mod tests {
         );
         let renamer = SessionRenamer::new(&"3f2a".parse().unwrap(), &"new-id".parse().unwrap());
         let text = b"{\"sessionId\":\"3f2a\"}\n{\"path\":\"/x/3f2a/tool-results/3f2\"}3f";
-        let wanted =
+        let expected =
             b"{\"sessionId\":\"new-id\"}\n{\"path\":\"/x/new-id/tool-results/3f2\"}3f".to_vec();
         let transcript: RelPath = "a.jsonl".parse().unwrap();
-        assert_eq!(renamer.bytes(&transcript, FileKind::Append, text), wanted);
+        assert_eq!(renamer.bytes(&transcript, FileKind::Append, text), expected);
         assert_eq!(
             renamer.bytes(&"a.txt".parse().unwrap(), FileKind::Whole, text),
             text
@@ -232,7 +232,7 @@ mod tests {
                 pending.drain(..consumed);
             }
             renamer.replace(&pending, true, &mut out);
-            assert_eq!(out, wanted, "chunks of {size} bytes");
+            assert_eq!(out, expected, "chunks of {size} bytes");
         }
     }
 }

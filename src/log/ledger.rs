@@ -265,17 +265,17 @@ mod tests {
         let path: RelPath = "f".parse().unwrap();
         disk.write_at(&path, 0, &text).unwrap();
         let file = disk.open(&path).unwrap().unwrap();
-        let whole = FileCursor::read(&*file, FileKind::Append, 15_000)
+        let expected = FileCursor::read(&*file, FileKind::Append, 15_000)
             .unwrap()
             .unwrap();
-        let mut pieces = FileCursor::new(FileKind::Append, whole.stat);
+        let mut cursor = FileCursor::new(FileKind::Append, expected.stat);
         let mut window = Vec::new();
-        for piece in text[..15_000].chunks(700) {
-            pieces.advance(&mut window, piece);
+        for chunk in text[..15_000].chunks(700) {
+            cursor.advance(&mut window, chunk);
         }
-        assert_eq!(pieces, whole);
+        assert_eq!(cursor, expected);
         assert_eq!(
-            whole.tail_fingerprint,
+            expected.tail_fingerprint,
             tail_fingerprint(&text[15_000 - 4096..15_000])
         );
         assert!(

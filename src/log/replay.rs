@@ -22,7 +22,7 @@ pub trait TranscriptVisitor {
     /// Receives the next turn event.
     fn visit_turn_event(&mut self, _event: TurnEvent) {}
 
-    /// A transcript is rewritten from offset `from`: what it held after it is void.
+    /// A transcript is rewritten from offset `from`: everything after that offset is void.
     fn truncate(&mut self, path: &RelPath, from: u64);
 
     /// A transcript has a new path.

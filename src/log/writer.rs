@@ -1,4 +1,4 @@
-//! The position of a writer in a log: who it is, where it appends, and the entry it continues from.
+//! The position of a writer in a log: its ID, its write target, and the entry that it continues from.
 
 use std::time::Duration;
 

@@ -59,8 +59,8 @@ pub struct Page {
 ///
 /// For implementers:
 /// - `create` is atomic: of any number of concurrent creates of one key exactly one returns
-///   `Created`, and no reader sees part of an object. A store that does not guarantee this says so
-///   through `has_atomic_create`.
+///   `Created`, and no reader sees part of an object. A store that does not guarantee this
+///   returns `None` or `Some(false)` from `has_atomic_create`.
 /// - An acknowledged write is durable.
 /// - Every call has a timeout, and dropping its future cancels it.
 /// - Foreign errors are classified here: a missing object is `None`, denied access and wrong

@@ -126,7 +126,8 @@ impl Bucket {
         root
     }
 
-    /// The restore is refused and changes nothing; `verify` names the session and, if there is one, the last sound entry.
+    /// The restore is rejected and changes nothing; `verify` names the session and the last undamaged
+    /// entry, if there is one.
     fn assert_refused(&self, what: &str, says: &str, sound: Seq) {
         let root = self.root("refused");
         let before = (files_below(&root), everything_in(&root));
@@ -325,7 +326,7 @@ fn an_oversized_object_is_rejected_before_it_is_decompressed() {
     });
     spoiled(
         "a length that no stream can have",
-        "claims to hold",
+        "it declares",
         async |bucket| {
             bucket
                 .edit(SPOILED, |header, _| {
@@ -334,7 +335,7 @@ fn an_oversized_object_is_rejected_before_it_is_decompressed() {
                 .await;
         },
     );
-    spoiled("lengths that overflow", "claims to hold", async |bucket| {
+    spoiled("lengths that overflow", "it declares", async |bucket| {
         bucket
             .edit(SPOILED, |header, _| {
                 header["parts"][0]["len"] = json!(u64::MAX);
@@ -361,11 +362,23 @@ fn a_gap_a_newer_format_and_a_part_past_the_end_are_distinguished() {
             .await
             .unwrap();
     });
-    spoiled("a later format", "it has format 2", async |bucket| {
+    let newer = local(async {
+        let bucket = Bucket::new().await;
         bucket
-            .edit(SPOILED, |header, _| header["v"] = json!(2))
+            .edit(SPOILED, |header, _| header["version"] = json!(2))
             .await;
+        bucket
     });
+    let root = newer.root("newer");
+    let before = files_below(&root);
+    let restored = newer.run(&root, &["restore", SESSION]);
+    let text = String::from_utf8_lossy(&restored.stderr);
+    assert_eq!(restored.status.code(), Some(12), "a newer format: {text}");
+    assert!(
+        text.contains("has format version 2") && text.contains("hint: upgrade sessiond"),
+        "{text}"
+    );
+    assert_eq!(files_below(&root), before, "a newer format: files changed");
     spoiled(
         "a part beyond the end",
         "at offset 999, but the file has",

@@ -22,7 +22,7 @@ fn invalid_settings_are_named_in_the_error() {
     ls("SESSIOND_INDEX", "mysql://x").fails(2, "index", "");
     ls("SESSIOND_NAMESPACE", "../other").fails(2, "namespace", "");
     ls("SESSIOND_AGENT", "emacs").fails(2, "emacs", "[profile]");
-    ls("SESSIOND_FENCING", "hope").fails(2, "hope", "auto");
+    ls("SESSIOND_FENCING", "hope").fails(2, "--fencing value \"hope\": expected auto", "");
     ls("SESSIOND_CONFIG", "/no/such/file").fails(2, "/no/such/file", "");
     ls("SESSIOND_LOG", "a=b=c").fails(2, "--log", "");
     let backend = Backend::file();

@@ -93,7 +93,7 @@ fn doctor_reports_a_session_in_two_directories() {
     assert!(
         says(
             &ran,
-            "session s1 stands in 2 directories: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
+            "session s1 is in 2 directories: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
         ),
         "{}",
         ran.out()
@@ -121,7 +121,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
     assert!(
         says(
             &ran,
-            "the agent deletes 1 sessions here within 3 days: it keeps them for 30 days"
+            "the agent deletes 1 local session within 3 days: it keeps them for 30 days"
         ),
         "{}",
         ran.out()
@@ -156,7 +156,7 @@ fn doctor_reports_files_of_another_user() {
     assert!(
         says(
             &ran,
-            "1 files do not belong to the directory's owner (user 0), such as projects/-work-app/s1.jsonl"
+            "1 file with another owner than the directory (user 0), such as projects/-work-app/s1.jsonl"
         ),
         "{}",
         ran.out()

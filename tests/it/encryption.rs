@@ -380,7 +380,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         // However old it is: what cannot be judged is not deleted.
         backend
             .run(&other, &["gc", "--ttl", "0s", "--history", "0s"])
-            .fails(11, "1 of 1 logs were left as they are", "--identity");
+            .fails(11, "cannot collect 1 of 1 log", "--identity");
         backend
             .run(&other, &["run", "--session", "s1", "--", "true"])
             .fails(8, why, "--identity");
@@ -772,7 +772,7 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
         );
         backend
             .run(&TempHome::new(), &["verify"])
-            .fails(6, "1 of 1 logs are damaged", "");
+            .fails(6, "1 of 1 log damaged", "");
     }
     std::fs::write(&entry, &whole).unwrap();
     assert_restored(&backend, &home);
@@ -847,19 +847,19 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
     let doctor = |backend: &Backend| {
         let said = backend.run(&home, &["doctor"]).out();
         said.lines()
-            .find(|line| line.contains(" sealing "))
+            .find(|line| line.contains(" encryption "))
             .unwrap_or(&said)
             .to_owned()
     };
     backend.with(None, &[]);
     assert!(
-        doctor(&backend).starts_with("ok    sealing  off"),
+        doctor(&backend).starts_with("ok   encryption off"),
         "{}",
         doctor(&backend)
     );
     backend.with(Some(&key), &[]);
     assert!(
-        doctor(&backend).contains("encrypted to 1 recipient; no identity is given"),
+        doctor(&backend).contains("on, to 1 recipient; without an identity"),
         "{}",
         doctor(&backend)
     );

@@ -124,7 +124,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
         .collect();
     if let Some(first) = foreign.first() {
         let text = format!(
-            "{} have another owner than the directory (user {owner}), such as {first}",
+            "{} with another owner than the directory (user {owner}), such as {first}",
             print::plural(foreign.len(), "file", "files")
         );
         findings.add(

@@ -3,8 +3,8 @@
 //! A process with recipients alone can write and not read. But a writer must be able to read what it
 //! wrote: a reply may be lost, a process may be killed between a write and its ledger, and entries
 //! are to be compacted. So where no identity can decrypt what is written, it is encrypted to one more
-//! key, the writer key, which is kept in sessiond's directory next to the agent's files: whoever can
-//! read that directory can read the conversations anyway.
+//! key, the writer key, which is kept in sessiond's directory next to the agent's files: every
+//! user who can read that directory can read the conversations anyway.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

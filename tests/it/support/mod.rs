@@ -7,9 +7,9 @@
 //! - `files`, `rng`, `transcripts`, `load`, `shell_blocks`: inputs and checks.
 //!
 //! # The quick loop
-//! `cargo quick` runs the tests that need neither servers nor other tools and that take little time.
-//! A test outside of it says why in its name: [`on_each_backend`], [`needs_servers`],
-//! [`needs_tools`] and [`slow`] put the reason there, and `.cargo/config.toml` skips these names.
+//! `cargo quick` runs the tests that need neither servers nor other tools and that take little
+//! time. A test outside of it has the reason in its name: [`on_each_backend`], [`needs_servers`],
+//! [`needs_tools`] and [`slow`] put it there, and `.cargo/config.toml` skips these names.
 
 #![allow(
     dead_code,
