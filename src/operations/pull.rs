@@ -119,7 +119,7 @@ fn context(parts: &Parts, directory: Arc<Disk>) -> Context {
 fn check_target(parts: &Parts, to: &Path) -> Result<()> {
     if parts.root().is_ok_and(|root| is_within(to, root)) {
         return Err(Error::usage(format!(
-            "invalid --to {}: it is in the agent's directory",
+            "invalid --to value {:?}: it is in the agent's directory",
             to.display()
         ))
         .hint("choose another directory, or run \"sessiond restore\" to restore the session"));

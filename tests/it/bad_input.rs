@@ -28,13 +28,13 @@ fn invalid_settings_are_named_in_the_error() {
     let backend = Backend::file();
     backend
         .run(&home, &["daemon", "--flush-interval", "soon"])
-        .fails(2, "--flush-interval \"soon\"", "500ms");
+        .fails(2, "--flush-interval value \"soon\"", "500ms");
     backend
         .run(&home, &["restore"])
-        .fails(2, "which session", "--latest");
+        .fails(2, "no session is selected", "--latest");
     backend
         .run(&home, &["restore", "../../etc"])
-        .fails(2, "session id", "");
+        .fails(2, "invalid session ID", "");
     backend
         .run(&home, &["restore", "x", "--at", "yesterday-ish"])
         .fails(3, "x", "sessiond ls");

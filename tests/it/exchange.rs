@@ -141,7 +141,7 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
             .ok()
             .json();
         assert_eq!(
-            (&done["session"], &done["files"], &done["already"]),
+            (&done["session"], &done["files"], &done["already_stored"]),
             (&"s1".into(), &7.into(), &false.into()),
             "{done}"
         );
@@ -324,7 +324,11 @@ async fn an_interrupted_import_continues() {
         .await
         .unwrap_err();
     assert!(
-        error.is_retryable() && error.hint_text().unwrap().contains("goes on"),
+        error.is_retryable()
+            && error
+                .hint_text()
+                .unwrap()
+                .contains("run the same command again"),
         "{error}"
     );
     world.store.recover();
@@ -431,7 +435,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     from_env(&there, "s9", "", &[]).fails(3, "AGENT_SESSION_BLOB is not set", "sessiond export");
     from_env(&there, "s9", "", &["--if-exists"]).ok();
     from_env(&there, "", &blob, &[]).fails(2, "the session ID is unknown", "");
-    from_env(&there, "../s9", &blob, &[]).fails(2, "session id", "");
+    from_env(&there, "../s9", &blob, &[]).fails(2, "invalid session ID", "");
     from_env(&there, "s9", "bm90IGd6aXAK", &[]).fails(6, "neither gzip", "");
     from_env(&there, "s9", "H4sIAAAAAAAA", &[]).fails(6, "AGENT_SESSION_BLOB", "");
 }

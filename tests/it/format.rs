@@ -201,7 +201,10 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     let error = restore::restore(&context, &id, &options).await.unwrap_err();
     assert_eq!(error.kind(), sessiond::error::ErrorKind::NotFound);
     assert!(
-        error.hint_text().unwrap().contains("seq:31 and seq:61"),
+        error
+            .hint_text()
+            .unwrap()
+            .contains("--at seq:31 or --at seq:61"),
         "{error} {:?}",
         error.hint_text()
     );

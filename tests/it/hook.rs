@@ -313,11 +313,11 @@ fn the_hook_exits_at_once_without_a_daemon() {
         assert!(took < Duration::from_millis(3500), "{took:?}");
     };
     gone("01-SessionStart.json", "no sessiond is running for");
-    gone("09-Stop.json", "not durable");
+    gone("09-Stop.json", "cannot make session");
     // One that was killed leaves its socket behind.
     backend.daemon(&home, &[]).kill();
     assert!(home.home().join(".claude/.sessiond/socket").exists());
-    gone("09-Stop.json", "not durable");
+    gone("09-Stop.json", "cannot make session");
     // Neither a root nor a home.
     let (said, _) = hook_with(
         &backend,
@@ -399,7 +399,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
         },
     );
     assert!(
-        said.contains("has no checkpoint other") && said.contains("elsewhere"),
+        said.contains("cannot create checkpoint other") && said.contains("elsewhere"),
         "{said}"
     );
     assert_eq!(named(), before);

@@ -86,7 +86,7 @@ fn labels_are_set_listed_removed_and_found(backend: Backend) {
     stream(&backend, &home, "s1", "{\"n\":1}\n");
     stream(&backend, &home, "s2", "{\"n\":1}\n");
     let label = |arguments: &[&str]| backend.run(&home, &[&["label", "s1"], arguments].concat());
-    assert_eq!(label(&[]).ok().out(), "");
+    assert_eq!(label(&[]).ok().out(), "no labels on session s1\n");
     label(&["team=infra", "ticket=47=11"]).ok();
     assert_eq!(
         label(&["env=prod", "ticket-"]).ok().out(),
@@ -114,7 +114,7 @@ fn labels_are_set_listed_removed_and_found(backend: Backend) {
     );
     assert!(found(&["--label", "team=infra", "--label", "env=dev"]).is_empty());
     assert_eq!(found(&[]).len(), 2);
-    label(&["team"]).fails(2, "read label", "NAME=VALUE");
+    label(&["team"]).fails(2, "invalid label \"team\": expected NAME=VALUE", "");
     label(&["a\nb=c"]).fails(2, "control character", "");
     label(&[&format!("a={}", "x".repeat(2000))]).fails(2, "1024", "");
     backend.run(&home, &["ttl", "s1", "never"]).ok();
@@ -301,18 +301,20 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
         backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
         restored(&backend);
     }
-    backend
-        .run(&home, &["daemon", "--label", "odd"])
-        .fails(2, "read label", "NAME=VALUE");
+    backend.run(&home, &["daemon", "--label", "odd"]).fails(
+        2,
+        "invalid label \"odd\": expected NAME=VALUE",
+        "",
+    );
     backend
         .run(&home, &["run", "--ttl", "soon", "--", "true"])
-        .fails(2, "read --ttl", "7d");
+        .fails(2, "invalid --ttl value \"soon\"", "7d");
     backend
         .run(&home, &["run", "--request-id", "a\nb", "--", "true"])
-        .fails(2, "a request id", "");
+        .fails(2, "invalid request ID", "");
     backend
         .run(&home, &["restore", "--request", ""])
-        .fails(2, "a request id", "");
+        .fails(2, "invalid request ID", "");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

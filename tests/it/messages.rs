@@ -1116,13 +1116,13 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
         .ok()
         .json();
     assert_eq!(
-        found["hits"][0]["marks"],
+        found["hits"][0]["matches"],
         serde_json::json!([[10, 15]]),
         "{found}"
     );
     assert_eq!(
         backend.run(&home, &["search", "nowhere"]).ok().out(),
-        "nothing found\n"
+        "no matches\n"
     );
 
     let stats = backend.run(&home, &["stats", "--by", "model"]).ok().out();

@@ -403,7 +403,7 @@ fn an_opencode_fork_restores_into_its_own_database() {
     backend.run(&home, &["restore", "ses_fork"]).fails(
         7,
         "another session has messages",
-        "a home of its own",
+        "XDG_DATA_HOME",
     );
     let before = database.rows();
     let other = TempHome::new();

@@ -464,7 +464,7 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
         let ran = backend.run(&other, &[&["restore", "--json"], arguments].concat());
         (ran, other)
     };
-    into(&["aaa"]).0.fails(2, "aaa-1, aaa-2", "more of the id");
+    into(&["aaa"]).0.fails(2, "aaa-1, aaa-2", "more characters");
     into(&["zzz"]).0.fails(3, "zzz", "sessiond ls");
     let (ran, _) = into(&["zzz", "--if-exists"]);
     assert_eq!(ran.ok().json(), serde_json::json!([]));
@@ -622,13 +622,13 @@ fn pull_never_claims(backend: Backend) {
     let root = home.home().join(".claude").to_string_lossy().into_owned();
     backend
         .run(&home, &["pull", "s1", "--to", &root])
-        .fails(2, "agent's directory", "--to");
+        .fails(2, "--to", "another directory");
     backend
         .run(
             &home,
             &["pull", "s1", "--to", &format!("{root}/projects/x")],
         )
-        .fails(2, "agent's directory", "--to");
+        .fails(2, "--to", "another directory");
     backend.run(&home, &["pull", "s1"]).ok();
     assert_eq!(
         text(&home.home().join("s1/projects/-work-app/s1.jsonl")),

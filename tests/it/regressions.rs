@@ -87,7 +87,7 @@ fn an_emptied_store_receives_everything_again() {
     append(&transcript(&home, "s1"), LINE);
     backend
         .run(&home, &["flush", "--wait", "--timeout", "1s"])
-        .fails(5, "another store has its place", "");
+        .fails(5, "another store replaced it", "");
     daemon.kill();
     let _daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();

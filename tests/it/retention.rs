@@ -205,7 +205,7 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     );
     backend
         .run(&home, &["undelete", "s1"])
-        .fails(3, "deleted for good", "");
+        .fails(3, "deleted permanently", "");
 
     // Whoever still has the files can go on: all of them are stored anew.
     let longer = stream(&backend, &home, 1);

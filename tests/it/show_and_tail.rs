@@ -366,9 +366,11 @@ fn tail_of_a_new_fork_shows_its_origin(backend: Backend) {
     );
     let shown = backend.run(&home, &["show", id, "--json"]).ok().json();
     let shown = shown.as_array().unwrap();
-    assert_eq!(shown.last().unwrap()["uuid"], tail[1]["uuid"]);
+    assert_eq!(shown.last().unwrap()["message_id"], tail[1]["message_id"]);
     assert!(
-        shown.len() > 2 && tail[1]["uuid"].is_string() && shown.iter().all(|row| row["depth"] == 0)
+        shown.len() > 2
+            && tail[1]["message_id"].is_string()
+            && shown.iter().all(|row| row["depth"] == 0)
     );
     assert_eq!(
         backend

@@ -716,7 +716,7 @@ async fn a_refused_connection_is_unavailable() {
     assert_all(&errors, ErrorKind::Unavailable, "server runs");
     let said = errors[1].to_string();
     assert!(
-        said.starts_with("put v1/k in s3://bucket: ")
+        said.starts_with("cannot put v1/k in s3://bucket: ")
             && said.to_lowercase().contains("connection refused"),
         "{said}"
     );

@@ -773,7 +773,7 @@ async fn a_crash_between_the_entry_and_the_ledger_uploads_nothing_twice() {
     shipment.flush(&context, false).await.unwrap();
     let ledger = world
         .root()
-        .join(".sessiond/ledger/test/claude-code/s.json");
+        .join(".sessiond/ledger/team/claude-code/s.json");
     let older = std::fs::read(&ledger).unwrap();
     world.append(&transcript("s"), lines("s", 50, 60));
     shipment.flush(&context, false).await.unwrap();

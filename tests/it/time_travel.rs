@@ -315,7 +315,7 @@ fn a_named_checkpoint_survives_gc() {
         .fails(7, "already has a checkpoint named here", "--delete");
     backend
         .run(&home, &["checkpoint", "s1", "--name", "7"])
-        .fails(2, "read name", "letters");
+        .fails(2, "invalid checkpoint name \"7\"", "letters");
     let three = whole_turns("s1", 1..=3);
     assert_eq!(pulled(&backend, "s1", "here"), three);
     let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
