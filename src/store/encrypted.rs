@@ -249,3 +249,94 @@ impl Store for EncryptedStore {
         self.inner.address()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::keyring::Keyring;
+    use super::*;
+    use crate::store::file::FileStore;
+
+    const KEY: &str = "v1/team/claude-code/3f2a/log/000000000001.gz";
+
+    /// A store with one identity, and the store below it.
+    fn store(directory: &std::path::Path, plaintext_reads: PlaintextReads) -> EncryptedStore {
+        let keyring = Keyring::new(Vec::new(), vec![Identity::generate()]);
+        let inner = Arc::new(FileStore::open(directory.join("store")).unwrap());
+        EncryptedStore::new(
+            inner,
+            EncryptionPolicy {
+                plaintext_reads,
+                ..EncryptionPolicy::new(keyring)
+            },
+        )
+    }
+
+    #[tokio::test]
+    async fn an_object_is_written_as_the_caller_decides() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = store(directory.path(), PlaintextReads::Accept);
+        let body = Bytes::from_static(b"{}");
+        for (encryption, protection) in [
+            (WriteEncryption::Plaintext, Protection::Plaintext),
+            (
+                WriteEncryption::Recipients,
+                Protection::Encrypted {
+                    has_other_recipients: false,
+                },
+            ),
+        ] {
+            store.put_with(KEY, body.clone(), encryption).await.unwrap();
+            assert_eq!(
+                store.get_with_protection(KEY).await.unwrap(),
+                Some((body.clone(), protection))
+            );
+            assert_eq!(store.protection_of(KEY).await.unwrap(), Some(protection));
+        }
+        assert_eq!(store.protection_of("v1/a/b/c/log/2").await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn an_object_of_others_shows_that_it_has_other_recipients() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = (Identity::generate(), Identity::generate());
+        let inner = Arc::new(FileStore::open(directory.path().join("store")).unwrap());
+        let with = |recipients: &[&Identity], identities: &[&Identity]| {
+            let recipients = recipients.iter().map(|key| key.to_public()).collect();
+            let identities = identities.iter().map(|key| (*key).clone()).collect();
+            let keyring = Keyring::new(recipients, identities);
+            EncryptedStore::new(inner.clone(), EncryptionPolicy::new(keyring))
+        };
+        let body = Bytes::from_static(b"{}");
+        let both = with(&[&one, &other], &[]);
+        both.put(KEY, body).await.unwrap();
+        for (identities, has_other_recipients) in [(vec![&one], true), (vec![&one, &other], false)]
+        {
+            assert_eq!(
+                with(&[], &identities).protection_of(KEY).await.unwrap(),
+                Some(Protection::Encrypted {
+                    has_other_recipients
+                })
+            );
+        }
+        let stranger = Identity::generate();
+        let error = with(&[], &[&stranger]).get(KEY).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Encrypted);
+    }
+
+    #[tokio::test]
+    async fn plaintext_is_rejected_on_request_but_only_as_content() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = store(directory.path(), PlaintextReads::Reject);
+        let body = Bytes::from_static(b"{}");
+        let plaintext = WriteEncryption::Plaintext;
+        store.put_with(KEY, body.clone(), plaintext).await.unwrap();
+        let error = store.get(KEY).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Encrypted, "{error}");
+        let metadata = "v1/team/claude-code/3f2a/meta/000000000001.json";
+        store
+            .put_with(metadata, body.clone(), plaintext)
+            .await
+            .unwrap();
+        assert_eq!(store.get(metadata).await.unwrap(), Some(body));
+    }
+}
