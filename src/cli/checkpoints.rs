@@ -135,7 +135,7 @@ fn row(point: &Checkpoint, name: &str) -> Vec<String> {
 
 /// Names a point, or deletes a name.
 pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
-    let spec = select::point(args.at.as_deref())?;
+    let spec = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let session = print::clean(&id.name.to_string());

@@ -35,8 +35,8 @@ pub struct Args {
 /// Prints the difference.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let (from, to) = (
-        select::point(Some(&args.from))?,
-        select::point(Some(&args.to))?,
+        select::point("point", &args.from)?,
+        select::point("point", &args.to)?,
     );
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;

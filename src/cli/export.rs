@@ -46,7 +46,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 .hint("use -o FILE to write a file, or --base64 to print text"),
         );
     }
-    let point = select::point(args.at.as_deref())?;
+    let point = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let export = Export::fetch(&parts, &id, &point).await?;

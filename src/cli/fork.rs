@@ -35,7 +35,7 @@ pub struct Args {
 
 /// Forks the session.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let point = select::point(args.at.as_deref())?;
+    let point = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let forked = fork(&parts, &id, &point, args.new.as_deref()).await?;

@@ -59,7 +59,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let source = match args.raw {
         true => PullSource::Objects,
         false => PullSource::Files {
-            point: select::point(args.at.as_deref())?,
+            point: select::at(args.at.as_deref())?,
             branch: args.branch.as_deref().map(str::parse).transpose()?,
             repair: args.repair,
         },

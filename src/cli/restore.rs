@@ -154,7 +154,7 @@ async fn request(parts: &Parts, args: &Args) -> Result<RestoreRequest> {
             true => IfMissing::Skip,
             false => IfMissing::Fail,
         },
-        point: select::point(args.at.as_deref())?,
+        point: select::at(args.at.as_deref())?,
         project: project
             .map(|directory| select::target_project(parts, directory))
             .transpose()?,

@@ -93,12 +93,14 @@ pub fn selector(
     })
 }
 
-/// Parses a point; none is the end of the session.
-pub fn point(text: Option<&str>) -> Result<PointSpec> {
-    let Some(text) = text else {
-        return Ok(PointSpec::default());
-    };
-    match text.parse()? {
+/// Parses the value of `--at`; none is the end of the session.
+pub fn at(text: Option<&str>) -> Result<PointSpec> {
+    text.map_or(Ok(PointSpec::default()), |text| point("--at value", text))
+}
+
+/// Parses a point. `what` names it in errors.
+pub fn point(what: &str, text: &str) -> Result<PointSpec> {
+    match PointSpec::parse(what, text)? {
         // An age such as 2h. A checkpoint with such a name is written ckpt:2h.
         PointSpec::Name(name)
             if name == text.trim() && name.starts_with(|letter: char| letter.is_ascii_digit()) =>
@@ -114,11 +116,11 @@ pub fn point(text: Option<&str>) -> Result<PointSpec> {
 
 /// Finds the session of `ID@POINT` and parses the point.
 pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, PointSpec)> {
-    let (id, at) = match text.split_once('@') {
-        Some((id, at)) if !id.is_empty() => (id, Some(at)),
-        _ => (text, None),
+    let (id, spec) = match text.split_once('@') {
+        Some((id, at)) if !id.is_empty() => (id, point("point", at)?),
+        _ => (text, PointSpec::default()),
     };
-    Ok((find::by_id(&parts.logs, id).await?, point(at)?))
+    Ok((find::by_id(&parts.logs, id).await?, spec))
 }
 
 /// The agent's name for the project in a directory.

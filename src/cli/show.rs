@@ -61,7 +61,7 @@ pub struct Args {
 
 /// Prints the conversation.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let spec = select::point(args.at.as_deref())?;
+    let spec = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let point = point::resolve(&parts.logs, &id, &spec).await?;

@@ -146,7 +146,7 @@ impl RestoreArgs {
                 true => IfMissing::Fail,
                 false => IfMissing::Skip,
             },
-            point: select::point(self.at.as_deref())?,
+            point: select::at(self.at.as_deref())?,
             project: cwd
                 .map(|directory| select::target_project(parts, directory))
                 .transpose()?,

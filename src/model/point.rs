@@ -92,9 +92,16 @@ impl Default for PointSpec {
 impl FromStr for PointSpec {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
+        PointSpec::parse("point", text)
+    }
+}
+
+impl PointSpec {
+    /// Parses a point. `what` names it in errors, such as `--at value`.
+    pub(crate) fn parse(what: &str, text: &str) -> Result<Self> {
         let text = text.trim();
         let invalid = || {
-            Error::usage(format!("invalid point {text:?}")).hint(
+            Error::usage(format!("invalid {what} {text:?}")).hint(
                 "use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or the number or name of a checkpoint",
             )
         };

@@ -345,7 +345,7 @@ fn an_oversized_object_is_rejected_before_it_is_decompressed() {
     });
     spoiled(
         "a header without an end",
-        "header has no end",
+        "its header is incomplete",
         async |bucket| {
             bucket.put(SPOILED, gzip(&vec![b'{'; 17 << 20])).await;
         },

@@ -132,7 +132,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
     );
     assert!(says(
         &doctor(&backend, &home, &[]),
-        "the agent deletes 2 sessions here within 3 days: it keeps them for 22 days"
+        "the agent deletes 2 local sessions within 3 days: it keeps them for 22 days"
     ));
     std::fs::write(
         home.home().join(".claude/settings.json"),

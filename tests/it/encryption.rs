@@ -392,7 +392,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         .run(&TempHome::new(), &["verify"])
         .fails(11, "encrypted", "");
     assert!(
-        verdict.out().contains("lost or were passed over: 2"),
+        verdict.out().contains("lost or were skipped: 2"),
         "{}",
         verdict.out()
     );
@@ -491,13 +491,12 @@ fn a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply() {
                 .run(&home, &["flush", "--wait", "--timeout", "40s"])
                 .ok();
             assert_eq!(
-                (
-                    status(&backend)["write_target"].as_str(),
-                    status(&backend)["lag_bytes"].as_u64()
-                ),
-                (Some("main"), Some(0)),
+                status(&backend)["write_target"].as_str(),
+                Some("main"),
                 "{fencing} {round}"
             );
+            // A late file event makes the log unflushed once more, for a moment.
+            eventually("nothing lags", || status(&backend)["lag_bytes"] == 0);
             daemon.kill();
         }
         backend.with(None, &[&key]);
@@ -896,7 +895,7 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
     .unwrap();
     backend.set("SESSIOND_CONFIG", config.to_str().unwrap());
     assert!(
-        doctor(&backend).contains("encrypted to 2 recipients, and the identity"),
+        doctor(&backend).contains("on, to 2 recipients; the identity"),
         "{}",
         doctor(&backend)
     );

@@ -109,7 +109,7 @@ fn the_sidecar_example_reports_why_it_did_not_start() {
         .output()
         .unwrap());
     assert!(
-        ran.code() != 0 && ran.err().contains("already keeps"),
+        ran.code() != 0 && ran.err().contains("is running for"),
         "{}",
         ran.err()
     );

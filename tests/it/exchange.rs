@@ -172,7 +172,7 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
         assert_eq!(daemon.code(), Some(0));
         other
             .run(&there, &["import", archive])
-            .fails(7, "with other content", "--id NEW");
+            .fails(7, "and different content", "--id NEW");
         assert!(
             other
                 .run(&there, &["import", archive, "--id", "s2"])

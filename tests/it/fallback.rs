@@ -75,14 +75,11 @@ fn history_text_of_real_transcripts_matches_the_recording() {
         &["--max-agent-version", "2.1.9", "--fallback", "history"],
     );
     let text = told(&ran);
+    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md");
     if crate::support::is_update() {
-        std::fs::write(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md"),
-            &text,
-        )
-        .unwrap();
+        std::fs::write(&recording, &text).unwrap();
     }
-    assert_eq!(text, include_str!("fallback.md"));
+    assert_eq!(text, std::fs::read_to_string(&recording).unwrap());
     let path = home
         .home()
         .join(format!(".claude/.sessiond/history-{TOOLS}.md"));
@@ -403,7 +400,7 @@ fn other_failures_do_not_trigger_the_fallback() {
         let plain = backend.run(&TempHome::new(), &["verify", "broken"]).code();
         let ran = backend.run(&home, &["restore", "broken", "--fallback", "history"]);
         assert!(
-            matches!(ran.code(), 0 | 3 | 6),
+            matches!(ran.code(), 0 | 3 | 6 | 12),
             "{}: {plain} {} {}",
             directory.display(),
             ran.code(),

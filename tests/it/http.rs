@@ -572,7 +572,7 @@ fn metrics_count_flushes_restores_and_errors() {
     let daemon = Watched::daemon(
         &backend,
         &home,
-        &["--request-timeout", "1s", "--label", "team=secretteam"],
+        &["--request-timeout", "5s", "--label", "team=secretteam"],
     );
     daemon.until_ready();
     let before = daemon.metrics();

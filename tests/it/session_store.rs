@@ -388,5 +388,5 @@ fn invalid_session_store_requests_are_rejected() {
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("413"), "{answer}");
     // A second one on the same directory.
-    refused(&[]).fails(7, "already keeps", "--root");
+    refused(&[]).fails(7, "is running for", "--root");
 }

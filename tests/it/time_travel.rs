@@ -344,7 +344,7 @@ fn a_named_checkpoint_survives_gc() {
         .fails(3, "has no point turn:99", "turns up to 40");
     backend
         .run(&home, &["pull", "s1", "--at", "a/b", "--to", "x"])
-        .fails(2, "read point", "turn:N");
+        .fails(2, "invalid --at value \"a/b\"", "turn:N");
 }
 
 on_each_backend!(a_fork_shares_entries_and_both_sessions_continue);

@@ -205,7 +205,7 @@ fn a_restore_on_a_full_disk_changes_nothing() {
         for verb in &verbs {
             backend
                 .run(&other, verb)
-                .fails(5, "No space left", "free some space");
+                .fails(5, "No space left", "free some disk space");
             assert_eq!(
                 files_below(&root(&other)),
                 before,

@@ -571,7 +571,7 @@ impl Run {
             .await
         {
             Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
-            Err(error) if error.contains("cannot go back") => Ok(()),
+            Err(error) if error.contains("can no longer be restored") => Ok(()),
             Err(error) => Err(format!("going back to entry {seq}: {error}")),
         }
     }
