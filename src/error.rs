@@ -165,7 +165,7 @@ impl Error {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
             E::StorageFull | E::QuotaExceeded => Some(
-                "free some disk space; a running daemon continues by itself, rerun any other command",
+                "free some disk space; a running daemon resumes automatically, rerun any other command",
             ),
             E::PermissionDenied => {
                 Some("run sessiond as the owner of the directory, or change its permissions")

@@ -1,7 +1,7 @@
 //! Appending entries with a fence, to the log or to a branch.
 //!
-//! Owns what an existing object at the next `seq` means. Does not own retries: after an `Unavailable`
-//! error the outcome is unknown, and the caller appends the same bytes again.
+//! Decides what an existing object at the next `seq` means. Does not own retries: after an
+//! `Unavailable` error the outcome is unknown, and the caller appends the same bytes again.
 
 use super::writer::{LogWriter, WriteTarget};
 use super::{Fence, Logs};
@@ -18,11 +18,12 @@ use crate::sys::mutation::{Mutation, is_active};
 pub enum AppendOutcome {
     /// The entry is durable, and the writer has advanced to it.
     Written,
-    /// Another entry has this `seq`; `None` if it is unreadable, not written yet, or collected.
+    /// Another entry has this `seq`; `None` if that entry is unreadable, not written yet, or
+    /// already deleted by garbage collection.
     Conflict(Option<Box<Entry>>),
 }
 
-/// One append: the entry, its writer and how it is encrypted.
+/// The parameters of one append: the entry, its writer and its encryption.
 #[derive(Clone, Copy)]
 struct Append<'a> {
     id: &'a LogId,
@@ -79,9 +80,11 @@ impl Logs {
     async fn append_main(&self, append: Append<'_>) -> Result<AppendOutcome> {
         let (id, seq) = (append.id, append.seq());
         let outcome = self.create_main(append).await?;
-        // After half the grace period another writer's entry at this `seq` may have been compacted
-        // and collected. The create then succeeds, and no reader ever reads the entry. Checked after
-        // the create, because the process may have been suspended before it.
+        // A writer that was idle for half the grace period may have missed an entry at this `seq`
+        // that another writer created, and that was then compacted and deleted by garbage
+        // collection. The create succeeds in that case, but no reader ever reads the new entry.
+        // This check comes after the create, because the process may be suspended at any time
+        // before it.
         let is_suspect = matches!(outcome, AppendOutcome::Written)
             && append
                 .writer
@@ -133,12 +136,12 @@ impl Logs {
         entry: &EncodedEntry,
     ) -> Result<AppendOutcome> {
         compare_existing(self.read_entry(id, seq).await, entry)?.ok_or_else(|| {
-            Error::unavailable(format!("entry {seq} of {id} existed and was then deleted"))
+            Error::unavailable(format!("entry {seq} of {id} was deleted during the append"))
         })
     }
 
     /// Fences through the database: reserves the `seq`, writes the entry, then checks that the
-    /// reservation still stands.
+    /// reservation is still valid.
     async fn append_reserved(
         &self,
         fences: &dyn FenceTable,
@@ -165,8 +168,8 @@ impl Logs {
             };
             return self.read_conflict(id, found.seq, entry).await;
         }
-        // This writer's entry from before a crash may exist; overwriting it would lose what it made
-        // durable.
+        // This writer may have written an entry here before a crash. Overwriting that entry would
+        // lose acknowledged bytes.
         if let Some(outcome) = compare_existing(self.read_entry(id, seq).await, entry)? {
             return Ok(outcome);
         }
@@ -184,9 +187,9 @@ impl Logs {
         }
     }
 
-    /// Whether this writer has reserved a `seq` in the database without an entry there. A delayed
-    /// write of an earlier process may still arrive at that `seq` and, where the store ignores
-    /// conditions, replace a new entry: the `seq` must be skipped.
+    /// Whether this writer has reserved a `seq` in the database but the store has no entry there.
+    /// Such a `seq` must be skipped: a delayed write of an earlier process may still arrive there,
+    /// and would replace a new entry if the store ignores conditions.
     pub async fn has_reserved_seq_without_entry(
         &self,
         id: &LogId,
@@ -232,11 +235,12 @@ impl Logs {
         }
         let existing = self.read_branch_entry(id, writer, seq).await;
         compare_existing(existing, append.entry)?
-            .ok_or_else(|| Error::unavailable(format!("{key} existed and was then deleted")))
+            .ok_or_else(|| Error::unavailable(format!("{key} was deleted during the append")))
     }
 }
 
-/// What the object at the `seq` of `entry` means; none if there is none.
+/// The outcome that the existing object at the `seq` of `entry` implies; none if there is no
+/// object.
 fn compare_existing(
     existing: Result<Option<Entry>>,
     entry: &EncodedEntry,
@@ -245,7 +249,7 @@ fn compare_existing(
         Ok(Some(existing)) if existing.digest == entry.digest => Ok(Some(AppendOutcome::Written)),
         Ok(Some(existing)) => Ok(Some(AppendOutcome::Conflict(Some(Box::new(existing))))),
         Ok(None) => Ok(None),
-        // Whatever it is, this writer did not write it, and the `seq` is in use.
+        // This writer did not write an unreadable object, and the `seq` is in use.
         Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
             tracing::error!(%error, "the entry at the next seq is unreadable");
             Ok(Some(AppendOutcome::Conflict(None)))

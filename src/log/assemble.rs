@@ -1,4 +1,5 @@
-//! Assembles files from entries in a temporary directory, and verifies their digest after every part.
+//! Assembles files from entries in a temporary directory. Verifies the digest of a file after each
+//! part.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +29,8 @@ pub struct FileAssembler<'a> {
     writers: BTreeMap<WriterId, Seq>,
 }
 
-/// A file in the temporary directory. Its name is a number: paths from a log are not used before all
-/// of them are checked.
+/// A file in the temporary directory. Its name is a number, because paths from a log must not be
+/// used before all of them are checked.
 #[derive(Clone)]
 pub struct StagedFile {
     /// Its path below the root.
@@ -40,7 +41,7 @@ pub struct StagedFile {
 }
 
 impl<'a> FileAssembler<'a> {
-    /// An assembler that writes to the directory `stage`, which only earlier attempts may have used.
+    /// An assembler that writes to the directory `stage`, which may hold files of earlier attempts.
     pub fn new(directory: &'a dyn Directory, stage: RelPath, attempt: u32) -> Self {
         FileAssembler {
             directory,
@@ -56,7 +57,7 @@ impl<'a> FileAssembler<'a> {
 
 impl EntrySink for FileAssembler<'_> {
     fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
-        // First the state: an invalid entry changes no file.
+        // The state comes first, so that an invalid entry changes no file.
         let forked: BTreeMap<RelPath, FileState> = if entry.header.fork.is_some() {
             self.state.files.clone()
         } else {
@@ -106,7 +107,7 @@ impl EntrySink for FileAssembler<'_> {
 }
 
 impl FileAssembler<'_> {
-    /// Gives files other paths than the log has.
+    /// Changes the paths of files, for a restore to other paths than those in the log.
     pub fn relocate(&mut self, moves: &[FileMove]) {
         FileMove::apply_all(moves, &mut self.state.files);
         FileMove::apply_all(moves, &mut self.staged);
@@ -261,7 +262,7 @@ impl FileAssembler<'_> {
                 continue;
             }
             let Some(length) = length else {
-                // The transcript was started after the checkpoint.
+                // The transcript did not exist at the checkpoint.
                 self.state.files.remove(&path);
                 self.staged.remove(&path);
                 continue;

@@ -1,6 +1,7 @@
 //! One attempt to read a log: fetches the selected segments, links them and applies them to a sink.
 //!
-//! Owns the order of one attempt. Does not own what happens after it stopped (`recovery`, `read`).
+//! Owns the steps of one attempt. Does not own the decision what to do after it stopped
+//! (`recovery`, `read`).
 
 use std::collections::BTreeMap;
 
@@ -114,7 +115,8 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         Ok(())
     }
 
-    /// Reads and applies segments; returns the one that the point lies in, once it is reached.
+    /// Reads and applies segments up to the point. Returns the segment that contains the point, if
+    /// the point is not at its end.
     async fn apply_segments(
         &mut self,
         selected: &[Segment],
@@ -248,7 +250,8 @@ async fn branch_base(
     Ok(entry.map_or(0, |entry| entry.header.predecessor()))
 }
 
-/// Whether the segments that a compacted one covers may be read instead.
+/// Whether a reader may use the covered segments instead of a compacted segment that failed with
+/// this error.
 fn is_bypassable(error: &Error) -> bool {
     error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable()
 }
@@ -256,7 +259,7 @@ fn is_bypassable(error: &Error) -> bool {
 /// A segment was deleted between the listing and the read.
 pub(super) fn vanished(id: &LogId, segment: &Segment) -> Error {
     Error::unavailable(format!(
-        "{} was listed but no longer exists: garbage collection deleted it meanwhile",
+        "garbage collection deleted {} after it was listed",
         segment.key(id)
     ))
     .hint("run the command again")

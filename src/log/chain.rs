@@ -3,12 +3,13 @@
 //! Each entry names its predecessor by number and digest. An entry that no other entry links to is
 //! not part of the log; a missing entry is damage.
 //!
-//! Where the database fences, a writer may die between reserving a `seq` and writing it. The next
-//! writer skips that `seq`, and the delayed write may still arrive; the dead writer may have skipped
-//! others itself. So an entry is only *confirmed* once its own writer has written the next one: its
-//! write was acknowledged then, and every later writer sees it. All predecessors of a confirmed entry
-//! are confirmed too. After the last confirmed entry, the newest entry decides. In the same way a
-//! claim skips missing and unreadable entries, after a rollback to the entry before them.
+//! With the database as the fence, a writer may die between reserving a `seq` and writing its
+//! entry. The next writer skips that `seq`, but the delayed write may still arrive. The dead writer
+//! may have skipped other numbers itself. So an entry is only *confirmed* once the same writer has
+//! written the next entry: the first write was acknowledged by then, and every later writer sees
+//! it. All predecessors of a confirmed entry are confirmed too. After the last confirmed entry, the
+//! newest entry determines the chain. A claim after a rollback skips missing and unreadable entries
+//! in the same way.
 
 use std::collections::VecDeque;
 
@@ -191,8 +192,9 @@ impl EntryChain {
         Ok(())
     }
 
-    /// The predecessor of the rejected entry, if that is a claim or another entry without parts that
-    /// skips confirmed entries: its writer could not restore them, however they look here.
+    /// The predecessor of the rejected entry, if the rejected entry has no parts (such as a claim)
+    /// and skips confirmed entries. Its writer could not restore the skipped entries, even if they
+    /// are readable here.
     pub fn skips_back_to(&self) -> Option<Seq> {
         self.skips_back_to
     }

@@ -10,9 +10,10 @@ use crate::model::{EntryHeader, EntryKind, LogId, Seq, keys};
 use crate::sys::mutation::{Mutation, is_active};
 
 impl Logs {
-    /// Takes over a log: appends a claim that continues from the entry that `writer` knows. The claim
-    /// gets the `seq` after `end`, the last one in use; damaged entries between the two are skipped.
-    /// Returns none if another writer appended meanwhile: read its entries and try again.
+    /// Takes over a log: appends a claim that continues from the entry that `writer` knows. The
+    /// claim gets the `seq` after `end`, the last one in use; damaged entries between the two are
+    /// skipped. Returns none if another writer has appended in the meantime: read its entries and
+    /// try again.
     pub async fn claim(
         &self,
         id: &LogId,
@@ -35,7 +36,7 @@ impl Logs {
         Ok(claim)
     }
 
-    /// Appends an entry without parts after `end`, by the rules of a claim.
+    /// Appends an entry without parts after `end`. The rules are those of `claim`.
     pub async fn append_marker(
         &self,
         id: &LogId,
@@ -60,7 +61,8 @@ impl Logs {
             AppendOutcome::Written => Ok(Some(encoded)),
             AppendOutcome::Conflict(None) => Ok(None),
             AppendOutcome::Conflict(Some(existing)) => {
-                // An earlier attempt of this writer that succeeded differs only in its time.
+                // If an earlier attempt of this writer succeeded, the existing entry differs only
+                // in its time.
                 let earlier = entry::encode::<Vec<u8>>(
                     EntryHeader {
                         at: existing.header.at,
@@ -77,7 +79,7 @@ impl Logs {
         }
     }
 
-    /// The same, fenced through the database.
+    /// Appends an entry without parts, with the database as the fence.
     async fn append_reserved_marker(
         &self,
         fences: &dyn FenceTable,
@@ -123,7 +125,7 @@ impl Logs {
 
 /// The header with the `seq` after `last`; it continues from the entry that the writer knows.
 fn after(header: EntryHeader, writer: &LogWriter, last: Seq) -> EntryHeader {
-    // A purge resets the log: the next entry continues from nothing.
+    // A purge resets the log: the next entry has no predecessor.
     let is_reset = writer.seq > 0 && writer.digest.is_none();
     let prev_seq = if is_reset {
         Some(0)

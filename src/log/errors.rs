@@ -1,4 +1,4 @@
-//! The errors that every reader of a log reports in the same words.
+//! Errors that several readers of a log return.
 
 use super::read::ReadOutcome;
 use crate::error::{Error, Result};

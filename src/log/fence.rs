@@ -1,4 +1,4 @@
-//! The fence between writers, and its choice: by what the store supports, or by configuration.
+//! The fence between writers, and its selection by the configuration or by a probe of the store.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub struct Fencing {
 }
 
 impl Fencing {
-    /// A choice by `policy`, with `table` for stores that cannot fence.
+    /// A selection by `policy`; `table` is for stores that cannot fence.
     pub fn new(policy: FencingPolicy, table: Arc<dyn FenceTable>, table_is_shared: bool) -> Self {
         Fencing {
             policy,
@@ -82,7 +82,8 @@ impl Fencing {
         }
     }
 
-    /// The fence. After an `Unavailable` error, call again.
+    /// Returns the fence, and chooses it at the first call. After an `Unavailable` error, call
+    /// again.
     pub async fn choose(&self, store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<Fence> {
         self.chosen
             .get_or_try_init(|| self.choose_by_policy(store, rng))
@@ -116,6 +117,6 @@ impl Fencing {
             "{} ignores conditional writes, so it cannot fence writers",
             store.address()
         ))
-        .hint("set --index postgres://… to fence through the database, or --fencing off if only one writer ever runs"))
+        .hint("set --index postgres://… to fence through the database, or --fencing off if there is never more than one writer"))
     }
 }

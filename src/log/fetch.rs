@@ -1,7 +1,7 @@
 //! The fetch pipeline: reads segments in parallel and returns them decoded, in order.
 //!
-//! Owns the number of requests in flight and the memory of what waits. Does not own which segments
-//! are read (`segments`) or what a failure means (`recovery`).
+//! Owns the number of requests in flight and the memory of fetched segments. Does not own which
+//! segments are read (`segments`) or what a failure means (`recovery`).
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogId, WriterId};
 use crate::store::Store;
 
-/// Maximum number of objects in flight: all segments of a compacted log at once.
+/// Maximum number of objects in flight: enough for all segments of a compacted log.
 pub(super) const MAX_CONCURRENCY: usize = 32;
 
 /// Maximum stored bytes in flight or waiting. Fetched segments wait as stored, because decoding
@@ -106,7 +106,7 @@ impl<'a> SegmentFetcher<'a> {
     }
 }
 
-/// Segments in order, each with the task that works on it.
+/// Segments in order, each with its task.
 struct TaskQueue<T> {
     tasks: VecDeque<(Segment, JoinHandle<T>)>,
     /// Their size as stored.

@@ -1,7 +1,7 @@
-//! The files of a fork: those of its origin under the new session ID.
+//! The files of a fork: the files of its origin with the new session ID.
 //!
-//! Owns renaming the origin's files and replacing the session ID in their lines. Both follow from the
-//! two IDs alone, so that no byte is stored for them.
+//! Owns renaming the origin's files and replacing the session ID in their lines. Both depend only
+//! on the two IDs, so the fork stores no bytes for them.
 
 use std::collections::BTreeMap;
 
@@ -48,8 +48,8 @@ impl SessionRenamer {
             .parse()
     }
 
-    /// A file name with the new ID: where the old one is a word of its own, or its first digits come
-    /// right before the extension.
+    /// A file name with the new ID. The old ID is replaced if it is a separate word, or if its
+    /// first digits precede the extension.
     fn name(&self, name: &str) -> String {
         let is_word = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
         let word = name.match_indices(&self.from).find(|(at, id)| {
@@ -87,8 +87,8 @@ impl SessionRenamer {
         out
     }
 
-    /// Appends `bytes` with the new ID to `out`; returns the number of bytes consumed. Unless `last`,
-    /// an end that could be the start of an ID is not consumed.
+    /// Appends `bytes` with the new ID to `out`; returns the number of bytes consumed. Unless
+    /// `last` is set, trailing bytes that could be the start of an ID are not consumed.
     fn replace(&self, bytes: &[u8], last: bool, out: &mut Vec<u8>) -> usize {
         let from = self.from.as_bytes();
         let mut at = 0;

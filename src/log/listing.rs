@@ -91,7 +91,7 @@ impl Logs {
         }
     }
 
-    /// The same as `list_newest_segments`, in one round trip if the entries fit into one page.
+    /// Like `list_newest_segments`, but takes only one round trip if the entries fit into one page.
     pub(super) async fn list_newest_segments_in_one_round_trip(
         &self,
         id: &LogId,

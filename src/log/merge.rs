@@ -1,7 +1,7 @@
 //! Merges a range of entries into one segment. Pure.
 //!
-//! The steps that a file went through within the range are dropped; what stays is the offset from
-//! which it differs from before, and its bytes after that.
+//! Drops the intermediate states of a file within the range. Keeps the first offset at which the
+//! file changed, and the final bytes from there on.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ pub struct Merger {
     entries: u64,
     raw_bytes: u64,
     stored_bytes: u64,
-    /// Whether the range starts with the first entry or with a reset: nothing before it counts.
+    /// Whether the range starts with the first entry or with a reset, so that it has no
+    /// predecessor.
     starts_log: bool,
 }
 
@@ -62,14 +63,14 @@ impl Merger {
                 Some(file) => {
                     self.files.insert(moved.to.clone(), file);
                 }
-                // Whether the file existed before the range is unknown; the file that it would have
-                // replaced is known.
+                // It is unknown whether the moved file existed before the range, and the range has
+                // a file at the new path, which the move may replace.
                 None if !self.starts_log
                     && self.files.contains_key(&moved.to)
                     && !is_rewritten(header, index) =>
                 {
                     return Err(Error::conflict(format!(
-                        "cannot merge: it is unknown whether {} replaced {}",
+                        "the range does not show whether {} existed when it was moved to {}",
                         moved.from, moved.to
                     )));
                 }
@@ -104,9 +105,9 @@ impl Merger {
         };
     }
 
-    /// The range as one segment that starts with `first_seq`: a snapshot if nothing before it counts,
-    /// otherwise a merge. None if nothing was applied, or if the range ends with a removal: whether a
-    /// session is removed is always read from the entry itself.
+    /// The range as one segment that starts with `first_seq`: a snapshot if the range has no
+    /// predecessor, otherwise a merge. None if nothing was applied, or if the range ends with a
+    /// removal, because readers find out from the last entry itself whether a session is removed.
     pub fn finish(self, first_seq: Seq) -> Result<Option<EncodedEntry>> {
         let (Some(first), Some(last)) = (
             self.first,
@@ -163,8 +164,8 @@ impl Merger {
     }
 }
 
-/// Whether the file that the move `index` leaves at its target does not matter: the entry rewrites it
-/// there, and does not move it before that.
+/// Whether the file at the target of move `index` is irrelevant: the entry rewrites the file there,
+/// and no later move of the entry takes it away first.
 fn is_rewritten(header: &EntryHeader, index: usize) -> bool {
     let to = &header.moves[index].to;
     let moves_again = header.moves[index + 1..]
@@ -181,9 +182,9 @@ impl EntrySink for Merger {
     fn apply_entry(&mut self, entry: &Entry) -> Result<()> {
         let header = &entry.header;
         if header.fork.is_some() {
-            // It refers to entries of another log, which are not merged.
+            // It refers to entries of another log, and a merge holds entries of one log only.
             return Err(Error::conflict(
-                "cannot merge: the first entry of a fork stays an entry of its own",
+                "the first entry of a fork cannot be merged",
             ));
         }
         if header.resets_log() || header.kind == EntryKind::Snapshot || header.predecessor() == 0 {

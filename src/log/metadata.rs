@@ -1,9 +1,9 @@
-//! The metadata of a session: numbered objects next to its log, of which the newest counts.
+//! The metadata of a session: numbered objects next to its log. The highest number is current.
 //!
-//! An update reads the newest version, creates the next one, and then deletes the older ones. Of two
-//! concurrent updates one finds its version in use, and is applied again on top of the other. On a
-//! store that honors conditions no update is lost; on one that does not, the later of two updates at
-//! the same moment wins.
+//! An update reads the newest version, creates the next one, and then deletes the older ones. If
+//! two updates run at the same time, the losing one finds that its version exists and is applied
+//! again on top of the winner. No update is lost on a store that honors conditional writes. On any
+//! other store, the later of two concurrent updates replaces the earlier one.
 
 use super::Logs;
 use super::race::LostRaces;
@@ -16,7 +16,7 @@ use crate::sys::Backoff;
 /// Maximum number of attempts to write an update while the store is unavailable.
 const MAX_WRITE_ATTEMPTS: u32 = 4;
 
-/// Metadata and their version.
+/// Metadata and its version.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VersionedMetadata {
     /// The number of the object; 0 if there is none.
@@ -39,7 +39,7 @@ impl Logs {
                     .map_err(|error| error.hint(format!("delete the object {key}")))?;
                 return Ok(VersionedMetadata { version, metadata });
             }
-            // An update replaced and deleted it since the listing.
+            // Another update replaced and deleted the object after the listing.
             races.count(id)?;
         }
     }
@@ -55,8 +55,8 @@ impl Logs {
             .collect())
     }
 
-    /// Updates the metadata of a session. `change` computes the new metadata from the current ones;
-    /// it runs again after a lost race.
+    /// Updates the metadata of a session. `change` computes the new metadata from the current
+    /// metadata. It runs again after a lost race.
     pub async fn update_metadata(
         &self,
         id: &LogId,
@@ -103,8 +103,8 @@ impl Logs {
         if self.store.create(&key, body).await? == CreateOutcome::AlreadyExists {
             return Ok(false);
         }
-        // Another update may have created this version, and a newer one, and deleted the former
-        // since the listing: then no reader reads this object.
+        // Since the listing, other updates may have created this version and a newer one, and
+        // deleted this version again. No reader would then read the object that was just created.
         let versions = self.list_metadata_versions(id).await?;
         if versions.last().is_some_and(|last| *last > next.version) {
             return Ok(false);

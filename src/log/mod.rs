@@ -1,7 +1,7 @@
 //! The session log: numbered entries in an object store. Exactly one writer can create each number.
 //!
-//! Owns reading, appending, claiming and the ledger. Does not own what goes into an entry
-//! (`capture`), what is built from it (`restore`), or retries of a flush.
+//! Owns reading, appending, claiming and the ledger. Does not own the content of an entry
+//! (`capture`), the files that a restore builds from it (`restore`), or the retries of a flush.
 
 pub mod append;
 pub mod assemble;

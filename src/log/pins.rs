@@ -57,7 +57,7 @@ impl Pin {
         }
     }
 
-    /// Whether it keeps the log even after the session was removed.
+    /// Whether the pin keeps the log even after the session is removed.
     pub fn outlives_session(&self) -> bool {
         !matches!(self, Pin::Checkpoint(_))
     }

@@ -1,5 +1,5 @@
-//! The probe for conditional creates: some stores ignore the condition and return success, and such a
-//! store cannot fence.
+//! The probe for conditional creates: a store that ignores the condition and returns success cannot
+//! fence.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::model::keys;
 use crate::store::{CreateOutcome, Store};
 use crate::sys::Rng;
 
-/// Number of concurrent creates of one key. A store that ignores conditions lets all of them succeed;
-/// one that checks without a lock lets two.
+/// Number of concurrent creates of one key. A store that ignores conditions lets all of them
+/// succeed; a store that checks without a lock lets two of them succeed.
 const RACERS: usize = 8;
 
 /// The stored result of the probe.
@@ -23,7 +23,8 @@ struct ProbeRecord {
     conditional_create: bool,
 }
 
-/// Whether the store's `create` is atomic. Probed once per store: the result is stored with the data.
+/// Whether the store's `create` is atomic. The store is probed once; the result is an object in the
+/// store.
 pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {
     if let Some(known) = store.has_atomic_create() {
         return Ok(known);
@@ -46,7 +47,8 @@ pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Re
     })
     .unwrap_or_default();
     match store.put(&keys::probe_record(), Bytes::from(record)).await {
-        // A process that may only write to its namespace probes each time.
+        // A process without permission to write outside its namespace repeats the probe at each
+        // start.
         Err(error) if error.kind() == ErrorKind::Usage => {
             tracing::debug!(%error, "the result of the store probe is not stored")
         }

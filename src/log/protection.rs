@@ -1,6 +1,6 @@
-//! How the objects of a log are protected, and so how the next one is encrypted.
+//! The protection of the objects of a log, which determines the encryption of the next one.
 //!
-//! Owns the query of the stored objects. Does not own the decision (`store/encrypted/policy.rs`).
+//! Owns the queries to the store. Does not own the decision (`store/encrypted/policy.rs`).
 
 use super::Logs;
 use super::attempt::vanished;
@@ -68,7 +68,7 @@ impl Logs {
         if policy.mode() == EncryptionMode::OwnIdentities && log.has_other_recipients {
             tracing::warn!(
                 %id,
-                "the session is encrypted to other recipients too; new entries are encrypted to the configured identity alone, set --encrypt-to to name all recipients"
+                "the session is encrypted to other recipients too, but new entries are encrypted only to the configured identity; set --encrypt-to to name all recipients"
             );
         }
         let encryption = policy.for_entry(log)?;

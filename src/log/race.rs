@@ -1,9 +1,9 @@
-//! The limit of operations that read a log and then write, and lose a race in between.
+//! The limit on lost races, for operations that read a log and then write to it.
 
 use crate::error::{Error, Result};
 use crate::model::LogId;
 
-/// Maximum number of lost races. Each needs another writer that won it.
+/// Maximum number of lost races of one operation. For each lost race, another writer succeeded.
 const MAX_LOST_RACES: u32 = 20;
 
 /// Counts the lost races of one operation. The operation is a loop: read, write, and after a

@@ -1,7 +1,8 @@
 //! Reading a log up to a point.
 //!
-//! Owns the attempts: each reads a set of segments, and the recovery plan decides what the next one
-//! leaves out. Does not own what is built from the entries (an `EntrySink`).
+//! Owns the sequence of attempts. Each attempt reads a set of segments, and the recovery plan
+//! decides which segments the next attempt excludes. Does not own what is built from the entries
+//! (an `EntrySink`).
 
 use tracing::Instrument;
 
@@ -48,9 +49,9 @@ impl<S> ReadOutcome<S> {
 }
 
 impl Logs {
-    /// Reads a log up to a point. `new_sink` creates one sink per attempt: a damaged segment that
-    /// others cover causes a new attempt without it. An error means that the log could not be read;
-    /// damage is part of the outcome.
+    /// Reads a log up to a point. `new_sink` creates one sink per attempt: after a damaged segment,
+    /// a new attempt reads the segments that cover the same entries. An error means that the log
+    /// could not be read; damage is part of the outcome.
     pub async fn read_log<S: EntrySink + Send>(
         &self,
         id: &LogId,
@@ -139,7 +140,7 @@ impl Logs {
             .await
     }
 
-    /// The state of a log at its head, removed or not.
+    /// The state of a log at its head, even if the session is removed.
     pub async fn read_state(&self, id: &LogId) -> Result<LogState> {
         self.read_log(id, ReadOptions::default(), LogState::default)
             .await?

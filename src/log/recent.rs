@@ -1,7 +1,8 @@
-//! A cache of the small entries that this process wrote last, so that the compactor need not read
-//! them from the store.
+//! A cache of the small entries that this process wrote last, so that the compactor does not have
+//! to read them from the store.
 //!
-//! Owns acknowledged bytes, up to a limit. Restore and verify always read the store.
+//! Holds acknowledged entries only, up to a size limit. Restore and verify always read from the
+//! store.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -56,7 +56,7 @@ impl Stop {
     }
 }
 
-/// How far an attempt came before it stopped.
+/// What an attempt had read when it stopped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Attempt<'a> {
     /// The last entry that was applied.
@@ -87,8 +87,8 @@ pub(super) struct Exclusions {
     pub(super) segments: BTreeSet<SegmentId>,
     /// Entries that count as damaged, with the reason: a later claim may skip them.
     pub(super) entries: BTreeMap<Seq, String>,
-    /// Whether all merges and snapshots are left out. A `seq` that was never written looks like a
-    /// collected one in a listing, so the first attempt to read every entry tries without them.
+    /// Whether all merges and snapshots are left out. In a listing, a `seq` that was never written
+    /// looks like a deleted one, so the first attempt to read every entry excludes them.
     pub(super) all_compacted: bool,
     /// Damage found so far.
     findings: Vec<String>,
@@ -113,7 +113,7 @@ impl Exclusions {
 }
 
 /// An entry contradicts the merges and snapshots that were applied before it. The next attempt
-/// leaves them out, to find out which side is damaged.
+/// excludes them, to find out which side is damaged.
 #[derive(Debug)]
 struct Suspicion {
     /// The entry.
@@ -133,19 +133,19 @@ pub(super) struct Findings {
     pub(super) skipped: Vec<String>,
 }
 
-/// What earlier attempts to read a log found out, and what the next one does.
+/// The findings of earlier attempts to read a log, and the plan for the next attempt.
 #[derive(Debug)]
 pub(super) struct RecoveryPlan<'a> {
     id: &'a LogId,
     /// The segments that the caller excludes from every attempt.
     excluded_by_caller: BTreeSet<SegmentId>,
     exclusions: Exclusions,
-    /// The merges and snapshots that were under suspicion once.
+    /// The merges and snapshots that an earlier attempt suspected.
     suspected: BTreeSet<SegmentId>,
     suspicion: Option<Suspicion>,
     relists: u32,
-    /// The first segment that is intact but unreadable here. It is the better error if what it
-    /// covers cannot be read otherwise.
+    /// The first segment that is intact but unreadable here. If its entries cannot be read from
+    /// other segments, its error is the one to return.
     unreadable: Option<Error>,
 }
 
@@ -203,8 +203,8 @@ impl<'a> RecoveryPlan<'a> {
         }
     }
 
-    /// Whether the log can be read another way after damage was met; changes the exclusions so
-    /// that the next attempt does.
+    /// Whether the log can be read in another way after damage. If so, changes the exclusions for
+    /// the next attempt.
     fn has_alternative(&mut self, stop: &Stop, attempt: Attempt<'_>) -> bool {
         let Some(rejected) = stop.segment else {
             if std::mem::take(&mut self.exclusions.all_compacted) {
@@ -228,8 +228,8 @@ impl<'a> RecoveryPlan<'a> {
             || self.suspect_compacted(rejected.last_seq, error, attempt.compacted)
     }
 
-    /// A claim skips entries that were applied: its writer could not restore them, although they
-    /// look intact here. Excludes the segments that end within the skipped range.
+    /// Handles a claim that skips entries which were applied: its writer could not restore them,
+    /// although they are readable here. Excludes the segments that end within the skipped range.
     fn exclude_skipped(&mut self, from: Seq, claim: Seq, listed: &[Segment]) -> bool {
         let before = self.exclusions.segments.len();
         let skipped = listed
@@ -239,8 +239,8 @@ impl<'a> RecoveryPlan<'a> {
         self.exclusions.segments.len() > before
     }
 
-    /// Ends a suspicion. If the attempt without the suspected segments came no further, the entry
-    /// is damaged and the segments are used again.
+    /// Ends a suspicion. If the attempt without the suspected segments did not get further, the
+    /// entry is damaged and the segments are used again.
     fn blame_entry(&mut self, reached: Seq) -> bool {
         let Some(suspicion) = self
             .suspicion
@@ -274,8 +274,8 @@ impl<'a> RecoveryPlan<'a> {
         let before = self.exclusions.clone();
         self.exclusions.segments = self.excluded_by_caller.union(&ids).copied().collect();
         self.exclusions.findings = vec![format!(
-            "{} contradicts the entries after it: {error}",
-            keys.join(" and ")
+            "{} and a later entry contradict each other ({error})",
+            keys.join(", ")
         )];
         self.suspected.extend(ids);
         self.suspicion = Some(Suspicion { seq, error, before });

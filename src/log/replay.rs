@@ -1,7 +1,8 @@
 //! Replaying the transcripts of a log, entry by entry.
 //!
-//! Owns what an entry does to the messages before it: a transcript is truncated, renamed, discarded,
-//! or becomes the start of a fork. Does not own what is kept of a message (a `TranscriptVisitor`).
+//! Owns the effect of an entry on earlier messages: it can truncate, rename or discard a
+//! transcript, or make it the start of a fork. Does not own which part of a message is kept (a
+//! `TranscriptVisitor`).
 
 use std::collections::BTreeMap;
 
@@ -22,17 +23,17 @@ pub trait TranscriptVisitor {
     /// Receives the next turn event.
     fn visit_turn_event(&mut self, _event: TurnEvent) {}
 
-    /// A transcript is rewritten from offset `from`: everything after that offset is void.
+    /// A transcript is rewritten from offset `from`: everything after that offset is discarded.
     fn truncate(&mut self, path: &RelPath, from: u64);
 
     /// A transcript has a new path.
     fn rename(&mut self, from: &RelPath, to: &RelPath);
 
-    /// The messages so far start a fork: its transcripts have new paths, and offsets in the old ones
-    /// have no meaning any more.
+    /// The messages so far start a fork: its transcripts have new paths, and offsets in the old
+    /// ones are invalid.
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>);
 
-    /// All messages so far are void.
+    /// All messages so far are discarded.
     fn clear(&mut self);
 }
 
@@ -97,7 +98,7 @@ impl<'a, V: TranscriptVisitor> TranscriptReplay<'a, V> {
         }
     }
 
-    /// Truncates all transcripts to these lengths; one without a length is void.
+    /// Truncates all transcripts to these lengths; a transcript without a length is discarded.
     pub fn truncate_to(&mut self, lengths: &BTreeMap<RelPath, u64>) {
         for path in self.lengths.keys() {
             let length = lengths.get(path).copied().unwrap_or(0);
@@ -138,8 +139,8 @@ impl<V: TranscriptVisitor> EntrySink for TranscriptReplay<'_, V> {
     }
 }
 
-/// Items by transcript, each with the offset of its end; 0 if it ends in the file of another
-/// session, the origin of a fork.
+/// Items by transcript, each with the offset of its end; 0 if the item is in a file of the origin
+/// of a fork.
 #[derive(Debug, Clone)]
 pub struct PerTranscript<T>(BTreeMap<RelPath, Vec<(u64, T)>>);
 

@@ -1,6 +1,6 @@
 //! The compaction schedule: which ranges of entries are merged, and when. Pure.
 //!
-//! It depends on the `seq` alone, so that every writer makes the same merges without coordination.
+//! It depends only on the `seq`, so that all writers make the same merges without coordination.
 //!
 //! With at most `SLOTS` segments at a time, and each entry written at most r times, C(SLOTS + r, r)
 //! entries fit (the first write counts). The segments of n entries are n written in the combinatorial
@@ -9,14 +9,14 @@
 
 use crate::model::Seq;
 
-/// Maximum number of segments. One more entry may arrive while a merge is made; a reader fetches 32
-/// segments at once.
+/// Maximum number of segments. A reader fetches 32 segments in parallel, and entries may arrive
+/// while a merge is being written.
 pub const SLOTS: u64 = 30;
 
 /// Number of entries that `slots` segments hold if each entry is written at most `writes` times:
 /// C(slots + writes, writes).
 fn capacity(slots: u64, writes: u64) -> u64 {
-    // Each step divides without a remainder: it is a binomial coefficient itself.
+    // Each division is exact, because every intermediate result is a binomial coefficient.
     (1..=writes).fold(1u64, |capacity, step| {
         capacity.saturating_mul(slots + step) / step
     })
@@ -29,7 +29,7 @@ pub fn ranges(n: Seq) -> Vec<(Seq, Seq)> {
     while covered < n {
         let remaining = n - covered;
         let mut length = 1;
-        // Without a slot left, at most one entry remains.
+        // When no slot is left, at most one entry remains.
         for writes in (1..).take_while(|_| slots > 0) {
             let next = capacity(slots, writes);
             if next > remaining {

@@ -120,7 +120,7 @@ pub fn select_all(segments: &[Segment]) -> Vec<Segment> {
 
 /// Selects consecutive segments that cover as much as possible of the range from `after`
 /// (exclusive) to `last` (inclusive), without those in `excluded`. A missing `seq` leaves a gap in
-/// the selection; reading it reports the gap.
+/// the selection; the reader reports it.
 pub fn select_segments(
     segments: &[Segment],
     after: Seq,
@@ -136,7 +136,8 @@ pub fn select_segments(
                 && !excluded.contains(&segment.id())
         })
         .collect();
-    // Of two segments with the same range, the one that depends on nothing before it comes first.
+    // Of two segments with the same range, the snapshot comes first, because it does not depend on
+    // earlier segments.
     usable.sort_by_key(|segment| {
         (
             segment.first_seq,

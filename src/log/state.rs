@@ -26,7 +26,7 @@ pub struct LogState {
     pub raw_bytes: u64,
     /// The kind of the last entry, if it is a tombstone or a purge.
     pub removed: Option<EntryKind>,
-    /// The target of a rollback after which nothing was written: until then the head stays valid.
+    /// The target of a rollback that a claim recorded. It takes effect with the next entry.
     pending_rollback: Option<Seq>,
 }
 
@@ -85,7 +85,7 @@ impl LogState {
         Ok(())
     }
 
-    /// The checkpoints of the conversation as it stands, oldest first. Rewound ones are left out.
+    /// The checkpoints of the current conversation, oldest first, without rewound ones.
     pub fn active_checkpoints(&self) -> Vec<&Checkpoint> {
         let mut active = Vec::new();
         let mut next = self.turns.parent;

@@ -1,7 +1,7 @@
 //! The turns of a conversation at a point of its log: which are complete, and which tool calls are
 //! pending.
 //!
-//! Owns reading them from the transcripts alone. Does not own what a turn is
+//! Owns reading turns from the transcripts. Does not own the definition of a turn
 //! (`model/checkpoint.rs`).
 
 use std::collections::BTreeMap;

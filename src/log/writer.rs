@@ -21,7 +21,7 @@ pub const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WriteTarget {
-    /// Nowhere yet: it knows the head and has not claimed the log.
+    /// Nowhere yet: the writer knows the head but has not claimed the log.
     Unclaimed,
     /// The log itself.
     Main,
@@ -42,7 +42,7 @@ pub struct LogWriter {
     pub digest: Option<Digest>,
     /// When that entry was written, or last confirmed to be the head.
     pub confirmed_at: Timestamp,
-    /// The same by the monotonic clock, as long as this process runs.
+    /// The same time by the monotonic clock; none after a restart.
     #[serde(skip)]
     pub confirmed_instant: Option<Instant>,
     /// The entry that was rolled back to; recorded in the next claim.
@@ -60,7 +60,7 @@ pub struct LogWriter {
 }
 
 impl LogWriter {
-    /// A writer that knows the head and has not claimed the log.
+    /// A writer that knows the head but has not claimed the log.
     pub fn unclaimed(writer: WriterId, seq: Seq, digest: Option<Digest>, now: Timestamp) -> Self {
         LogWriter {
             writer,

@@ -1,8 +1,8 @@
 //! A store that encrypts the content of logs with age. Keys, sizes and times stay visible.
 //!
-//! Owns the stored format and what it means that an object cannot be decrypted. Does not own the
-//! decisions (`policy`) or the keys (`keyring`). Digests are those of the plaintext, and an encrypted
-//! and a plaintext entry compete for the same `seq`, so a session may begin as plaintext and
+//! Owns the encrypted format, and the errors for objects that cannot be decrypted. Does not own the
+//! decisions (`policy`) or the keys (`keyring`). Digests are computed from the plaintext, and
+//! encrypted and plaintext entries have the same keys. So a session can start as plaintext and
 //! continue encrypted.
 
 pub mod keyring;
@@ -31,8 +31,8 @@ const RECIPIENT_LINE: &[u8] = b"-> X25519 ";
 /// Approximate size of a header with one recipient and of the final tag, to allocate memory once.
 const OVERHEAD: usize = 512;
 
-/// Encrypts and decrypts the objects that hold content of conversations, by an explicit policy.
-/// Objects under other keys are stored as they are.
+/// Encrypts and decrypts the objects that contain conversations, according to an explicit policy.
+/// Other objects are stored as they are.
 pub struct EncryptedStore {
     inner: Arc<dyn Store>,
     policy: EncryptionPolicy,
@@ -55,7 +55,7 @@ impl EncryptedStore {
         &self.policy
     }
 
-    /// Writes `key` if it does not exist, encrypted as the caller decided.
+    /// Writes `key` if it does not exist. The caller decides about the encryption.
     pub async fn create_with(
         &self,
         key: &str,
@@ -66,7 +66,7 @@ impl EncryptedStore {
         self.inner.create(key, stored).await
     }
 
-    /// Writes `key`, encrypted as the caller decided.
+    /// Writes `key`. The caller decides about the encryption.
     pub async fn put_with(
         &self,
         key: &str,
@@ -86,7 +86,8 @@ impl EncryptedStore {
         Ok(Some((self.decrypt(key, stored)?, protection)))
     }
 
-    /// How the object at `key` is protected, readable or not; none if it does not exist.
+    /// The protection of the object at `key`, even if it cannot be decrypted; none if it does not
+    /// exist.
     pub async fn protection_of(&self, key: &str) -> Result<Option<Protection>> {
         let stored = self.inner.get(key).await?;
         Ok(stored.map(|stored| self.protection(&stored)))
@@ -96,7 +97,7 @@ impl EncryptedStore {
         if !stored.starts_with(MAGIC) {
             return Protection::Plaintext;
         }
-        // Nothing depends on the recipients in the other modes.
+        // The other modes do not use the recipients.
         let is_relevant = self.policy.mode() == EncryptionMode::OwnIdentities;
         Protection::Encrypted {
             has_other_recipients: is_relevant && self.has_other_recipients(stored),
@@ -104,7 +105,7 @@ impl EncryptedStore {
     }
 
     /// Whether keys other than the configured identities can decrypt an object. The header does not
-    /// name its recipients, but it shows how many there are.
+    /// name its recipients, but shows their number.
     fn has_other_recipients(&self, stored: &[u8]) -> bool {
         let recipients = stored
             .split(|byte| *byte == b'\n')
@@ -212,7 +213,8 @@ fn no_matching_identity(identities: usize) -> Error {
     Error::new(ErrorKind::Encrypted, why).hint(hint)
 }
 
-/// Writes by the default of the policy. Writers of logs decide per object: see `create_with`.
+/// Writes with the default encryption of the policy. Writers of logs decide per object: see
+/// `create_with`.
 #[async_trait]
 impl Store for EncryptedStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {

@@ -1,6 +1,6 @@
-//! A store in a directory: on a local disk, or on a network filesystem that several machines mount.
+//! A store in a directory, on a local disk or on a network filesystem.
 //!
-//! Owns opening the store and the time limit of its calls. Does not own the operations on its files
+//! Owns opening the store and the timeout of its calls. Does not own the operations on files
 //! (`objects`) or the meaning of keys.
 
 mod disk;
@@ -16,13 +16,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use self::disk::{STORE_ID_FILE, TEMP_DIR, TempFile, make_dirs, rename_new, sweep, sync_dir};
+use self::disk::{
+    STORE_ID_FILE, TEMP_DIR, TempFile, delete_stale_files, make_dirs, rename_exclusive, sync_dir,
+};
 use self::objects::{ObjectDirectory, check_key};
 use super::{CreateOutcome, Page, Store};
 use crate::error::{Error, Result};
 use crate::sys::{Rng, SystemRng};
 
-/// Timeout of a call, because a dead network filesystem blocks forever. As long as an S3 request.
+/// Timeout of a call: an unreachable network filesystem blocks forever. The same as for an S3
+/// request.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An object store whose objects are files below one directory.
@@ -32,15 +35,15 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens the store in `root`, which is created if it does not exist.
+    /// Opens the store in `root`. Creates the directory if it does not exist.
     pub fn open(root: PathBuf) -> Result<FileStore> {
         Self::open_root(&root)
             .map_err(|error| error.context(format_args!("open store {}", root.display())))
     }
 
     fn open_root(root: &Path) -> Result<FileStore> {
-        let absolute = std::path::absolute(root)
-            .map_err(|cause| Error::io("find its absolute path", cause))?;
+        let absolute =
+            std::path::absolute(root).map_err(|cause| Error::io("resolve the path", cause))?;
         match fs::metadata(&absolute) {
             Ok(found) if !found.is_dir() => {
                 return Err(Error::usage("it is not a directory")
@@ -55,12 +58,12 @@ impl FileStore {
                 make_dirs(&absolute)
                     .map_err(|cause| Error::user_path("create the directory", cause))?;
             }
-            Err(cause) => return Err(Error::user_path("inspect it", cause)),
+            Err(cause) => return Err(Error::user_path("read its attributes", cause)),
         }
         let temp = absolute.join(TEMP_DIR);
         match DirBuilder::new().mode(0o700).create(&temp) {
             Ok(()) => {
-                sync_dir(&absolute).map_err(|cause| Error::io("sync its directory", cause))?;
+                sync_dir(&absolute).map_err(|cause| Error::io("sync the directory", cause))?;
             }
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
             Err(cause) => {
@@ -73,14 +76,16 @@ impl FileStore {
         // An existing directory may not be writable; report it now rather than at the first entry.
         TempFile::write(&temp, b"")
             .map_err(|cause| Error::user_path(format!("write to {}", temp.display()), cause))?;
-        sweep(&temp);
-        let store_id = load_store_id(&absolute).map_err(|cause| Error::io("read its ID", cause))?;
+        delete_stale_files(&temp);
+        let store_id =
+            load_store_id(&absolute).map_err(|cause| Error::io("read the store ID", cause))?;
         Ok(FileStore {
             inner: Arc::new(ObjectDirectory::new(absolute, store_id)),
         })
     }
 
-    /// Runs blocking `work`. After a timeout, or when the future is dropped, its outcome is unknown.
+    /// Runs `work` on a blocking thread. After a timeout, or when the future is dropped, the
+    /// outcome is unknown.
     async fn blocking<T: Send + 'static>(
         &self,
         context: String,
@@ -168,13 +173,14 @@ impl Store for FileStore {
     }
 }
 
-/// The ID of the store, created if it has none. Of two processes that create it, one wins.
+/// Reads the ID of the store, and creates it if there is none. If two processes create it at the
+/// same time, the first one wins.
 fn load_store_id(root: &Path) -> std::io::Result<Vec<u8>> {
     let path = root.join(STORE_ID_FILE);
     if !path.exists() {
         let store_id = format!("{:016x}{:016x}\n", SystemRng.next(), SystemRng.next());
         let temp = TempFile::write(&root.join(TEMP_DIR), store_id.as_bytes())?;
-        match fs::hard_link(&temp.path, &path).or_else(|_| rename_new(&temp.path, &path)) {
+        match fs::hard_link(&temp.path, &path).or_else(|_| rename_exclusive(&temp.path, &path)) {
             Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return Err(cause),
             _ => sync_dir(root)?,
         }
@@ -191,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_stale_temp_files_are_swept() {
+    fn only_stale_temp_files_are_deleted() {
         let directory = tempfile::tempdir().expect("directory");
         FileStore::open(directory.path().to_owned()).expect("open");
         let (old, new) = (

@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::{CreateOutcome, Page, Store};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Limits the requests in flight, and with them the memory of their bodies.
+/// Limits the requests in flight, and thereby the memory for their bodies.
 pub struct ConcurrencyLimited {
     inner: Arc<dyn Store>,
     permits: Semaphore,

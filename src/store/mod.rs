@@ -1,8 +1,8 @@
-//! Object stores: where the logs are kept.
+//! Object stores, which hold the logs.
 //!
-//! Owns the contract that the log depends on, and the decorators that every back end shares. Does
-//! not own keys (`model/keys.rs`), retries of a flush (`capture`), or the check whether a store
-//! honors conditional writes (`log/probe.rs`).
+//! Owns the contract that the log depends on, the back ends, and the decorators that all back ends
+//! share. Does not own keys (`model/keys.rs`), retries of a flush (`capture`), or the probe for
+//! conditional writes (`log/probe.rs`).
 
 pub mod encrypted;
 pub mod file;
@@ -51,8 +51,9 @@ pub struct Page {
 ///
 /// # Contract
 /// For callers:
-/// - After a write that failed with `Unavailable` the outcome is *unknown*: it may have taken
-///   effect, or may still do so. Write the same bytes to the same key again, or read the key.
+/// - After a write that failed with `Unavailable` the outcome is *unknown*: the write may have
+///   taken effect, or may still take effect later. Write the same bytes to the same key again, or
+///   read the key.
 /// - `list` includes every write that was acknowledged before it began. Anything may change between
 ///   pages.
 /// - Bodies are small (an entry has a few MB at most) and are kept in memory.
@@ -63,7 +64,7 @@ pub struct Page {
 ///   returns `None` or `Some(false)` from `has_atomic_create`.
 /// - An acknowledged write is durable.
 /// - Every call has a timeout, and dropping its future cancels it.
-/// - Foreign errors are classified here: a missing object is `None`, denied access and wrong
+/// - The store classifies foreign errors: a missing object is `None`, denied access and wrong
 ///   settings are `Usage` with a hint, temporary failures are `Unavailable`.
 /// - Neither errors nor `address` contain a secret.
 #[async_trait]
@@ -84,7 +85,7 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes `key`; succeeds if it does not exist.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// `Some(true)` if `create` is atomic by construction, `None` if only a probe can tell.
+    /// `Some(true)` if `create` is atomic by construction, `None` if that must be probed.
     fn has_atomic_create(&self) -> Option<bool>;
 
     /// The store's address: shown to users, and its identity in the ledger.

@@ -1,5 +1,5 @@
-//! A store decorator that retries reads. Writes are not retried: only their caller knows what an
-//! unknown outcome means.
+//! A store decorator that retries reads. Does not retry writes: only the caller can handle an
+//! unknown outcome.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::{CreateOutcome, Page, Store};
 use crate::error::Result;
 use crate::sys::{Backoff, Rng};
 
-/// Maximum number of attempts. With the delays of the backoff they take about a second and a half:
-/// enough for a short interruption, and short enough to report an outage soon.
+/// Maximum number of attempts. With the delays of the backoff they take about 1.5 seconds: long
+/// enough for a short interruption, and short enough to report an outage quickly.
 const MAX_ATTEMPTS: u32 = 4;
 
 /// Retries reads that failed with a retryable error.

@@ -1,7 +1,7 @@
 //! A store in an S3 bucket, on AWS or on a compatible server.
 //!
-//! Owns the requests, their timeouts and the meaning of responses. Does not own retries (the caller) or
-//! the check whether the server honors `If-None-Match` (a probe).
+//! Owns the requests, their timeouts and the meaning of responses. Does not own retries (the
+//! caller) or the probe whether the server honors `If-None-Match` (`log/probe.rs`).
 
 mod failure;
 mod settings;
@@ -36,22 +36,25 @@ use crate::sys::outbound::tls_context;
 /// Maximum number of objects in a page, by contract and by S3.
 const MAX_PAGE: i32 = 1000;
 
-/// Timeout of a connection attempt: one round trip, and time for lost packets.
+/// Timeout of a connection attempt: one round trip, and some retransmissions.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Minimum throughput, in bytes per second, at which a body arrives within the timeout.
+/// Minimum throughput in bytes per second. The timeout of a request grows with the size of its body
+/// at this rate.
 const MIN_BYTES_PER_SECOND: u64 = 32 * 1024;
 
-/// Maximum number of idle connections: as many as concurrent requests; more would only cost memory.
+/// Maximum number of idle connections, equal to the default number of concurrent requests. More
+/// would only use memory.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// Maximum memory that is reserved for a body because of its `Content-Length`.
+/// Maximum memory to allocate for a body in advance, based on its `Content-Length`.
 const MAX_RESERVED_BYTES: u64 = 16 << 20;
 
-/// The first character of an `after` that carries the server's continuation token. No key contains it.
+/// The first character of an `after` value that contains a continuation token of the server. No key
+/// contains this character.
 const TOKEN_PREFIX: char = '\0';
 
-/// A variable of the environment; none if it is empty.
+/// The value of an environment variable; none if it is unset or empty.
 fn env_value(variable: &str) -> Option<String> {
     std::env::var(variable)
         .ok()
@@ -84,7 +87,8 @@ impl S3Store {
             .endpoint
             .clone()
             .or_else(|| env_value("AWS_ENDPOINT_URL_S3"));
-        // Without TLS, and with known keys, the system's certificates need not be loaded into memory.
+        // Without TLS and with static credentials, there is no need to load the system's
+        // certificates.
         let has_keys = settings.credentials.is_some()
             || env_value("AWS_ACCESS_KEY_ID")
                 .and(env_value("AWS_SECRET_ACCESS_KEY"))
@@ -101,8 +105,8 @@ impl S3Store {
             .http_client(http_client(trust, settings.ca_file.as_deref()).await?);
         if let Some(endpoint) = endpoint_url {
             loader = loader.endpoint_url(endpoint);
-            // The region of the machine means nothing to a server of one's own, so the metadata service is
-            // not queried.
+            // The region of the EC2 instance does not apply to another server, so the metadata
+            // service is not queried.
             let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
             loader = loader.region(
                 chain
@@ -183,8 +187,8 @@ impl S3Store {
             .to_owned()
     }
 
-    /// Limits the time of one call. The SDK's attempt timeout does not help: it ends when a body begins
-    /// to arrive, and it does not depend on the size of an upload.
+    /// Applies a timeout to one call. The SDK's attempt timeout is not sufficient: it ends when the
+    /// body of a response starts to arrive, and it ignores the size of an upload.
     async fn with_timeout<T>(
         &self,
         context: &str,
@@ -222,7 +226,8 @@ impl S3Store {
         })
     }
 
-    /// Converts the response to a listing that starts after `after`, or at a continuation token.
+    /// Converts the response to a list request that starts after `after`, or at a continuation
+    /// token.
     fn page(
         &self,
         context: &str,
@@ -264,7 +269,7 @@ impl S3Store {
                 .filter_map(without_prefix)
                 .filter(|directory| is_after(&directory.as_str())),
         );
-        // Servers with real directories list them in their own order.
+        // Servers that are backed by a filesystem may use another order.
         page.objects.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         page.directories.sort_unstable();
         if response.is_truncated() == Some(true) {
@@ -335,7 +340,8 @@ impl Store for S3Store {
         let found = match self.with_timeout(&context, 0, request).await? {
             Ok(found) => found,
             Err(error) if is_missing(status_and_code(&error)) => return Ok(None),
-            // If the policy allows listing only some prefixes, AWS denies a missing key.
+            // If the bucket policy allows listing only some prefixes, AWS returns 403 for a missing
+            // key.
             Err(error) if status_and_code(&error).0 == 403 && self.is_not_listed(key).await => {
                 return Ok(None);
             }
@@ -358,13 +364,15 @@ impl Store for S3Store {
         {
             Ok(body) => Ok(Some(body)),
             Err(cause) => {
-                let error = Error::unavailable(context).caused_by(cause);
-                // TCP and TLS protect the transfer, so a wrong checksum means a damaged object.
-                if error.to_string().contains("checksum") {
-                    Err(Error::corrupt(error.to_string()))
+                let error = Error::unavailable("read the response").caused_by(cause);
+                // TCP and TLS protect the transfer, so a wrong checksum means that the object is
+                // damaged.
+                let error = if error.to_string().contains("checksum") {
+                    Error::corrupt(error.to_string())
                 } else {
-                    Err(error)
-                }
+                    error
+                };
+                Err(error.context(context))
             }
         }
     }
@@ -426,7 +434,7 @@ impl Store for S3Store {
     }
 }
 
-/// Reads a body chunk by chunk, so that it is in memory only once.
+/// Reads a body chunk by chunk, which avoids a second copy in memory.
 async fn read_body(mut body: ByteStream, size: u64) -> std::result::Result<Bytes, ByteStreamError> {
     let mut bytes = BytesMut::with_capacity(size.min(MAX_RESERVED_BYTES) as usize);
     while let Some(chunk) = body.try_next().await? {
@@ -435,7 +443,7 @@ async fn read_body(mut body: ByteStream, size: u64) -> std::result::Result<Bytes
     Ok(bytes.freeze())
 }
 
-/// Whether a response means that the object does not exist, in a bucket that does.
+/// Whether a response means that the object does not exist although the bucket does.
 fn is_missing((status, code): (u16, &str)) -> bool {
     status == 404 && code != "NoSuchBucket"
 }

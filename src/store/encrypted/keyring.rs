@@ -1,10 +1,10 @@
 //! The keys: configured recipients and identities, and the key of this writer.
 //!
-//! A process with recipients alone can write and not read. But a writer must be able to read what it
-//! wrote: a reply may be lost, a process may be killed between a write and its ledger, and entries
-//! are to be compacted. So where no identity can decrypt what is written, it is encrypted to one more
-//! key, the writer key, which is kept in sessiond's directory next to the agent's files: every
-//! user who can read that directory can read the conversations anyway.
+//! A process that has only recipients can encrypt but not decrypt. However, a writer must read its
+//! own entries: after a lost response, after a crash between a write and the update of the ledger,
+//! and for compaction. So if none of the identities can decrypt new objects, they are also
+//! encrypted to the writer key, which is stored in sessiond's state directory next to the agent's
+//! files. Every user who can read that directory can read the conversations anyway.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use crate::sys::{Directory, STATE_DIR};
 /// The prefix of a recipient.
 const RECIPIENT_PREFIX: &str = "age1";
 
-/// The prefix of an identity: a secret, which no error repeats.
+/// The prefix of an identity, which is a secret and never part of an error.
 const IDENTITY_PREFIX: &str = "AGE-SECRET-KEY-";
 
 /// Where the keys come from.
@@ -36,14 +36,14 @@ pub struct KeySettings {
 /// The keys of a process.
 #[derive(Clone, Default)]
 pub struct Keyring {
-    /// The configured recipients; without any, those of the identities.
+    /// The configured recipients; if there are none, the recipients of the identities.
     recipients: Vec<Recipient>,
     has_configured_recipients: bool,
     identities: Vec<Identity>,
     writer_key: Option<Arc<WriterKey>>,
 }
 
-/// The key of this writer, once it is needed or found.
+/// The key of this writer, once it was found or created.
 struct WriterKey {
     directory: Arc<dyn Directory>,
     identity: OnceLock<Identity>,
@@ -86,8 +86,8 @@ impl Keyring {
         Ok(Keyring::new(keyring.recipients, keyring.identities))
     }
 
-    /// A keyring of these keys. Without recipients, new objects are encrypted to the identities
-    /// themselves: an encrypted session does not continue as plaintext because a setting is missing.
+    /// A keyring of these keys. Without recipients, new objects are encrypted to the identities, so
+    /// that an encrypted session does not continue as plaintext because of a missing setting.
     pub fn new(recipients: Vec<Recipient>, identities: Vec<Identity>) -> Keyring {
         let has_configured_recipients = !recipients.is_empty();
         let recipients = if has_configured_recipients {
@@ -103,7 +103,7 @@ impl Keyring {
         }
     }
 
-    /// The same keys, with a writer key in `directory` where one is needed.
+    /// The same keys, and a writer key in `directory` if one is needed.
     #[must_use]
     pub fn with_writer_key_in(&self, directory: Arc<dyn Directory>) -> Keyring {
         Keyring {
@@ -181,8 +181,8 @@ impl WriterKey {
         self.identity.get()
     }
 
-    /// The key, created if it does not exist. A key that cannot be stored still decrypts what this
-    /// process writes.
+    /// The key, created if it does not exist. If the key cannot be saved, this process can still
+    /// decrypt its own objects.
     fn find_or_create(&self) -> &Identity {
         if let Some(found) = self.find() {
             return found;
@@ -195,7 +195,7 @@ impl WriterKey {
                     .map_err(|cause| Error::io(format!("write {path}"), cause))
             });
             if let Err(error) = stored {
-                tracing::warn!(%error, "the writer key is not stored; after a restart this writer cannot read its own entries");
+                tracing::warn!(%error, "the writer key could not be saved; after a restart, this writer cannot read its own entries");
             }
             identity
         })
@@ -223,7 +223,7 @@ fn file_text(identity: &Identity) -> String {
     )
 }
 
-/// An option that names keys, for its errors.
+/// A command line option for keys: its name and hints for errors.
 #[derive(Clone, Copy)]
 struct KeyOption {
     name: &'static str,
@@ -247,7 +247,8 @@ impl KeyOption {
         Error::usage(format!("invalid {} value {value:?}: {why}", self.name))
     }
 
-    /// Reads a file with one key per line. No error repeats a line, which may be a secret.
+    /// Reads a file with one key per line. No error contains a line of the file, because it may be
+    /// a secret.
     fn read_file<T: FromStr<Err = &'static str>>(
         &self,
         text: &str,

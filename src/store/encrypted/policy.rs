@@ -1,8 +1,8 @@
-//! The encryption policy: to whom an object is encrypted, and which objects are accepted. Pure.
+//! The encryption policy: how an object is encrypted, and whether plaintext is accepted. Pure.
 //!
-//! Every decision is a function of the configured keys and of how the objects in question are
-//! protected. The caller passes both; nothing is remembered between calls. Does not own the keys
-//! (`keyring`) or the format (`age`, in `encrypted`).
+//! Every decision depends only on the configured keys and on the protection of existing objects.
+//! The policy has no state. Does not own the keys (`keyring`) or the format (`age`, in
+//! `encrypted`).
 
 use super::keyring::Keyring;
 pub use super::mode::EncryptionMode;
@@ -68,14 +68,14 @@ pub enum WriteEncryption {
 /// Whether plaintext objects are accepted when reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlaintextReads {
-    /// A session may have begun before encryption was configured.
+    /// Accepted, because a session may have started before encryption was configured.
     #[default]
     Accept,
-    /// Whoever can write to the bucket could insert plaintext, so it is rejected.
+    /// Rejected, because anyone with write access to the bucket could insert plaintext.
     Reject,
 }
 
-/// To whom objects are encrypted, and which objects are accepted.
+/// How objects are encrypted, and whether plaintext is accepted.
 #[derive(Clone, Default)]
 pub struct EncryptionPolicy {
     /// The keys.
@@ -118,8 +118,8 @@ impl EncryptionPolicy {
         }
     }
 
-    /// Whether the protection of an existing log changes how an object is written to it. An entry
-    /// that a process without keys has read is plaintext, so it need not query the log again.
+    /// Whether the protection of an existing log changes how an object is written to it. A process
+    /// without keys can read only plaintext, so it does not have to query a log that it has read.
     pub fn depends_on_log(&self, has_read_newest_entry: bool) -> bool {
         match self.mode() {
             EncryptionMode::Recipients => false,
@@ -135,8 +135,8 @@ impl EncryptionPolicy {
         Ok(self.default_encryption())
     }
 
-    /// How a merge or a snapshot is written. It has the readers of the segments that it replaces,
-    /// unless recipients are configured.
+    /// How a merge or a snapshot is written. It keeps the recipients of the segments that it
+    /// replaces, unless recipients are configured.
     pub fn for_compacted(&self, replaced: ProtectionSummary) -> Result<WriteEncryption> {
         self.require_key(replaced)?;
         if self.mode() == EncryptionMode::OwnIdentities && replaced.has_other_recipients {
@@ -155,7 +155,7 @@ impl EncryptionPolicy {
         Ok(self.same_as(log))
     }
 
-    /// Plaintext where only plaintext exists and no recipients are configured.
+    /// Plaintext if all existing objects are plaintext and no recipients are configured.
     fn same_as(&self, existing: ProtectionSummary) -> WriteEncryption {
         let is_plaintext = existing.has_plaintext && !existing.has_encrypted;
         match self.mode() {

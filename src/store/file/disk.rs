@@ -1,6 +1,6 @@
 //! The system calls of the file store: temporary files, exclusive renames, durable directories.
 //!
-//! Owns single steps on the disk. Does not own their order, which makes a write complete and durable
+//! Owns single system calls. Does not own their order, which makes a write atomic and durable
 //! (`objects`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,15 +14,16 @@ use rustix::io::Errno;
 
 use crate::sys::{Clock, Rng, SystemClock, SystemRng};
 
-/// The directory in which files are written before they get their name. It also distinguishes a store
-/// from the empty mount point below it.
+/// The directory for temporary files, which are later renamed or linked to their keys. Its
+/// existence also distinguishes a mounted store from an empty mount point.
 pub(super) const TEMP_DIR: &str = ".tmp";
 
-/// The file with the random ID of the store, written once. A directory that was emptied and recreated is
-/// another store, and what a process knows of the old one does not apply to it.
+/// The file with the random ID of the store, written once. A directory that was emptied and
+/// recreated is another store, so a process must not apply its cached state of the old store to it.
 pub(super) const STORE_ID_FILE: &str = ".store-id";
 
-/// Age from which a temporary file belongs to a process that died: a write takes seconds.
+/// Age at which a temporary file counts as left over from a process that died: a write takes
+/// seconds.
 pub(super) const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A file that has no final name yet; deleted when dropped.
@@ -52,7 +53,7 @@ impl TempFile {
         Ok(temp)
     }
 
-    /// Keeps the file, which was renamed.
+    /// Does not delete the file on drop, because it was renamed.
     pub(super) fn keep(mut self) {
         self.is_kept = true;
     }
@@ -61,7 +62,8 @@ impl TempFile {
 impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.is_kept {
-            // Fails after an exclusive rename, which is fine; a file that stays is swept a day later.
+            // An error is expected after an exclusive rename. A file that stays is deleted when the
+            // store is opened a day later.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -85,17 +87,18 @@ pub(super) fn make_dirs(directory: &Path) -> io::Result<()> {
 
 pub(super) fn sync_dir(directory: &Path) -> io::Result<()> {
     match File::open(directory)?.sync_all() {
-        // Some network and FUSE filesystems cannot sync a directory; they write through.
+        // Some network and FUSE filesystems do not support syncing a directory; their writes are
+        // synchronous.
         Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
         synced => synced,
     }
 }
 
-pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+pub(super) fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {
     Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
-pub(super) fn lacks_links(cause: &io::Error) -> bool {
+pub(super) fn lacks_hard_links(cause: &io::Error) -> bool {
     let lacking = [
         Errno::PERM,
         Errno::OPNOTSUPP,
@@ -113,7 +116,7 @@ pub(super) fn is_missing(cause: &io::Error) -> bool {
 }
 
 /// Deletes the temporary files of processes that died.
-pub(super) fn sweep(temp: &Path) {
+pub(super) fn delete_stale_files(temp: &Path) {
     let Ok(entries) = fs::read_dir(temp) else {
         return;
     };
@@ -125,7 +128,7 @@ pub(super) fn sweep(temp: &Path) {
                 .ok()
         });
         if age.is_some_and(|age| age > STALE) {
-            // Best effort: another process may sweep at the same time.
+            // Best effort: another process may delete the same files.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -140,10 +143,10 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         fs::write(&from, b"new").expect("write");
-        rename_new(&from, &to).expect("first");
+        rename_exclusive(&from, &to).expect("first");
         fs::write(&from, b"newer").expect("write");
         assert_eq!(
-            rename_new(&from, &to).expect_err("second").kind(),
+            rename_exclusive(&from, &to).expect_err("second").kind(),
             ErrorKind::AlreadyExists
         );
         assert_eq!(fs::read(&to).expect("read"), b"new");

@@ -1,7 +1,7 @@
 //! The blocking operations of the file store.
 //!
-//! Owns how a key becomes a file, and that an acknowledged write is complete and durable. Does not own
-//! the single system calls (`disk`).
+//! Owns the mapping of keys to files, and the order of system calls that makes an acknowledged
+//! write atomic and durable. Does not own the system calls (`disk`).
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::disk::{
-    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_links, rename_new, sync_dir,
+    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive, sync_dir,
 };
 use crate::error::{Error, Result};
 use crate::store::{CreateOutcome, Object, Page};
@@ -30,7 +30,8 @@ const MAX_NAME_LEN: usize = 255;
 /// Maximum number of attempts to write into a directory that concurrent deletes remove.
 const MAX_ATTEMPTS: usize = 16;
 
-/// Maximum number of directories that are known to be durable. Forgetting them only costs some fsyncs.
+/// Maximum number of directories that are known to be durable. Discarding them only costs some
+/// additional fsyncs.
 const MAX_DURABLE_DIRS: usize = 4096;
 
 /// The directory of a file store.
@@ -52,8 +53,8 @@ impl ObjectDirectory {
         }
     }
 
-    /// Checks that the directory is still the store that was opened: an unmounted store must not look
-    /// like an empty one.
+    /// Checks that the directory is still the store that was opened. An unmounted store must not
+    /// appear as an empty one.
     pub(super) fn check_identity(&self) -> Result<()> {
         match fs::read(self.root.join(STORE_ID_FILE)) {
             Ok(store_id) if store_id == self.store_id => Ok(()),
@@ -61,7 +62,7 @@ impl ObjectDirectory {
                 "the store in {} no longer exists, or another store replaced it",
                 self.root.display()
             ))
-            .hint("mount its disk; if the store was recreated, restart sessiond to upload everything again")),
+            .hint("mount the disk of the store; if the store was recreated, restart sessiond to upload everything again")),
         }
     }
 
@@ -72,15 +73,17 @@ impl ObjectDirectory {
 
     pub(super) fn create(&self, path: &Path, body: &[u8]) -> Result<CreateOutcome> {
         let temp = self.write_temp(body)?;
-        let placed = self.place_in_parent(path, || match fs::hard_link(&temp.path, path) {
-            Err(cause) if lacks_links(&cause) => rename_new(&temp.path, path),
+        let committed = self.commit_in_parent(path, || match fs::hard_link(&temp.path, path) {
+            Err(cause) if lacks_hard_links(&cause) => rename_exclusive(&temp.path, path),
             linked => linked,
         });
-        match placed {
+        match committed {
             Ok(()) => {}
-            // A directory of that name is not an object: `AlreadyExists` promises one that can be read.
+            // `AlreadyExists` guarantees that the object can be read, so a directory with this name
+            // is an error.
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !path.is_dir() => {
-                // The other writer may not have synced the directory yet, and this result relies on it.
+                // The other writer may not have synced the directory yet, and this result must be
+                // durable.
                 self.sync_parent(path)?;
                 return Ok(CreateOutcome::AlreadyExists);
             }
@@ -89,11 +92,11 @@ impl ObjectDirectory {
                     || cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
             {
                 return Err(Error::usage(format!(
-                    "the filesystem supports neither hard links nor exclusive renames: {cause}"
+                    "the filesystem supports neither hard links nor exclusive renames ({cause})"
                 ))
-                .hint("use another filesystem or an S3 store: this one cannot fence writers"));
+                .hint("use another filesystem or an S3 store"));
             }
-            Err(cause) => return Err(placement_error(path, cause)),
+            Err(cause) => return Err(commit_error(path, cause)),
         }
         drop(temp);
         self.sync_parent(path)?;
@@ -102,14 +105,14 @@ impl ObjectDirectory {
 
     pub(super) fn put(&self, path: &Path, body: &[u8]) -> Result<()> {
         let temp = self.write_temp(body)?;
-        self.place_in_parent(path, || fs::rename(&temp.path, path))
-            .map_err(|cause| placement_error(path, cause))?;
+        self.commit_in_parent(path, || fs::rename(&temp.path, path))
+            .map_err(|cause| commit_error(path, cause))?;
         temp.keep();
         self.sync_parent(path)
     }
 
     pub(super) fn get(&self, path: &Path) -> Result<Option<Bytes>> {
-        // Opening a named pipe would block forever.
+        // Without this flag, opening a named pipe would block forever.
         let open = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -188,7 +191,7 @@ impl ObjectDirectory {
                 page.directories.push(key);
                 continue;
             }
-            // A file that was deleted meanwhile is not listed, nor is anything that is not a file.
+            // Only existing regular files are listed; a file may have been deleted in the meantime.
             match fs::metadata(self.root.join(&key)) {
                 Ok(metadata) if metadata.is_file() => page.objects.push(Object {
                     key,
@@ -234,10 +237,11 @@ impl ObjectDirectory {
         })
     }
 
-    /// Runs `place`, which gives a file its name, after making the parent directory durable.
-    fn place_in_parent(&self, path: &Path, place: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    /// Makes the parent directory durable, then runs `commit`, which links or renames the file to
+    /// its final path. Retries if a concurrent delete removes the directory in between.
+    fn commit_in_parent(&self, path: &Path, commit: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let directory = path.parent().unwrap_or(&self.root);
-        let attempt = || self.make_durable(directory).and_then(|()| place());
+        let attempt = || self.make_durable(directory).and_then(|()| commit());
         for _ in 1..MAX_ATTEMPTS {
             match attempt() {
                 Err(cause) if cause.kind() == ErrorKind::NotFound => self.durable_dirs().clear(),
@@ -257,14 +261,15 @@ impl ObjectDirectory {
             .mode(0o700)
             .create(directory)
             .map_err(|cause| match cause.kind() {
-                // `AlreadyExists` would be taken for the object. Either a file is in the directory's
-                // place, or a concurrent delete removed the directory while it was created.
+                // The caller would take `AlreadyExists` for an existing object. Either a file has
+                // the name of the directory, or a concurrent delete removed the directory during
+                // its creation.
                 ErrorKind::AlreadyExists => {
-                    let is_blocked = directory
+                    let is_file_in_path = directory
                         .ancestors()
                         .find_map(|part| fs::metadata(part).ok())
                         .is_some_and(|metadata| !metadata.is_dir());
-                    io::Error::from(if is_blocked {
+                    io::Error::from(if is_file_in_path {
                         ErrorKind::NotADirectory
                     } else {
                         ErrorKind::NotFound
@@ -297,7 +302,8 @@ impl ObjectDirectory {
     fn sync_parent(&self, path: &Path) -> Result<()> {
         let directory = path.parent().unwrap_or(&self.root);
         match sync_dir(directory) {
-            // A delete of this very object removed it; there is nothing to make durable.
+            // A concurrent delete of the object removed its directory, so there is nothing to make
+            // durable.
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
             synced => {
                 synced.map_err(|cause| Error::io(format!("sync {}", directory.display()), cause))
@@ -306,7 +312,7 @@ impl ObjectDirectory {
     }
 }
 
-/// When a file was written; an unknown time counts as new.
+/// The modification time of a file. A file with an unknown time counts as new.
 fn modified(metadata: &fs::Metadata) -> Timestamp {
     metadata
         .modified()
@@ -315,7 +321,8 @@ fn modified(metadata: &fs::Metadata) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// Rejects keys that would leave the root, name the store's own files, or exceed a filesystem's limits.
+/// Rejects keys that would escape the root, name an internal file of the store, or exceed the
+/// limits of a filesystem.
 pub(super) fn check_key(key: &str) -> Result<()> {
     let is_invalid = |part: &str| {
         matches!(part, "" | "." | "..") || part.len() > MAX_NAME_LEN || part.contains('\0')
@@ -328,18 +335,18 @@ pub(super) fn check_key(key: &str) -> Result<()> {
     Ok(())
 }
 
-/// The error of placing a file. Unlike an object store, a directory cannot hold both `a` and `a/b`, and
-/// retrying does not change that.
-fn placement_error(path: &Path, cause: io::Error) -> Error {
-    let context = format!("place {}", path.display());
+/// Classifies the error of a commit. A filesystem, unlike an object store, cannot hold both `a` and
+/// `a/b`; a retry does not help.
+fn commit_error(path: &Path, cause: io::Error) -> Error {
+    let phrase = format!("write {}", path.display());
     match cause.kind() {
         ErrorKind::NotADirectory
         | ErrorKind::IsADirectory
         | ErrorKind::AlreadyExists
-        | ErrorKind::DirectoryNotEmpty => Error::usage(context).caused_by(cause).hint(
-            "move the file away that is in the place of a directory, or the directory in the place of a file",
-        ),
-        _ => Error::io(context, cause),
+        | ErrorKind::DirectoryNotEmpty => Error::usage(phrase)
+            .caused_by(cause)
+            .hint("remove the file or directory that conflicts with this path"),
+        _ => Error::io(phrase, cause),
     }
 }
 

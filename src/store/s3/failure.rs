@@ -1,4 +1,4 @@
-//! The classification of the S3 SDK's errors.
+//! Classification of the errors of the S3 SDK: kind, text and hint.
 //!
 //! Does not own responses that are not failures, such as an existing or a missing key: the calls in
 //! `s3.rs` handle those first.
@@ -20,7 +20,7 @@ const TRUST: &str =
     "add ca=FILE to the store URL if a private authority issued the server's certificate";
 const PLAIN: &str = "write endpoint=http://… in the store URL if the server does not use TLS";
 pub(super) const SERVER: &str =
-    "check that the server runs and is reachable; a running daemon then continues by itself";
+    "check that the server is running and reachable; a running daemon resumes automatically";
 
 /// The HTTP status and error code of a response; 0 and empty without a response.
 pub(super) fn status_and_code<E: ProvideErrorMetadata>(
@@ -58,7 +58,7 @@ where
             with_endpoint(endpoint, "timed out"),
             Some(SERVER),
         ),
-        _ => classify_unanswered(error, endpoint),
+        _ => classify_without_response(error, endpoint),
     };
     let error = Error::new(kind, statement).context(context);
     match hint {
@@ -109,8 +109,8 @@ fn classify_response(status: u16, code: &str, message: &str) -> (ErrorKind, Opti
         _ => {}
     }
     match status {
-        // 409 means that a concurrent request is in progress and its outcome is unknown. 425 and 429 ask
-        // for a later attempt.
+        // 409 means that a conflicting request is in progress, whose outcome is unknown. 425 and
+        // 429 request a later attempt.
         408 | 409 | 425 | 429 => (ErrorKind::Unavailable, None),
         501 => (ErrorKind::Usage, Some(FEATURE)),
         500.. => (ErrorKind::Unavailable, Some(SERVER)),
@@ -128,13 +128,13 @@ fn classify_response(status: u16, code: &str, message: &str) -> (ErrorKind, Opti
     }
 }
 
-/// Adds the configured server to a text, because its name may be misspelled.
+/// Prefixes a text with the configured server, whose name may be misspelled.
 fn with_endpoint(endpoint: Option<&str>, what: &str) -> String {
     endpoint.map_or_else(|| what.to_owned(), |endpoint| format!("{endpoint}: {what}"))
 }
 
 /// The kind of a failure without a readable response, its text, and a hint.
-fn classify_unanswered(
+fn classify_without_response(
     error: &(dyn std::error::Error + 'static),
     endpoint: Option<&str>,
 ) -> (ErrorKind, String, Option<&'static str>) {
@@ -149,7 +149,7 @@ fn classify_unanswered(
             .iter()
             .any(|text| words.iter().any(|word| text.to_lowercase().contains(word)))
     };
-    // The SDK does not export the type of this one.
+    // The SDK does not export the type of credential errors.
     if any(&["credential", "no identity", "identity resolver"]) {
         let timed_out = any(&["timed out", "timeout"]);
         let kind = if timed_out {
@@ -163,7 +163,7 @@ fn classify_unanswered(
             Some(CREDENTIALS),
         );
     }
-    // The outer errors only say that the dispatch failed.
+    // The outer errors contain no detail about the cause.
     let root = with_endpoint(
         endpoint,
         texts.last().map(String::as_str).unwrap_or_default(),

@@ -1,7 +1,7 @@
 //! The settings of an S3 store, and their form in its URL.
 //!
-//! Owns the URL's parameters and their defaults. Does not own credentials from the environment, which
-//! the SDK's default chain reads.
+//! Owns the URL parameters and their defaults. Does not own credentials, which the SDK's default
+//! chain reads from the environment.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,16 +29,17 @@ pub struct S3Settings {
     pub endpoint: Option<String>,
     /// The region; by default from the SDK's chain.
     pub region: Option<String>,
-    /// Whether the bucket is part of the path instead of the host name; by default if there is an
-    /// endpoint.
+    /// Whether the bucket is part of the path instead of the host name. The default is true if
+    /// there is an endpoint.
     pub path_style: Option<bool>,
     /// Server-side encryption.
     pub sse: Option<Sse>,
     /// A PEM file of certificates to trust in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Timeout of one request; requests with bodies get more time by their size.
+    /// Timeout of one request. A request with a body gets additional time in proportion to its
+    /// size.
     pub timeout: Duration,
-    /// When requests carry a checksum; by default as the SDK decides.
+    /// When requests include a checksum; by default, the SDK decides.
     pub checksums: Option<Checksums>,
     /// Credentials for tests; by default from the SDK's chain. A URL cannot set them.
     pub credentials: Option<Credentials>,
@@ -53,7 +54,7 @@ pub enum Sse {
     Kms(Option<String>),
 }
 
-/// When requests carry a checksum.
+/// When requests include a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checksums {
     /// Whenever the operation supports one.
@@ -94,7 +95,8 @@ impl S3Settings {
         }
     }
 
-    /// Parses `s3://bucket/prefix?endpoint=…`. No error repeats a value, which could be a secret.
+    /// Parses `s3://bucket/prefix?endpoint=…`. No error contains a value of the URL, because it
+    /// could be a secret.
     pub fn from_url(address: &str) -> Result<S3Settings> {
         let url = Url::parse(address)
             .map_err(|cause| invalid_url(format!("it is not a URL: {cause}")))?;
@@ -187,7 +189,7 @@ impl S3Settings {
     }
 }
 
-/// Checks an endpoint, whatever its source: it becomes part of the store's address, so it must not
+/// Checks an endpoint from any source. It becomes part of the store's address, so it must not
 /// contain a secret.
 pub(super) fn endpoint(value: &str) -> Result<String> {
     const FORM: &str = "write endpoint=http://host:port, or --s3-endpoint http://host:port";
