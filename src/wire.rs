@@ -146,7 +146,7 @@ impl Parts {
     }
 }
 
-/// The agent's root, for a command that only talks to the daemon of that root.
+/// The agent's root, for a command that only sends requests to the daemon of that root.
 pub fn agent_root(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
     let root = find_root(settings, &*profile, &Environment::from_process())?
@@ -280,7 +280,7 @@ fn store_target(settings: &Settings, environment: &Environment) -> Result<StoreT
         return invalid("the path must be absolute", example);
     }
     if path.trim_matches('/').is_empty() {
-        return invalid("the root of the file system cannot be a store", example);
+        return invalid("the root of the filesystem cannot be a store", example);
     }
     Ok(StoreTarget::File(PathBuf::from(path.into_owned())))
 }
@@ -330,8 +330,8 @@ fn fencing_policy(settings: &Settings) -> Result<FencingPolicy> {
     mode.unwrap_or("auto").parse()
 }
 
-/// The index alone, for a caller that must neither wait for the store nor create anything: none if
-/// the SQLite file does not exist.
+/// Only the index, for a caller that must not wait for the store or create files; none if the
+/// SQLite file does not exist.
 pub fn existing_index(settings: &Settings) -> Result<Option<(Namespace, Arc<dyn Catalog>)>> {
     let url = index_url(settings, &Environment::from_process())?;
     let file = url.strip_prefix("sqlite://").map(Path::new);

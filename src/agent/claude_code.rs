@@ -15,7 +15,8 @@ use crate::model::{
     AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, SessionId, TranscriptLine,
 };
 
-/// Maximum length of an encoded path; a longer one is cut and gets a hash. Defined by Claude Code.
+/// Maximum length of an encoded path, as defined by Claude Code. A longer path is truncated, and a
+/// hash is appended.
 const MAX_ENCODED_LEN: usize = 200;
 
 /// Days after which Claude Code deletes an unchanged session by default.

@@ -1,4 +1,4 @@
-//! Lenient access to JSON: a missing field or one of another type is none.
+//! Lenient access to JSON: a field that is missing or has another type is none.
 
 use jiff::Timestamp;
 use serde_json::Value;

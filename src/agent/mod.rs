@@ -1,7 +1,7 @@
 //! Profiles: the rules for each agent's files.
 //!
-//! Owns which files are stored, which session each belongs to, and how its transcripts are parsed.
-//! Does not own reading or uploading files.
+//! Owns the rules which files are stored and which session each belongs to, and the transcript
+//! parsers. Does not own reading or uploading files.
 
 pub mod claude_code;
 pub mod codex;

@@ -1,6 +1,6 @@
 //! The transcript reader: parses appended transcript bytes into messages and turn events.
 //!
-//! Owns joining lines that arrive in several parts, and counting the lines that cannot be parsed.
+//! Owns joining lines that arrive in several parts, and the count of lines that cannot be parsed.
 //! Does not own the meaning of a line (the profile). Parsing is best effort and never fails.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::model::{
 /// Maximum length of a line that is parsed. It bounds the memory for a partial line.
 const MAX_LINE_LEN: u64 = 16 << 20;
 
-/// Parses what is appended to transcripts.
+/// Parses the bytes that are appended to transcripts.
 #[derive(Debug, Clone, Default)]
 pub struct TranscriptReader {
     partial_lines: BTreeMap<RelPath, PartialLine>,

@@ -20,12 +20,12 @@ use crate::sys::lines::complete_prefix_len;
 use crate::sys::mutation::{Mutation, is_active};
 use crate::sys::{Directory, ItemKind, OpenFile};
 
-/// A side file that changed less than this ago may change again without a new time or length: the
-/// kernel's clock for files ticks every few milliseconds.
+/// A side file that changed more recently than this may change again with the same mtime and
+/// length, because the kernel updates its file clock every few milliseconds.
 const MTIME_GRANULARITY_NS: i64 = 50_000_000;
 
-/// Bytes of an entry's budget that each part uses besides its content and its path. They bound the
-/// header of an entry with many small files.
+/// Bytes that each part uses of an entry's size budget, in addition to its content and path. This
+/// bounds the header of an entry with many small files.
 const PART_OVERHEAD: u64 = 1 << 10;
 
 /// The changes in the files of one log since their cursors.
@@ -39,7 +39,7 @@ pub struct ChangeSet {
     pub bodies: Vec<Vec<u8>>,
     /// The cursors to store once the changes are durable.
     pub cursors: BTreeMap<RelPath, FileCursor>,
-    /// There are more changes than fit into one entry.
+    /// Whether there are more changes than fit into one entry.
     pub has_more: bool,
     /// Bytes after the last newline of the transcripts.
     pub partial_line_bytes: u64,
@@ -83,7 +83,7 @@ pub struct ChangeDetector<'a> {
     pub profile: &'a dyn Profile,
     /// The log.
     pub name: &'a LogName,
-    /// The agent has exited: a partial line is complete.
+    /// Whether the agent has exited, so that partial lines are final.
     pub agent_exited: bool,
     /// The current time.
     pub now: Timestamp,
@@ -108,7 +108,7 @@ impl ChangeDetector<'_> {
             .clone()
             .map(|cursor| cursor.partial_line_bytes)
             .sum();
-        // No scan has the fingerprint 0, so the next one reads the files again.
+        // Files never have the fingerprint 0, so the next scan reads them again.
         changes.fingerprint = if current.clone().any(|cursor| cursor.is_recent) {
             0
         } else {
@@ -118,8 +118,8 @@ impl ChangeDetector<'_> {
         changes
     }
 
-    /// Finds the files of the log. The lengths of transcripts come first, then the side files: a
-    /// file that a line refers to is then in the same change set.
+    /// Finds the files of the log. Reads the lengths of transcripts first and the side files after
+    /// them, so that a file that a line refers to is in the same change set.
     fn find_files(
         &self,
         cursors: &BTreeMap<RelPath, FileCursor>,
@@ -188,7 +188,7 @@ impl ChangeDetector<'_> {
     /// Finds renamed files: a missing path and a new path with the same content. Their bytes are not
     /// uploaded again.
     fn find_moves(&self, files: &Files, changes: &mut ChangeSet) {
-        // A path in a project's log may belong to another machine by now.
+        // In a project's log, another machine may have replaced the file at the path since.
         if self.name.is_project() {
             return;
         }
@@ -205,8 +205,8 @@ impl ChangeDetector<'_> {
             let mut new_files = files
                 .iter()
                 .filter(|(path, _)| !changes.cursors.contains_key(*path));
-            // The kernel gives the inode of a deleted file to the next new one, and small files
-            // often have equal content. A rename keeps the time; only a transcript may have grown.
+            // The kernel reuses the inodes of deleted files, and small files often have the same
+            // content. A rename keeps the mtime, and only a transcript may have grown since.
             let is_unchanged = |stat: &FileStat| {
                 stat.mtime_ns == cursor.stat.mtime_ns
                     || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size)
@@ -288,11 +288,12 @@ impl ChangeDetector<'_> {
         };
         let opened = file.stat()?;
         if !opened.is_same_file(stat) {
-            // Replaced in the meantime: the next flush reads the new file from the start.
+            // The file was replaced in the meantime. The next flush reads the new file from the
+            // start.
             return Ok(None);
         }
-        // Bytes after the length that was found first may belong to a line that refers to a side
-        // file which was not found yet.
+        // Only the bytes up to the length from the file search are read: a later line may refer to
+        // a side file that the search did not find.
         let stat = FileStat {
             size: stat.size.min(opened.size),
             ..opened
@@ -384,9 +385,9 @@ struct FileChange {
     bytes: Vec<u8>,
     /// The cursor after the change.
     cursor: FileCursor,
-    /// The change is uploaded, and does not only update the cursor.
+    /// Whether the change is uploaded. Otherwise it only updates the cursor.
     is_part: bool,
-    /// The file has more bytes than fit into the entry.
+    /// Whether the file has more bytes than fit into the entry.
     has_more: bool,
 }
 
@@ -424,7 +425,7 @@ impl FileChange {
         let (kind, size) = (self.cursor.kind, self.cursor.stat.size);
         let includes_partial_line = agent_exited || is_active(Mutation::UploadPartialLine);
         let remaining = size.saturating_sub(self.start);
-        // Together with the parts that the entry already has.
+        // The budget includes the parts that the entry already has.
         let max_len = remaining.min(MAX_RAW_BYTES - (TARGET_RAW_BYTES - budget));
         // A side file is uploaded in one part, if it fits.
         let mut len = if kind == FileKind::Whole {

@@ -28,7 +28,8 @@ impl CompactionQueue {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that entry `seq` was appended, and adds the log if a run of entries is complete.
+    /// Records that entry `seq` was appended, and adds the log to the queue if a run of entries is
+    /// complete.
     pub fn push(&self, name: &LogName, seq: Seq) {
         let mut pending = self.lock();
         let is_due = match pending.heads.insert(name.clone(), seq) {

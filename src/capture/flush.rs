@@ -1,7 +1,7 @@
 //! One flush of one log: detect changes, encode, append, and resolve conflicts.
 //!
-//! Owns the steps of a flush and the reaction of a fenced writer. Does not own the time of a flush
-//! or its retries (`flush_state`).
+//! Owns the steps of a flush and the handling of takeovers. Does not own the time of a flush or its
+//! retries (`flush_state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -148,8 +148,8 @@ impl LogFlusher {
             Some(ledger) => ledger,
             None => recover_ledger(context, &self.id).await?,
         };
-        // A completely uploaded file that has not changed since is not a change. Where the log
-        // differs from it, the other writer's version is newer.
+        // A file that was completely uploaded and has not changed since is not a change. If the log
+        // differs from it, the version of the other writer is newer.
         let uploaded = std::mem::take(&mut self.cursors_before_conflict)
             .into_iter()
             .filter(|(_, cursor)| cursor.len == cursor.stat.size);
@@ -290,7 +290,8 @@ impl LogFlusher {
         let transcripts = std::mem::take(&mut changes.transcripts);
         ledger.turns = std::mem::take(&mut changes.turns);
         let has_more = changes.has_more;
-        // The change set of a retry does not have the files that were reported since.
+        // The change set of a retry does not include files that were reported after it was
+        // detected.
         let reported_since = if is_retry {
             std::mem::take(&mut self.paths)
         } else {
@@ -302,8 +303,8 @@ impl LogFlusher {
         }
         self.save(context, ledger, false);
         entry_appended(context, ledger, &encoded, transcripts);
-        // The next flush uploads what was appended since the change detection. The one of a retry
-        // belongs to an earlier flush.
+        // The next flush uploads bytes that were appended after the change detection. The change
+        // detection of a retry belongs to an earlier flush.
         if has_more || is_retry {
             Ok(Step::Continue)
         } else {
@@ -311,10 +312,10 @@ impl LogFlusher {
         }
     }
 
-    /// Checks that the store has the last entry of the ledger. A ledger can outlive its store, which
-    /// was emptied, replaced or restored from a backup, and a session can be removed. An entry after
-    /// a missing one would make the log unreadable. Runs before the first write of a process and
-    /// after a long idle time.
+    /// Checks that the store has the last entry of the ledger. The store may have been emptied,
+    /// replaced or restored from a backup since the ledger was written, or the session may have
+    /// been removed. An entry after a missing one would make the log unreadable. Runs before the
+    /// first write of a process and after a long idle time.
     async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Step>> {
         let exists = self.has_last_entry(context, &ledger.log_writer).await?;
         let log_writer = &ledger.log_writer;
@@ -404,16 +405,17 @@ impl LogFlusher {
         changes.read_errors.pop().map_or(Ok(()), Err)
     }
 
-    /// Saves the ledger. Failing to (a full disk) does not stop the flush: the store has the log.
+    /// Saves the ledger. A failure, such as a full disk, does not stop the flush, because the
+    /// ledger can be recovered from the store.
     fn save(&self, context: &Context, ledger: &Ledger, durable: bool) {
         if let Err(error) = ledger.save(&*context.directory, durable) {
-            tracing::warn!(%error, id = %self.id, "the ledger was not saved");
+            tracing::warn!(%error, id = %self.id, "saving the ledger failed");
         }
     }
 
-    /// Handles a `seq` that is taken. If this writer wrote the entry before a crash, the ledger
-    /// advances past it. If another writer did, the session is lost, and the remaining changes go to
-    /// a branch.
+    /// Handles a `seq` that already has an entry. If this writer wrote the entry before a crash,
+    /// the ledger advances past it. If another writer wrote it, this writer is fenced, and the
+    /// remaining changes go to a branch.
     fn resolve_conflict(
         &mut self,
         context: &Context,
@@ -438,7 +440,7 @@ impl LogFlusher {
         let is_removal = entry
             .as_ref()
             .is_some_and(|entry| entry.header.kind.is_removal());
-        // A write revives a removed session. Any writer may append to a project's log.
+        // A removed session is claimed again by a write. Any writer may append to a project's log.
         if is_removal || self.id.name.is_project() {
             return Ok(Step::Recover);
         }
@@ -486,7 +488,7 @@ fn start_branch(context: &Context, ledger: &mut Ledger) {
 }
 
 /// Advances the cursors past an entry that this writer wrote before a crash. Returns false if the
-/// local files do not prove that it did: a copy of the volume has the same writer ID.
+/// local files do not prove that this writer wrote it: a copy of the volume has the same writer ID.
 fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
     let cursor_at = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
         let failed = |cause| Error::io(format!("read {path}"), cause);
@@ -496,8 +498,8 @@ fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Res
         FileCursor::read(&*file, kind, len).map_err(failed)
     };
     let mut files = ledger.files.clone();
-    // The proof: the local transcripts have lines that the entry appended, or all its changes are
-    // here.
+    // The proof is that the local transcripts contain lines that the entry appended, or that the
+    // local files contain all its changes.
     let (mut has_appended_lines, mut has_all_changes) = (false, true);
     for moved in &entry.header.moves {
         let Some(cursor) = files.remove(&moved.from) else {

@@ -96,7 +96,7 @@ pub enum FlushAction {
 }
 
 impl FlushState {
-    /// The state of a log about which nothing is known.
+    /// The initial state of a log.
     pub const NEW: FlushState = FlushState::Clean { last_flush: None };
 
     /// Returns the state after `event`, and the action to execute.
@@ -127,9 +127,9 @@ impl FlushState {
         }
     }
 
-    /// Flushes a change at once after a quiet period, otherwise one interval after the start of
-    /// the previous flush. A log that is backing off keeps its time, so that an append does not
-    /// cause another attempt.
+    /// Flushes a change at once after a quiet period, otherwise one interval after the start of the
+    /// previous flush. A log that is backing off keeps its retry time, so that an append does not
+    /// cause an early attempt.
     fn after_change(self, now: Instant, flush_interval: Duration) -> FlushState {
         match self {
             FlushState::Clean { last_flush } => FlushState::Waiting {

@@ -54,8 +54,8 @@ impl StreamerHandle {
             .await?
     }
 
-    /// Keeps the streamer away from a log until `release`: the caller writes to the log, its files
-    /// and its ledger. Returns when no flush of the log is running.
+    /// Gives the caller exclusive access to a log, its files and its ledger until `release`.
+    /// Returns when no flush of the log is running.
     pub async fn hold(&self, name: LogName) -> Result<()> {
         self.call(|reply| Command::Hold(name, reply)).await
     }
@@ -70,7 +70,7 @@ impl StreamerHandle {
         self.call(Command::Status).await
     }
 
-    /// The status of all logs together. A result shows that the streamer responds.
+    /// The status of all logs together. Also serves as a liveness check of the streamer.
     pub async fn summary(&self) -> Result<StreamSummary> {
         self.call(Command::Summary).await
     }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::index::{EntryRecord, Failure};
 use crate::model::LogName;
 
-/// Maximum number of entries in the queue: one or two seconds of a busy fleet.
+/// Maximum number of entries in the queue: the entries of one or two seconds with many busy agents.
 const MAX_ENTRIES: usize = 256;
 /// Maximum number of failures in the queue. A new failure replaces the oldest one.
 const MAX_FAILURES: usize = 100;
@@ -21,7 +21,7 @@ const MAX_FAILURES: usize = 100;
 pub enum IndexTask {
     /// Record an entry.
     Entry(Box<EntryRecord>),
-    /// Read the log from the store: the index may miss some of its entries.
+    /// Read the log from the store, because the index may lack some of its entries.
     StaleLog(LogName),
     /// Record a failed flush.
     Failure(Failure),
@@ -32,7 +32,7 @@ struct Pending {
     entries: VecDeque<EntryRecord>,
     stale_logs: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
-    /// The indexer has a task that it has not finished.
+    /// Whether the indexer is working on a task.
     in_progress: bool,
 }
 
@@ -81,7 +81,7 @@ impl IndexQueue {
         self.pushed.notify_one();
     }
 
-    /// Adds a log of which the index may miss some entries.
+    /// Adds a log of which the index may lack some entries.
     pub fn push_stale(&self, name: LogName) {
         self.lock().stale_logs.insert(name);
         self.pushed.notify_one();
@@ -122,7 +122,7 @@ impl IndexQueue {
         task
     }
 
-    /// Puts back a task that failed. Of an entry it keeps only the name of the log.
+    /// Puts back a task that failed. For an entry, only the name of its log is kept.
     pub fn retry(&self, task: IndexTask) {
         match task {
             IndexTask::Entry(record) => self.push_stale(record.log.name),

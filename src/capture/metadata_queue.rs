@@ -12,7 +12,7 @@ struct Pending {
     /// The sessions that were added once.
     known: BTreeSet<LogName>,
     sessions: BTreeSet<LogName>,
-    /// The metadata writer has a session that it has not finished.
+    /// Whether the metadata writer is working on a session.
     in_progress: bool,
 }
 
@@ -28,7 +28,7 @@ impl MetadataQueue {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that an entry was appended to a log, and adds the session at its first entry.
+    /// Records that an entry was appended to a log. The first entry adds the session to the queue.
     pub fn push(&self, name: &LogName) {
         if name.is_project() {
             return;

@@ -52,9 +52,9 @@ pub async fn recover_ledger(context: &Context, id: &LogId) -> Result<Ledger> {
             ledger.files = cursors;
             ledger.turns = state.turns;
         }
-        // Any writer may append to a project's log, whatever its local files are.
+        // Any writer may append to a project's log, even if its local files differ.
         None if id.name.is_project() => {}
-        // The local files are another conversation with the ID of a removed session.
+        // The local files belong to another conversation, which reuses the ID of a removed session.
         None if state.removed.is_some() => ledger.log_writer.digest = None,
         None => {
             context.counters.flush_failed(ErrorKind::Conflict);

@@ -37,7 +37,7 @@ impl ScannedFile {
 pub struct DirectoryScan {
     /// The files of each log, ordered by path.
     pub logs: BTreeMap<LogName, Vec<ScannedFile>>,
-    /// The files that cannot be stored, and why, as messages for people.
+    /// The files that cannot be stored, each as a message with the reason.
     pub skipped: Vec<String>,
 }
 
@@ -70,8 +70,7 @@ pub fn scan_cached(
             Ok(items) => items,
             Err(cause) => {
                 let error = Error::io(format!("list {parent_name}"), cause);
-                // The root must be readable. An unreadable directory below it must not hide the
-                // others.
+                // The root must be readable. An unreadable directory below it is skipped.
                 if parent.is_none() {
                     return Err(error);
                 }
@@ -94,7 +93,7 @@ pub fn scan_cached(
                         || profile.classify(&path) != FileClass::Ignored =>
                 {
                     found.skipped.push(format!(
-                        "{path} is a symbolic link; point --root at the real directory"
+                        "{path} is a symbolic link; set --root to the real directory"
                     ));
                 }
                 (_, ItemKind::InvalidName) => {
@@ -193,7 +192,7 @@ pub fn log_of(
 }
 
 /// Finds the string under `key` in the first line that has it, at the top level or one level below.
-/// The last line may be cut off.
+/// The last line may be incomplete.
 fn find_session_id(start: &[u8], key: &str) -> Option<String> {
     start.split(|byte| *byte == b'\n').find_map(|line| {
         if let Ok(Value::Object(line)) = serde_json::from_slice(line) {

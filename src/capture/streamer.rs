@@ -1,8 +1,8 @@
-//! The streamer: executes the flush state of every log.
+//! The streamer: runs the flushes that the flush state of each log requires.
 //!
 //! Owns the scans, the queue of due logs and the running flushes, whose number is bounded. Does not
-//! own the decision when a log is flushed (`flush_state`) or the steps of a flush (`flush`). Stops
-//! in order: the agent has exited, one last scan, then the last entries.
+//! own the decision when a log is flushed (`flush_state`) or the steps of a flush (`flush`). On
+//! shutdown, after the agent has exited, it scans once more and then writes the last entries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -33,13 +33,14 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(15);
 /// The same while nothing changes: an idle agent must not keep a machine awake.
 const IDLE_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay of an extra scan after a new directory: its watch starts a little after its event, and
-/// files created in between cause none.
+/// files that are created in between cause no event.
 const NEW_DIRECTORY_SCAN_DELAY: Duration = Duration::from_secs(1);
 /// Events within this time are handled together.
 const EVENT_DEBOUNCE: Duration = Duration::from_millis(30);
 /// Delay between attempts during the final flush, which has a deadline of its own.
 const FINAL_RETRY_DELAY: Duration = Duration::from_millis(250);
-/// After this long without a change, the ledger on disk replaces the flusher in memory.
+/// After this long without a change, the flusher is unloaded from memory. The ledger on disk has
+/// its state.
 const UNLOAD_AFTER: Duration = Duration::from_secs(60);
 
 /// The result of a flush task.
@@ -72,7 +73,7 @@ pub struct Streamer {
     /// The callers that wait for the end of a running flush to hold its log.
     hold_replies: BTreeMap<LogName, oneshot::Sender<()>>,
     shutdown: Option<Shutdown>,
-    /// The skipped files that were logged once.
+    /// The skipped files that were logged already.
     logged_skips: BTreeSet<String>,
     log_cache: LogCache,
 }
@@ -306,7 +307,8 @@ impl Streamer {
             Ok(outcome) => self.flush_succeeded(&name, running, outcome),
             Err(error) => self.flush_failed(&name, running, &error),
         };
-        // After the callers have their reports: a hold discards what they are made of.
+        // This comes after the replies to the callers, because a hold discards the state that the
+        // replies contain.
         if let Some(action) = action {
             self.execute(&name, action);
         }
@@ -326,7 +328,7 @@ impl Streamer {
         tracked.status.durable_bytes = outcome.durable_bytes;
         tracked.fingerprint = outcome.fingerprint;
         if running.changed_meanwhile {
-            // The flush may have missed a new file, and only its path tells where to find it.
+            // The flush may have missed a new file, which the next one finds only by its path.
             tracked.paths.extend(outcome.files);
         } else {
             tracked.paths = outcome.files;
@@ -377,7 +379,8 @@ impl Streamer {
             message: error.to_string(),
         });
         let action = self.transition(name, FlushEvent::FlushFailed { retry_in });
-        // Callers wait for a retry; an error that no retry solves is their answer.
+        // After a retryable error, callers wait for the retry. They receive any other error at
+        // once.
         if !error.is_retryable() {
             self.reject_waiters(name, error);
         }
@@ -456,9 +459,9 @@ impl Streamer {
             reply,
         });
         if let Err(error) = self.request_flush_of_changed(|_| true) {
-            tracing::error!(%error, "final flush: the scan failed; flushing the known changes");
+            tracing::error!(%error, "the scan of the final flush failed; flushing the known changes");
         }
-        // Logs that are backing off, and partial lines, which are uploaded now.
+        // This includes logs that are backing off, and partial lines, which are uploaded now.
         let is_unfinished = |log: &TrackedLog| {
             log.state.unsaved_since().is_some() || log.status.partial_line_bytes > 0
         };
@@ -547,7 +550,7 @@ impl Streamer {
         };
         for (name, files) in found.logs {
             for file in files {
-                // Only new files: each file that is created changes the directory as well.
+                // Only new files are added, because creating a file also changes its directory.
                 if !self.tracked(&name).paths.contains(&file.path) {
                     self.file_changed(&name, file.path);
                 }

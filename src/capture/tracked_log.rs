@@ -85,7 +85,8 @@ impl TrackedLog {
         }
     }
 
-    /// Discards everything but the flush state: from now on only the ledger is right.
+    /// Discards everything but the flush state, because only the ledger is authoritative from now
+    /// on.
     pub(super) fn reset(&mut self, name: &LogName) {
         *self = TrackedLog {
             state: self.state,
@@ -151,9 +152,9 @@ pub struct StreamSummary {
     pub lag_sum_bytes: u64,
     /// The largest lag of one log in seconds.
     pub lag_max_seconds: f64,
-    /// The lag of all logs in seconds, added up.
+    /// The sum of the lag of all logs in seconds.
     pub lag_sum_seconds: f64,
-    /// File events are unreliable, and the directory is scanned instead.
+    /// Whether file events are unreliable, so that the directory is scanned instead.
     pub is_watch_degraded: bool,
 }
 

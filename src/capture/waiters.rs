@@ -27,7 +27,8 @@ impl Waiters {
         self.0.push(waiter);
     }
 
-    /// Removes the callers that have stopped waiting. During an outage their number would grow.
+    /// Removes the callers that have stopped waiting. Otherwise their number would grow during an
+    /// outage.
     pub(super) fn remove_closed(&mut self) {
         self.0.retain(|waiter| !waiter.reply.is_closed());
     }
@@ -38,7 +39,7 @@ impl Waiters {
         self.0.iter().any(needs_later)
     }
 
-    /// Notes that flush `number` of the log has finished.
+    /// Records that flush `number` of the log has finished.
     pub(super) fn flush_finished(&mut self, name: &LogName, number: u64) {
         for waiter in &mut self.0 {
             if waiter.pending.get(name).is_some_and(|n| *n <= number) {

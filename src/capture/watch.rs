@@ -15,7 +15,7 @@ use crate::agent::Profile;
 use crate::model::RelPath;
 use crate::sys::{Directory, Item, ItemKind};
 
-/// Maximum number of paths in the buffer. A scan is cheaper than more of them.
+/// Maximum number of paths in the buffer. Beyond this number, a scan is cheaper.
 const MAX_PATHS: usize = 4096;
 
 /// The changes that file events hint at.
@@ -72,7 +72,7 @@ impl EventBuffer {
 
 /// A source of file events.
 pub trait Watcher: Send {
-    /// Watches every directory that exists now. The error says why events are unreliable.
+    /// Watches every directory that exists now. The error is the reason why events are unreliable.
     fn refresh(&mut self) -> Result<(), String>;
 }
 

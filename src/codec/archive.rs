@@ -26,10 +26,11 @@ use crate::model::{
 /// The manifest's name in the tar.
 pub const MANIFEST: &str = ".sessiond-manifest.json";
 
-/// Maximum length of a manifest: some ten thousand files.
+/// Maximum length of a manifest: enough for tens of thousands of files.
 const MAX_MANIFEST_LEN: u64 = 16 << 20;
 
-/// Maximum size of all files in one archive. A session of months has some hundred megabytes.
+/// Maximum size of all files in one archive. A session that runs for months has several hundred
+/// megabytes.
 pub const MAX_BYTES: u64 = 64 << 30;
 
 /// The manifest of an archive file.
@@ -219,16 +220,16 @@ impl ArchiveSink for InMemoryFiles {
     }
 }
 
-/// Reads an archive, plain or as base64. On success every file was passed to `sink` and has its
-/// digest.
+/// Reads an archive, plain or as base64. On success, every file was passed to `sink` and its digest
+/// was verified.
 pub fn read(name: &str, input: impl Read, sink: &mut dyn ArchiveSink) -> Result<Manifest> {
     let mut gzip = BoundedGzip::new(name, input)?;
     gzip.set_limit(MAX_MANIFEST_LEN + 4 * BLOCK);
     read_tar(name, &mut gzip, sink)
 }
 
-/// Decompresses a gzip stream of at most `max` bytes, plain or as base64. It may or may not be an
-/// archive.
+/// Decompresses a gzip stream of at most `max` bytes, plain or as base64. The content does not have
+/// to be an archive.
 pub fn inflate(name: &str, input: impl Read, max: u64) -> Result<Vec<u8>> {
     let mut gzip = BoundedGzip::new(name, input)?;
     gzip.set_limit(max);

@@ -13,17 +13,17 @@ use super::version::{self, invalid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, EntryHeader, EntryKind, Part};
 
-/// Raw bytes at which a delta is closed. A backlog of any size is uploaded in entries of this size,
-/// which bounds the memory of writers and readers and lets a restore decompress in parallel.
+/// Raw bytes at which a delta is complete. A larger backlog is uploaded in several entries of this
+/// size. This bounds the memory of writers and readers, and lets a restore decompress in parallel.
 pub const TARGET_RAW_BYTES: u64 = 4 << 20;
 
 /// Maximum raw bytes of an entry. A side file is uploaded in one entry up to this size.
 pub const MAX_RAW_BYTES: u64 = 64 << 20;
 
-/// Maximum length of a header: a few thousand parts.
+/// Maximum length of a header: enough for a few thousand parts.
 pub(super) const MAX_HEADER_LEN: u64 = 16 << 20;
 
-/// Maximum compression ratio of deflate; a stream that declares more is not valid.
+/// Maximum compression ratio of deflate. A header that declares more bytes is invalid.
 const MAX_RATIO: u64 = 1032;
 
 /// Compression level of entries. Level 6 of zlib-rs has the ratio of flate2's default back end at
@@ -152,7 +152,7 @@ pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
         .map_err(|cause| invalid(format!("its gzip stream is damaged ({cause})")))?;
     if body.len() as u64 != declared {
         return Err(invalid(format!(
-            "its header declares {declared} bytes, and it has {}",
+            "its header declares {declared} bytes, but it has {}",
             if body.len() as u64 > declared {
                 "more"
             } else {

@@ -1,7 +1,8 @@
 //! Encoding and decoding of stored objects: entries, snapshots, metadata, archive files.
 //!
-//! Owns bytes ↔ values, format versions, and every bound on bytes that come from a store. Does not
-//! own keys or the meaning of an entry. `docs/reference/format.md` documents the formats.
+//! Owns the conversion between bytes and values, the format versions, and all limits on bytes from
+//! a store. Does not own keys or the meaning of an entry. `docs/reference/format.md` documents the
+//! formats.
 
 pub mod archive;
 pub mod entry;

@@ -1,6 +1,6 @@
 //! Reading and writing `tar.gz` files: the one implementation for snapshots and archive files.
 //!
-//! The reader bounds everything that a file declares. It replaces the reader of the `tar` crate,
+//! The reader limits every size that a file declares. It replaces the reader of the `tar` crate,
 //! which accepts names and attributes of any size.
 
 use std::io::{BufReader, Read, Write};

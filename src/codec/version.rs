@@ -1,4 +1,4 @@
-//! Format versions: one number per stored format, and one place that reads it.
+//! Format versions: one number per stored format, and the function that reads it.
 //!
 //! Every decoder reads the version first and dispatches on it. A version that this build does not
 //! know is [`ErrorKind::NewerFormat`](crate::error::ErrorKind::NewerFormat), never damage.

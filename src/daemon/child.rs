@@ -82,7 +82,7 @@ impl Child {
         if let Some(named) = Signal::from_named_raw(signal.number)
             && let Err(error) = kill_process(self.pid, named)
         {
-            tracing::warn!(%error, signal = signal.number, "cannot forward a signal to the agent");
+            tracing::warn!(%error, signal = signal.number, "forwarding a signal to the agent failed");
         }
     }
 

@@ -9,8 +9,8 @@ use crate::log::Logs;
 use crate::sys::{Backoff, Counters, Operation};
 use crate::upkeep::compact::compact;
 
-/// Compacts the queued logs forever; drop the future to stop. A compaction that fails slows down
-/// readers and does nothing else.
+/// Compacts the queued logs forever; drop the future to stop. The only effect of a failed
+/// compaction is slower reads.
 pub async fn run(queue: Arc<CompactionQueue>, counters: Arc<Counters>, logs: Logs) {
     let mut backoff = Backoff::new(logs.rng.clone());
     loop {

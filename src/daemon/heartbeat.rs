@@ -1,5 +1,5 @@
 //! The heartbeat: a request to a monitoring URL at a fixed interval, sent only while everything is
-//! durable. The monitoring service raises an alarm when the requests stop, whatever the reason.
+//! durable. The monitoring service raises an alarm when the requests stop for any reason.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The indexer: sends each entry to the index, and catches up after an outage. Nothing waits for
+//! The indexer: sends each entry to the index, and catches up after an outage. No flush waits for
 //! it.
 
 use std::sync::Arc;

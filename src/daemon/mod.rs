@@ -1,5 +1,5 @@
 //! The long-running process next to the agent: the streaming service and its background tasks, the
-//! agent as a child process, the control socket, and what operators see of them.
+//! agent as a child process, the control socket, probes, metrics and traces.
 
 pub mod child;
 pub mod compactor;

@@ -43,7 +43,8 @@ const DATABASE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Pause after the agent's database could not be read.
 const DATABASE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// The polling pauses for this many times as long as a poll took: at most 5% of one core.
+/// The pause between polls is at least this many times the duration of a poll: at most 5% of one
+/// core.
 const DATABASE_PAUSE_FACTOR: u32 = 20;
 
 /// The options of the streaming service.
@@ -302,7 +303,7 @@ fn start_tasks(
 /// Sends a state to systemd, if it started this process (`$NOTIFY_SOCKET`).
 fn notify_service_manager(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "cannot notify the service manager");
+        tracing::warn!(%error, "notifying the service manager failed");
     }
 }
 

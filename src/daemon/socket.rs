@@ -1,6 +1,6 @@
 //! The control socket: one line of JSON per request and per response, for the same user only.
 //!
-//! Owns the socket file and the protocol. Does not own how a request is carried out.
+//! Owns the socket file and the protocol. Does not own the execution of requests.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -115,8 +115,8 @@ pub fn path(root: &Path) -> PathBuf {
     state_dir(root).join("socket")
 }
 
-/// The address of a control socket. A path that is too long for a socket address is reached through
-/// an open directory instead.
+/// The address of a control socket. If the path is too long for a socket address, the address goes
+/// through an open directory instead.
 struct SocketAddress {
     path: PathBuf,
     _directory: Option<std::fs::File>,

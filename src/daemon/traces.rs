@@ -1,8 +1,8 @@
 //! Traces of flushes and restores: `tracing` spans with the target `traced`, exported in batches to
 //! a collector over OTLP/HTTP with JSON.
 //!
-//! Owns the bounded queue of spans and its export. Nothing waits for the collector: spans that it
-//! does not accept are dropped. Does not own the encoding of a span (`otlp`).
+//! Owns the bounded queue of spans and its export. No operation waits for the collector: spans that
+//! it does not accept are dropped. Does not own the encoding of a span (`otlp`).
 
 mod otlp;
 
@@ -44,8 +44,8 @@ pub struct TraceSettings {
     pub environment: Environment,
 }
 
-/// The variables of OpenTelemetry. They may be set for the agent only, so an unusable value is not
-/// an error.
+/// The environment variables of OpenTelemetry. They may be set for the agent only, so an unusable
+/// value is not an error.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     /// `OTEL_EXPORTER_OTLP_ENDPOINT`.

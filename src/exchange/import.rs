@@ -1,9 +1,9 @@
-//! Import: turns an archive file into a log, a claim and deltas, by the same rules as any other
-//! writer.
+//! Import: writes an archive file as a log of a claim and deltas, with the same rules as for any
+//! other writer.
 //!
 //! The archive is unpacked and verified before the first object is written. The writer ID of an
-//! import starts with a fingerprint of the archive; so the next import of the same archive
-//! continues one that was interrupted.
+//! import starts with a fingerprint of the archive, so that the next import of the same archive can
+//! continue an interrupted one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -178,7 +178,7 @@ pub async fn import(
         {
             if !dry_run {
                 let imported = manifest.metadata();
-                // Metadata in the store take precedence.
+                // Metadata in the store takes precedence.
                 logs.update_metadata(&id, |current| {
                     Ok(SessionMetadata {
                         closed: current.closed,
@@ -245,7 +245,7 @@ impl EntrySink for ExistingLog {
 }
 
 impl Importer<'_> {
-    /// Returns false if another writer was faster.
+    /// Returns false if another writer appended first.
     async fn attempt(&self, report: &mut ImportReport) -> Result<bool> {
         let read = self
             .logs
@@ -363,8 +363,8 @@ impl Importer<'_> {
                 &self.archive.staged[number],
                 stored.files.get(&member.path),
             )?;
-            // The entry of a transcript decides which of several is current; each gets an entry of
-            // its own.
+            // The entry of a transcript determines which of several transcripts is current, so each
+            // gets its own entry.
             if builder
                 .delta
                 .parts

@@ -1,7 +1,8 @@
 //! Export and import of sessions as archive files.
 //!
-//! Owns the content of an archive, and how an archive becomes a log. Does not own the format
-//! (`codec/archive.rs`) or restoring files (`restore`). It never accesses the agent's directory.
+//! Owns the content of an archive, and the conversion of an archive to a log. Does not own the
+//! format (`codec/archive.rs`) or restoring files (`restore`). It never accesses the agent's
+//! directory.
 
 pub mod import;
 

@@ -210,8 +210,8 @@ pub struct StatsRow {
 /// An index that knows the messages of each session.
 ///
 /// # Contract
-/// As for [`Index`]. No result is larger than its limit, and every page costs the same, however far
-/// it is from the first.
+/// As for [`Index`]. No result is larger than its limit, and every page has the same cost,
+/// regardless of its position.
 #[async_trait]
 pub trait Catalog: Index {
     /// Returns one page of the messages of a session, in conversation order.

@@ -56,7 +56,7 @@ pub trait SessionDatabase: Send + Sync {
     /// The state of the database files; none if there is no database.
     fn stamp(&self) -> Option<DatabaseStamp>;
 
-    /// Whether the agent is creating the database. A reader would disturb it.
+    /// Whether the agent is creating the database. A reader would make that fail.
     fn is_being_created(&self) -> bool;
 
     /// Starts a read transaction.

@@ -1,6 +1,6 @@
 //! The lines of a mirrored session: one per version of a row, and one for the schema.
 //!
-//! A changed row is written again, and its last line counts. A deleted row is written as null.
+//! A changed row is written again, and its last line is current. A deleted row is written as null.
 
 use std::collections::{BTreeMap, BTreeSet};
 

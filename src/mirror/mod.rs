@@ -146,7 +146,7 @@ impl Mirror {
         if mode == UpdateMode::IfChanged && state.stamp.as_ref() == Some(&stamp) {
             return Ok(());
         }
-        // The end of its creation changes the database again.
+        // When its creation ends, the database changes again.
         if self.database.is_being_created() {
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Mirror {
             };
             match updated {
                 Ok(mirrored) => drop(state.mirrored.insert(id.clone(), mirrored)),
-                // One session that fails does not stop the others.
+                // A failure of one session does not stop the others.
                 Err(error) => failure = Some(error),
             }
         }

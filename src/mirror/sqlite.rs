@@ -307,7 +307,7 @@ async fn sessions(
         .map(Some)
 }
 
-/// An SQL expression for a row as JSON. SQLite makes the same text of the same row.
+/// An SQL expression for a row as JSON. SQLite produces the same text for the same row.
 fn row_as_json(table: &str, columns: &[String]) -> String {
     let pairs: Vec<String> = columns
         .iter()

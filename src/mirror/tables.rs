@@ -1,7 +1,7 @@
 //! The tables of OpenCode's database that sessiond reads.
 //!
-//! Only the tables that are named here are read, so that accounts, credentials and the secrets of
-//! shared sessions never are.
+//! sessiond reads only these tables, and therefore never accounts, credentials or the secrets of
+//! shared sessions.
 
 /// The tables of a session, each with the column that has the session ID. The order is that of the
 /// lines: a session before its messages, and those before their parts.
@@ -21,7 +21,7 @@ pub const PROJECT: &str = "project";
 /// The index of the project table, after the tables of a session.
 pub const PROJECT_INDEX: usize = TABLES.len();
 
-/// The tables with the applied migrations. OpenCode runs the others.
+/// The tables with the applied migrations. OpenCode runs the migrations that are missing there.
 pub const MIGRATIONS: [&str; 2] = ["migration", "data_migration"];
 
 /// The index of a table.

@@ -18,7 +18,8 @@ pub const MAX_CHECKPOINTS: usize = 100;
 /// that holds its last byte, so that it is exactly as durable as the bytes it refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Counts the checkpoints of a session, rewound ones included. 0 if it has only a name.
+    /// The number of the checkpoint in its session, rewound ones included. 0 for a checkpoint that
+    /// has only a name.
     pub number: u64,
     /// The entry that holds it; none within that entry itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +91,7 @@ pub struct TurnTracker {
     /// Whether a prompt followed the last complete turn.
     #[serde(default)]
     has_prompt: bool,
-    /// When the last turn ended, by the latest of all clocks.
+    /// The latest time at which a turn ended, by the clocks of all machines.
     pub turn_ended_at: Option<Timestamp>,
     /// Length of the transcripts at the end of that turn. With the message below it
     /// distinguishes a new turn from one that is read again because its file was rewritten.
@@ -173,8 +174,8 @@ impl TurnTracker {
         made
     }
 
-    /// Whether the event was applied before. An event after the last end of a turn is new, whatever
-    /// its time. In a transcript that was rewritten or renamed, its time decides.
+    /// Whether the event was applied before. An event after the last end of a turn is new,
+    /// regardless of its time. In a transcript that was rewritten or renamed, its time decides.
     fn is_counted(&self, event: &TurnEvent) -> bool {
         let is_after_turn_end = self
             .turn_end_lengths

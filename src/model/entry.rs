@@ -118,7 +118,7 @@ impl EntryHeader {
         self.prev_seq.unwrap_or(self.seq.saturating_sub(1))
     }
 
-    /// Whether nothing before this entry counts: it is a purge, or the first claim after one.
+    /// Whether the log starts over with this entry: it is a purge, or the first claim after one.
     pub fn resets_log(&self) -> bool {
         self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.prev_seq == Some(0)
     }

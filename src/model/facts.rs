@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Facts about a session. A field that is none is unknown, and changes nothing that is known.
+/// Facts about a session. A field that is none is unknown; an update keeps the known value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionFacts {
     /// The agent's name for the project of the session.

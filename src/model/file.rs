@@ -60,7 +60,7 @@ impl FromStr for RelPath {
         for component in text.split('/') {
             match component {
                 "" => return invalid("it is absolute, or a component is empty"),
-                "." | ".." => return invalid("it leaves its directory"),
+                "." | ".." => return invalid("\".\" and \"..\" are not allowed"),
                 _ if component.len() > 255 => {
                     return invalid("a component is longer than 255 bytes");
                 }
@@ -119,7 +119,7 @@ pub struct FileStat {
 }
 
 impl FileStat {
-    /// Whether both are the same file, whatever its name and content.
+    /// Whether both are the same file, regardless of name and content.
     pub fn is_same_file(&self, other: &FileStat) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }

@@ -134,7 +134,7 @@ fn escape(name: &str) -> String {
 pub enum LogName {
     /// A session has one writer at a time.
     Session(SessionId),
-    /// Any writer may append to a project; per file the last one wins.
+    /// Any writer may append to a project; the last writer of a file wins.
     Project(ProjectId),
 }
 
@@ -147,7 +147,7 @@ impl LogName {
         }
     }
 
-    /// The log in words: `session 3f2a`.
+    /// A description of the log, such as `session 3f2a`.
     pub fn description(&self) -> String {
         match self {
             LogName::Session(id) => format!("session {id}"),

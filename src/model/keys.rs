@@ -1,4 +1,4 @@
-//! The only file that spells object keys. `docs/reference/format.md` describes them for people.
+//! The only file that builds and parses object keys. `docs/reference/format.md` documents them.
 
 use crate::error::{Error, Result};
 use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId};

@@ -57,8 +57,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Whether a model can have used that many. Implausible usage counts as unknown, so that it
-    /// does not distort the sums.
+    /// Whether the counts are plausible. Implausible usage counts as unknown, so that it does not
+    /// distort totals.
     pub fn is_plausible(&self) -> bool {
         [self.input, self.output, self.cache_read, self.cache_write]
             .iter()

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Maximum number of labels per session: every listing returns them.
+/// Maximum number of labels per session. It is low, because every listing returns all labels.
 pub const MAX_LABELS: usize = 64;
 /// Maximum length of a label's name, in bytes.
 const MAX_NAME_LEN: usize = 128;
@@ -121,7 +121,7 @@ impl SessionMetadata {
     pub fn validate(&self) -> Result<()> {
         if self.labels.len() > MAX_LABELS {
             return Err(Error::usage(format!(
-                "too many labels: {}, and a session has at most {MAX_LABELS}",
+                "too many labels: {}, but the maximum is {MAX_LABELS}",
                 self.labels.len()
             )));
         }
@@ -143,8 +143,8 @@ impl SessionMetadata {
         }
     }
 
-    /// These metadata with the fields that `changes` sets; labels are added. The closed status
-    /// stays.
+    /// This metadata with the fields that `changes` sets; labels are added. The closed status does
+    /// not change.
     #[must_use]
     pub fn updated_with(&self, changes: &SessionMetadata) -> SessionMetadata {
         let mut updated = self.clone();

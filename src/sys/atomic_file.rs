@@ -1,7 +1,7 @@
 //! Atomic replacement of a file: write a temporary file next to it, sync, rename, sync the
 //! directory.
 //!
-//! A reader, and a crash, see either the old file or the new one.
+//! Readers see either the old or the new file, also after a crash.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -27,8 +27,8 @@ impl AtomicFile {
         AtomicFile::with_suffix(path, &format!("{}.new", std::process::id()))
     }
 
-    /// The same with a fixed name for the temporary file, for directories that one process owns:
-    /// the next write reuses what a crash left.
+    /// The same with a fixed name for the temporary file, for directories that only one process
+    /// uses: the next write reuses a file that a crash left.
     pub(super) fn with_suffix(path: &Path, suffix: &str) -> io::Result<AtomicFile> {
         let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
         let temporary = path.with_file_name(format!(".{}.{suffix}", name.to_string_lossy()));
@@ -60,7 +60,7 @@ impl AtomicFile {
         sync_parent(&path)
     }
 
-    /// Replaces the file. After a power failure the old or the new version is there.
+    /// Replaces the file. After a power failure, either the old or the new version exists.
     pub(super) fn rename(mut self) -> io::Result<()> {
         std::fs::rename(&self.temporary, &self.path)?;
         self.is_committed = true;

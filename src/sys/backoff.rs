@@ -1,4 +1,4 @@
-//! Exponential backoff with jitter, so that many processes do not retry in step.
+//! Exponential backoff with jitter, so that many processes do not retry at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +31,8 @@ impl Backoff {
         delay
     }
 
-    /// The delay after a failure that follows `failures` others: between a half and the whole of a
-    /// step that doubles with each failure.
+    /// The delay after a failure that follows `failures` others: between half a step and a whole
+    /// step. The step doubles with each failure.
     pub fn delay(failures: u32, random: u64) -> Duration {
         let step = FIRST_STEP
             .saturating_mul(1 << failures.min(10))
@@ -42,8 +42,7 @@ impl Backoff {
     }
 
     /// Waits before the next attempt after `error`. Returns the error if it is not retryable, or if
-    /// it ended the last of `max_attempts`. The one retry rule of reads, claims and other writes
-    /// that recognize their own earlier success.
+    /// `max_attempts` were made. Reads, claims and other idempotent writes share this rule.
     pub async fn wait(&mut self, error: Error, max_attempts: u32) -> Result<()> {
         if !error.is_retryable() || self.failures + 1 >= max_attempts {
             return Err(error);

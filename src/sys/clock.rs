@@ -1,4 +1,4 @@
-//! Wall-clock time and randomness. Timers are those of tokio, which the simulation controls.
+//! Wall-clock time and randomness. Timers come from tokio, which the simulation controls.
 
 use std::sync::Arc;
 

@@ -14,8 +14,8 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::error::ErrorKind;
 
-/// Upper bounds of the flush duration histogram, in seconds. A local directory needs the first; a
-/// distant bucket with a large backlog needs the last.
+/// Upper bounds of the flush duration histogram, in seconds. The smallest is for a local directory,
+/// the largest for a distant bucket and a large backlog.
 const FLUSH_DURATION_BUCKETS: [f64; 11] =
     [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -115,7 +115,7 @@ impl Default for Counters {
     fn default() -> Self {
         let errors = Family::default();
         let heartbeats = Family::default();
-        // Every series exists from the start: a rate needs a first value of 0.
+        // Every series exists from the start, because a rate needs an initial value of 0.
         for operation in Operation::ALL {
             for kind in ErrorKind::ALL {
                 drop(errors.get_or_create(&error_labels(operation, kind)));
@@ -172,7 +172,7 @@ impl Counters {
         self.compacted_stored_bytes.inc_by(stored_bytes);
     }
 
-    /// Notes that the index accepted an update.
+    /// Records that the index accepted an update.
     pub fn record_index_update(&self, now: Timestamp) {
         self.index_last_success.set(unix_seconds(now));
     }
@@ -206,7 +206,7 @@ fn error_labels(operation: Operation, kind: ErrorKind) -> Labels<2> {
     [("operation", operation.as_str()), ("kind", kind.as_str())]
 }
 
-/// A time as Prometheus reads it: seconds since 1970.
+/// A time in the form that Prometheus expects: seconds since 1970.
 pub(crate) fn unix_seconds(at: Timestamp) -> f64 {
     at.as_microsecond() as f64 / 1e6
 }

@@ -1,5 +1,5 @@
-//! The interface to the agent's directory: every access of capture, restore and the ledger to local
-//! files.
+//! The interface to the agent's directory. Capture, restore and the ledger access local files only
+//! through it.
 //!
 //! The simulation implements it in memory.
 
@@ -16,7 +16,7 @@ pub enum ItemKind {
     Directory,
     /// A symbolic link; never followed.
     Link,
-    /// An item whose name is not UTF-8, which an entry cannot hold.
+    /// An item whose name is not UTF-8. It cannot be stored.
     InvalidName,
     /// A socket, pipe or device.
     Other,
@@ -51,7 +51,7 @@ pub struct Meta {
     pub owner: Option<Owner>,
 }
 
-/// A file that is open for reading. It stays the same file when another one takes its name.
+/// A file that is open for reading. It stays the same file if another file replaces it at its path.
 pub trait OpenFile: Send {
     /// Its current attributes.
     fn stat(&self) -> io::Result<FileStat>;
@@ -77,8 +77,8 @@ pub trait Directory: Send + Sync + 'static {
     /// Replaces a small file, which only its owner can read. With `durable` it survives a power
     /// failure.
     fn replace(&self, path: &RelPath, bytes: &[u8], durable: bool) -> io::Result<()>;
-    /// Truncates a file of sessiond at `offset` and appends `bytes`. Creates it if it is missing,
-    /// readable by its owner only.
+    /// Truncates a file that sessiond owns at `offset` and appends `bytes`. Creates it if it is
+    /// missing, readable by its owner only.
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Sets the attributes of a file, then makes it durable.
     fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()>;

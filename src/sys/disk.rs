@@ -124,8 +124,8 @@ fn create_directory_all(directory: &Path, owner: Option<Owner>) -> io::Result<()
     create_directory(directory, owner)
 }
 
-/// Renames onto another filesystem, because a directory of the agent may be a mount of its own:
-/// copies the file next to the target, then renames the copy.
+/// Renames a file to another filesystem: copies it next to the target, then renames the copy. A
+/// directory of the agent may be a separate mount.
 fn rename_across_filesystems(from: &Path, target: &Path) -> io::Result<()> {
     let found = fs::metadata(from)?;
     let mut copy = AtomicFile::with_suffix(target, "new")?;
@@ -268,7 +268,8 @@ impl Directory for Disk {
             .write(true)
             .custom_flags(no_follow())
             .open(self.path(path))?;
-        // Without set-uid and the like: modes come from the store.
+        // Without the set-uid, set-gid and sticky bits, because modes come from the store, which is
+        // not trusted.
         file.set_permissions(fs::Permissions::from_mode(meta.mode & 0o777))?;
         if let Some(owner) = meta.owner {
             std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;

@@ -1,6 +1,6 @@
 //! The interfaces to the machine: time, randomness, files, locks, backoff, and requests to
-//! monitoring servers. The simulation replaces time, randomness and files. Also the counters and
-//! the progress.
+//! monitoring servers. The simulation replaces time, randomness and files. Also contains the
+//! counters and the progress of the process.
 
 pub mod atomic_file;
 pub mod backoff;

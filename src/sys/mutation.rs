@@ -1,13 +1,13 @@
-//! Mutations: deliberate mistakes that prove that the simulation detects them.
+//! Mutations: deliberate bugs, to prove that the simulation detects them.
 //!
 //! Owns the list of mutations. Each one is checked at exactly one place of the crate, where
-//! [`is_active`] replaces the correct behavior by a wrong one. In a build without debug assertions
-//! `is_active` is the constant `false`, so that a release contains no trace of the mistakes.
+//! [`is_active`] replaces the correct behavior with a wrong one. In a build without debug
+//! assertions `is_active` is the constant `false`, so that a release contains none of the bugs.
 //!
 //! `tests/sim/mutations.rs` activates each mutation in a process of its own and requires that some
 //! seed fails.
 
-/// A deliberate mistake.
+/// A deliberate bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mutation {
@@ -83,8 +83,8 @@ mod state {
 
     use super::Mutation;
 
-    /// The active mutation as a number; 0 for none. Work may move between threads, so it applies to
-    /// the whole process.
+    /// The active mutation as a number; 0 for none. It applies to the whole process, because tasks
+    /// may move between threads.
     static ACTIVE: AtomicU8 = AtomicU8::new(0);
 
     /// Activates a mutation for the rest of the process.

@@ -1,6 +1,7 @@
 //! HTTP requests to monitoring endpoints: a heartbeat URL or a trace collector.
 //!
-//! Owns TLS, time-outs and which part of a URL may be logged. Does not own what is sent.
+//! Owns TLS, timeouts and the decision which part of a URL may be logged. Does not own the content
+//! of requests.
 
 use std::fmt;
 use std::path::Path;
@@ -19,7 +20,7 @@ use url::Url;
 
 use crate::error::{Error, Result};
 
-/// Time limit for a request. Nothing waits for it.
+/// Timeout of a request. No other operation waits for one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server that receives requests. Its path and query may contain a secret, so they are never
@@ -53,7 +54,7 @@ impl OutboundEndpoint {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(invalid("a user name and password are not supported"));
         }
-        // Without TLS, the hundred-odd system certificates need not be in memory.
+        // Without TLS, there is no need to load the system's certificates.
         let context = if url.scheme() == "https" {
             tls_context(TrustStore::default(), ca_file).await?
         } else {
@@ -122,7 +123,7 @@ impl OutboundEndpoint {
         let is_prepared =
             request.set_method(method).is_ok() && request.set_uri(self.url.as_str()).is_ok();
         if !is_prepared {
-            return Err(Error::usage("the URL is not a valid request target"));
+            return Err(Error::usage("the URL is not a valid HTTP request target"));
         }
         request.headers_mut().insert(
             "user-agent",

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 enum Target {
     /// A regular file, which is created or replaced atomically.
     File(PathBuf),
-    /// A device or pipe, which is written to.
+    /// A device or pipe, which is opened for writing.
     Stream(File),
 }
 
@@ -50,7 +50,7 @@ pub fn write_file<T>(
 fn target(path: &Path) -> std::io::Result<Target> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Target::File),
-        // The attempt to write reports what is wrong.
+        // The write reports the error.
         Ok(found) if found.is_dir() => Ok(Target::File(path.to_owned())),
         Ok(_) => OpenOptions::new()
             .write(true)

@@ -32,7 +32,7 @@ impl Drop for ScratchDirectory {
         if let Err(cause) = std::fs::remove_dir_all(root)
             && cause.kind() != ErrorKind::NotFound
         {
-            tracing::warn!(%cause, path = %root.display(), "cannot remove the scratch directory");
+            tracing::warn!(%cause, path = %root.display(), "removing the scratch directory failed");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Decides what garbage collection does with a log. Pure.
+//! The decision which steps of garbage collection are due for a log. Pure.
 //!
-//! Ages are measured by the store's clock alone, so that no machine's clock can cause an early
-//! deletion.
+//! All ages are measured by the store's clock, so that a wrong clock of a machine cannot cause an
+//! early deletion.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub struct RetentionPolicy {
     pub grace: Duration,
 }
 
-/// The purge entry is deleted after this many grace periods. Until then its number prevents a
-/// suspended writer from starting over at entry 1 next to another writer.
+/// The purge entry is deleted after this many grace periods. Until then, it prevents a suspended
+/// writer from creating entry 1 again next to another writer.
 const PURGE_ENTRY_GRACE_PERIODS: u32 = 7;
 
 /// The objects of a log.
@@ -36,7 +36,7 @@ pub struct LogListing {
     pub branches: Vec<(WriterId, Vec<Segment>)>,
     /// The entries that must stay reachable: named checkpoints and the origins of forks.
     pub pinned: Vec<Seq>,
-    /// Whether a fork needs the log. It then stays even if the session was removed.
+    /// Whether a fork needs the log. If so, the log is kept even if the session was removed.
     pub has_forks: bool,
 }
 
@@ -51,7 +51,7 @@ pub enum GcStep {
     Expire,
     /// Delete the session permanently, because its grace period has passed.
     Purge,
-    /// Delete the remaining objects of a purged session but the purge entry.
+    /// Delete the remaining objects of a purged session, except the purge entry.
     DeletePurged,
     /// Delete the purge entry.
     DeletePurgeEntry,
@@ -79,8 +79,8 @@ impl LogListing {
             .iter()
             .filter(|segment| segment.kind == SegmentKind::Entry);
         let branches = self.branches.iter().flat_map(|(_, segments)| segments);
-        // If no entries are left, the compacted segments are at least as new as their last entry
-        // was.
+        // If no entries are left, the compacted segments are used: they are at least as new as
+        // their last entry.
         entries
             .chain(branches)
             .map(|segment| segment.modified)
@@ -177,7 +177,7 @@ fn covered_segments(
         .map(|segment| segment.first_seq)
         .min()
         .map_or(head(segments), |first| first - 1);
-    // A branch continues the entry before its first one, which must stay restorable.
+    // A branch continues from an entry of the main log, which must stay restorable.
     let branch_points = listing
         .branches
         .iter()
@@ -196,8 +196,8 @@ fn covered_segments(
             &BTreeSet::new(),
         ));
     }
-    // The segments that a restore reads stay. Only these count as covering others, so that no two
-    // segments can be deleted because of each other.
+    // The segments that a restore reads are kept. Only these count as covering others, so that two
+    // segments cannot both be deleted because each covers the other.
     let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
     kept.extend(&read);
     let covers = |segment: &Segment, other: &Segment| {
@@ -212,7 +212,7 @@ fn covered_segments(
         .filter(|other| !kept.contains(other) && read.iter().any(|segment| covers(segment, other)))
         .copied()
         .collect();
-    // Oldest first: a reader that finds an entry also finds all entries after it.
+    // Deleted oldest first, so that a reader that finds an entry also finds all later entries.
     covered.sort_by_key(|segment| (segment.last_seq, segment.first_seq));
     covered
 }

@@ -1,7 +1,7 @@
 //! Compaction: merges ranges of entries, so that a restore reads few objects.
 //!
-//! Owns which segments are merged. Deletes nothing (`gc`): a merge is an additional object, so it
-//! can be written at any time, by any process, twice, or not at all.
+//! Owns which segments are merged. Does not own deletion (`gc`): a merge is an additional object,
+//! so any process may write it at any time, more than once, or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,14 +29,14 @@ const MAX_MERGED_RAW_BYTES: u64 = 16 << 20;
 /// The first segment of a session is not merged while it is this many times larger than the others.
 const LARGE_START_FACTOR: u64 = 4;
 
-/// Number of concurrent reads: flushes have priority.
+/// Number of concurrent reads. It is low, because flushes have priority.
 const CONCURRENT_READS: usize = 2;
 
-/// Number of concurrent reads of small objects while compaction lags behind: a read from a distant
-/// store takes as long as the agent takes to write three entries.
+/// Number of concurrent reads of small objects while compaction lags behind: during one read from a
+/// distant store, the agent may write three entries.
 const CONCURRENT_READS_LAGGING: usize = 6;
 
-/// Maximum size of a small object: several of them fit into memory.
+/// Maximum size of a small object, of which several are in memory at the same time.
 const SMALL_OBJECT: u64 = 64 << 10;
 
 /// The segments that were written.
@@ -144,7 +144,7 @@ pub async fn merge_small_segments(
                 .with_context(|| format!("merge the small segments of {id}"))
             {
                 Ok(more) => written.add(more),
-                // They stay readable one by one.
+                // The segments stay readable without the merge.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(%error, "small segments stay unmerged")
                 }
@@ -163,8 +163,8 @@ async fn merge_segments(
     from: Seq,
     to: Seq,
 ) -> Result<CompactionOutcome> {
-    // Only the segments that a restore reads. One that starts before the range and reaches into it
-    // is left out: a merge that overlaps it could not be read after it.
+    // Only the segments that a restore reads. A segment that starts before the range and overlaps
+    // it is left out: no reader could use a merge that overlaps it.
     let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
     let is_lagging = read.len() as u64 > 2 * schedule::SLOTS;
     let selected: Vec<Segment> = read
@@ -218,7 +218,7 @@ async fn merge_segments(
             builder.protections.insert(segment.last_seq, protection);
             entry
         });
-        // Entries after the range are read until it is certain which entries belong to it.
+        // Entries after the range are read too, until all entries of the range are confirmed.
         match chain.push(segment.last_seq, read)? {
             Some(entry) if entry.header.seq > to => return builder.finish().await,
             Some(entry) => builder.push(&entry).await?,
@@ -288,7 +288,7 @@ impl SegmentBuilder<'_> {
         } else {
             keys::merge(self.id, from, seq)
         };
-        // The readers of the replaced segments stay its readers.
+        // The merge keeps the recipients of the segments that it replaces.
         let policy = self.logs.store.policy();
         let encryption = policy
             .for_compacted(replaced)

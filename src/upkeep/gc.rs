@@ -1,8 +1,9 @@
 //! Garbage collection of one log.
 //!
-//! It is safe next to writers, restores and other collectors, and if it is killed at any step:
-//! covered segments can be deleted at any time, and a session is deleted only after a purge entry
-//! in its own log, which fences its writers. What is deleted is decided in `collect.rs`.
+//! Garbage collection may run at the same time as writers, restores and other collectors, and may
+//! be killed at any step. Covered segments can be deleted at any time. A session is deleted only
+//! after a purge entry in its own log, which fences its writers. `collect.rs` decides what to
+//! delete.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +31,7 @@ use crate::sys::mutation::{Mutation, is_active};
 /// Size below which the segments of an idle session are merged.
 const SMALL_SEGMENT: u64 = 16 << 10;
 
-/// What was done with one log, or would be.
+/// The steps that were carried out for one log, or that a dry run would carry out.
 #[derive(Debug, Clone, Default, Serialize, PartialEq, Eq)]
 pub struct CollectReport {
     /// The session, or `@` and the project.
@@ -43,12 +44,13 @@ pub struct CollectReport {
     pub bytes: u64,
 }
 
-/// The store's own time: the modification time of an object that is written for this purpose.
+/// The current time of the store's clock: the modification time of an object that is written for
+/// this purpose.
 pub async fn store_time(logs: &Logs) -> Result<Timestamp> {
     let key = keys::gc_clock(&format!("{:016x}", logs.rng.next()));
     read_store_time(logs, &key)
         .await
-        .context("read the store's time")
+        .context("read the clock of the store")
 }
 
 async fn read_store_time(logs: &Logs, key: &str) -> Result<Timestamp> {
@@ -57,7 +59,7 @@ async fn read_store_time(logs: &Logs, key: &str) -> Result<Timestamp> {
     logs.store.delete(key).await?;
     match objects.iter().find(|object| object.key == key) {
         None => Err(Error::unavailable(
-            "the store does not list an object that was just written",
+            "the listing does not include an object that was just written",
         )),
         Some(object) if object.modified == Timestamp::MAX => {
             Err(Error::usage("the store does not report modification times"))
@@ -168,7 +170,7 @@ impl LogCollector<'_> {
         for pin in self.pins().await? {
             listing.has_forks |= pin.outlives_session();
             listing.pinned.extend(pin.seq());
-            // A pin that cannot be read may be of any entry.
+            // An unreadable pin may refer to any entry.
             if matches!(pin, Pin::Unknown(_)) {
                 let all = listing.segments.iter().map(|segment| segment.last_seq);
                 listing.pinned.extend(all);
@@ -200,7 +202,7 @@ impl LogCollector<'_> {
     async fn is_purged(&self, id: &LogId) -> Result<bool> {
         let segments = self.logs.list_segments(id).await?;
         let Some(newest) = newest_segment(&segments) else {
-            // The fork may be about to start: its pin is written first.
+            // The fork may be in progress, because its pin is written first.
             return Ok(false);
         };
         let entry = self.logs.read_segment(id, newest, None).await?;
@@ -214,7 +216,7 @@ impl LogCollector<'_> {
         };
         match self.logs.read_segment(self.id, newest, None).await {
             Ok(entry) => Ok(entry.map_or(EntryKind::Delta, |entry| entry.header.kind)),
-            // A damaged log was not removed.
+            // A damaged log counts as not removed.
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(EntryKind::Delta),
             Err(error) => Err(error),
         }
@@ -242,7 +244,8 @@ impl LogCollector<'_> {
                 self.delete_purged(listing, metadata_versions, Some(head))
                     .await
             }
-            // Metadata goes first: without the purge entry, no collector would find it.
+            // Metadata is deleted first: after the purge entry is deleted, no collector would find
+            // it.
             GcStep::DeletePurgeEntry => {
                 let entry = listing
                     .segments
@@ -291,13 +294,12 @@ impl LogCollector<'_> {
             None => read.redundant_damage.first().cloned(),
         };
         if let Some(damage) = damage {
-            return Err(Error::corrupt(format!(
-                "the remaining segments are damaged, so nothing was deleted: {damage}"
-            ))
-            .hint(format!(
-                "run \"sessiond verify {} --deep\" to see the damage",
-                self.id.name
-            )));
+            return Err(Error::corrupt(damage)
+                .context("verify the remaining segments")
+                .hint(format!(
+                    "run \"sessiond verify {} --deep\" to see the damage; nothing was deleted",
+                    self.id.name
+                )));
         }
         if read.seq < head(&listing.segments) {
             return Err(Error::corrupt(format!(
@@ -319,7 +321,7 @@ impl LogCollector<'_> {
             Some(entry.digest),
             self.logs.clock.now(),
         );
-        // If the session was undeleted in between, the purge entry loses the race.
+        // If the session was undeleted in the meantime, appending the purge entry fails.
         let purged = self
             .logs
             .append_marker(self.id, &mut log_writer, seq, EntryKind::Purge)
@@ -330,7 +332,7 @@ impl LogCollector<'_> {
         }
     }
 
-    /// Deletes all listed objects but the purge entry, oldest first.
+    /// Deletes all listed objects except the purge entry, oldest first.
     async fn delete_purged(
         &self,
         listing: &LogListing,

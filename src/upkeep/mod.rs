@@ -1,7 +1,7 @@
 //! Maintenance of stored sessions: compaction, garbage collection, removal, status, and the index.
 //!
-//! Owns what is merged and deleted, and how the index follows the store. Does not own when these
-//! run (`daemon`, `cli`).
+//! Owns the decisions what to merge and delete, and the update of the index from the store. Does
+//! not own when these operations run (`daemon`, `cli`).
 
 pub mod collect;
 pub mod compact;

@@ -1,4 +1,4 @@
-//! Reads logs from the store into the index: the entries that it lacks, or all of them.
+//! Updates the index from the store: records the entries that it lacks, or all entries.
 
 use std::collections::BTreeMap;
 
@@ -199,9 +199,9 @@ async fn update_metadata(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<(
                 .set_metadata(id, current.version, &current.metadata)
                 .await
         }
-        // The other rows are correct without it.
+        // The other rows do not depend on the metadata.
         Err(error) if error.kind() == ErrorKind::Corrupt => {
-            tracing::warn!(%error, %id, "the session's metadata is damaged and not indexed");
+            tracing::warn!(%error, %id, "the metadata of the session is damaged and was not indexed");
             Ok(())
         }
         Err(error) => Err(error),
@@ -254,7 +254,7 @@ async fn write_record(index: &dyn Index, record: &EntryRecord) -> Result<u64> {
         RecordOutcome::Recorded => Ok(1),
         RecordOutcome::AlreadyRecorded => Ok(0),
         RecordOutcome::Gap { head } => Err(Error::conflict(format!(
-            "the index has entry {head}, and the store continues with entry {}",
+            "the index ends with entry {head}, but the store continues with entry {}",
             record.header.seq
         ))),
     }

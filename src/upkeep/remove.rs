@@ -1,4 +1,5 @@
-//! Removes and undeletes a session by an entry in its log, which fences like any other entry.
+//! Removes and undeletes a session with an entry in its log, which fences other writers like any
+//! entry.
 
 use crate::error::Result;
 use crate::log::race::LostRaces;
@@ -25,7 +26,7 @@ pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
     }
 }
 
-/// Removes a session if its last entry is `head`, and it was not removed yet.
+/// Removes a session if its last entry is `head` and the session is not removed yet.
 pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
     let end = LogEnd::read(logs, id).await?;
     if end.head == head && end.state.removed.is_none() {
@@ -52,7 +53,7 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
     }
 }
 
-/// The end of a log, damaged or not, and a writer that can append to it.
+/// The end of a log, even if it is damaged, and a writer that can append to it.
 struct LogEnd {
     log_writer: LogWriter,
     state: LogState,

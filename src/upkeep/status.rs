@@ -1,4 +1,5 @@
-//! The status of a session, and how users change it: close, archive, reopen. Nothing is deleted.
+//! The status of a session and the commands that change it: close, archive, reopen. They delete
+//! nothing.
 //!
 //! The store is authoritative. A closed status applies until the session grows.
 

@@ -85,7 +85,7 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     }
     let log = std::fs::read_to_string(load.home.path().join("daemon.log")).unwrap();
     assert!(
-        refused >= 10 && log.contains("the ledger was not saved"),
+        refused >= 10 && log.contains("saving the ledger failed"),
         "the disk was never full: {refused}"
     );
     disk.resize(16 << 10);

@@ -95,8 +95,8 @@ impl HookEvent {
     }
 }
 
-/// Whether a message is the last one of the agent in the end of a transcript. `tail` may start
-/// within a line.
+/// Whether a message is the last message of the agent in a transcript. `tail` is the end of the
+/// transcript and may start within a line.
 pub fn ends_with_message(tail: &[u8], message: &str) -> bool {
     let mut texts: Vec<String> = Vec::new();
     let mut response_id = None;
@@ -113,7 +113,7 @@ pub fn ends_with_message(tail: &[u8], message: &str) -> bool {
             .any(|block| matches!(block, Block::ToolCall(_)));
         match message.role {
             Role::Assistant => {
-                // Each block of a response is a line of its own.
+                // Each block of a response is a separate line.
                 if has_tool_call
                     || message.response_id.is_none()
                     || message.response_id != response_id
@@ -131,7 +131,8 @@ pub fn ends_with_message(tail: &[u8], message: &str) -> bool {
                     }));
                 }
             }
-            // The message must come after the last input: the agent may repeat an earlier one.
+            // The message must come after the last input, because the agent may repeat an earlier
+            // message.
             Role::User | Role::Tool => texts.clear(),
             Role::System
                 if matches!(

@@ -229,7 +229,7 @@ fn assistant(raw: &RawLine) -> (Option<Message>, Option<TurnBoundary>) {
         _ => "text".to_owned(),
     };
     let is_synthetic = response.model.as_deref() == Some(SYNTHETIC_MODEL);
-    // Each block of a response is a line of its own, and each has the stop reason. A synthetic
+    // Each block of a response is a separate line, and each line has the stop reason. A synthetic
     // response does not end a turn. After these reasons Claude Code calls the model again.
     let final_reason = response
         .stop_reason

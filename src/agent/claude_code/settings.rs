@@ -1,7 +1,8 @@
-//! Installs and removes sessiond's hooks in Claude Code's `settings.json`. Text in, text out.
+//! Installs and removes sessiond's hooks in Claude Code's `settings.json`. Pure: works on the text
+//! of the file.
 //!
-//! Owns the list of hooks and how to recognize them. Does not own the file. Everything else in the
-//! settings keeps its text and order, including unknown keys.
+//! Owns the list of hooks and the rule to recognize them. Does not own reading or writing the file.
+//! Everything else in the settings keeps its text and order, including unknown keys.
 
 use std::fmt;
 use std::path::Path;
@@ -15,8 +16,8 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The events of every installation: starts, and ends, which are made durable before the agent
-/// continues.
+/// The events of every installation: the start of a session, and the ends of turns, sub-agents and
+/// sessions, which become durable before the agent continues.
 const BASE_EVENTS: [&str; 5] = [
     "SessionStart",
     "Stop",
@@ -186,7 +187,7 @@ fn quote(word: &str) -> String {
     }
 }
 
-/// Splits a command line into words; none if it is more than a simple command.
+/// Splits a command line into words; none if it is not a simple command.
 fn split_words(command: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut in_quotes) = (Vec::new(), None::<String>, false);
     let mut letters = command.trim().chars();
@@ -207,7 +208,7 @@ fn split_words(command: &str) -> Option<Vec<String>> {
     (!in_quotes).then_some(words)
 }
 
-/// JSON that is parsed only where it is needed: the rest keeps its text.
+/// JSON that is parsed only where necessary, so that the rest keeps its text.
 enum Node {
     Raw(Box<RawValue>),
     Object(Vec<(String, Node)>),

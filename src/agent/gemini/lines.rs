@@ -1,5 +1,5 @@
 //! The parser of Gemini CLI's chat lines. Gemini writes a changed message again under the same ID;
-//! the last version counts.
+//! the last version is current.
 
 use serde_json::Value;
 

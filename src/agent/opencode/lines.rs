@@ -1,5 +1,5 @@
-//! The parser of the lines that `mirror` makes of OpenCode's rows. A changed row is written again;
-//! only a finished part is a message.
+//! The parser of the lines that `mirror` writes for OpenCode's rows. A changed row is written
+//! again; only a finished part is a message.
 
 use serde_json::Value;
 

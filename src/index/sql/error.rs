@@ -164,7 +164,8 @@ fn classify_sql(error: &sqlx::Error) -> (ErrorKind, Option<&'static str>) {
         E::InvalidSavePointStatement | E::BeginFailed => {
             (ErrorKind::Unavailable, Some(UNREACHABLE))
         }
-        // The bytes are not a response of a database: a proxy interfered or the response was cut.
+        // The bytes are not a response of a database: a proxy interfered, or the response was
+        // truncated.
         E::Protocol(_) => (ErrorKind::Unavailable, Some(UNREACHABLE)),
         E::Tls(_) => (
             ErrorKind::Usage,

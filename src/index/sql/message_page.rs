@@ -1,7 +1,7 @@
 //! Pages of the message list.
 //!
 //! Owns the query and the cursor. A database index yields every page in order, so that no page
-//! needs a sort or skips rows, however far it is from the first.
+//! needs a sort or skips rows, regardless of its position.
 
 use std::collections::{BTreeMap, BTreeSet};
 

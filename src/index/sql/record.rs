@@ -295,9 +295,9 @@ async fn update_session(
     } else {
         metadata::status(raw_bytes, before.closed.as_ref())
     };
-    // A row with head 0 comes from branches. The main log determines the times, whichever was
-    // recorded first. A log that starts over determines them again, because its earlier entries may
-    // be gone.
+    // A row with head 0 comes from branches. The main log determines the times, even if a branch
+    // was recorded first. A log that starts over determines them again, because its earlier entries
+    // may be deleted.
     let is_first = before.head == 0 || header.resets_log();
     sqlx::query(UPDATE_SESSION)
         .bind(namespace)

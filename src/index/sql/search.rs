@@ -1,4 +1,4 @@
-//! Full-text search with each database's own engine.
+//! Full-text search with the engine of each database.
 //!
 //! Owns the SQL of a search query. Snippets are the same for both databases (`search_query`).
 
