@@ -69,8 +69,8 @@ pub enum FlushEvent {
     FlushFinished {
         /// The flush wrote at least one entry.
         wrote: bool,
-        /// A caller waits for a later flush, or the streamer is stopping: if the log changed
-        /// meanwhile, the next flush starts at once.
+        /// A caller waits for a later flush, or the streamer is stopping: if the log changed during
+        /// this flush, the next flush starts at once.
         urgent: bool,
     },
     /// The flush failed.

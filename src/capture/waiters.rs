@@ -10,8 +10,7 @@ use crate::model::LogName;
 
 /// A caller that waits for one or more logs.
 pub(super) struct Waiter {
-    /// The logs to wait for, each with the number of the first flush that counts: one that starts
-    /// after the request.
+    /// The logs to wait for, each with the number of the first flush that starts after the request.
     pub(super) pending: BTreeMap<LogName, u64>,
     /// The logs to report.
     pub(super) reported: BTreeSet<LogName>,

@@ -256,7 +256,7 @@ impl Importer<'_> {
         let ExistingLog { state, writers } = read.require_intact()?;
         let mut digest = state.digest;
         match state.removed {
-            // The session was deleted; its entries no longer count.
+            // The session was purged, so the import has no predecessor.
             Some(EntryKind::Purge) => digest = None,
             Some(_) => {
                 return Err(Error::conflict(

@@ -139,7 +139,9 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             let read = match (excluded_entry, decoded) {
                 (Some(error), _) => Err(Error::corrupt(error)),
                 (None, Ok(Some(entry))) => Ok(entry),
-                (None, Ok(None)) => return Err(Stop::vanished(vanished(self.id, &segment))),
+                (None, Ok(None)) => {
+                    return Err(Stop::deleted(deleted_segment_error(self.id, &segment)));
+                }
                 (None, Err(error)) => Err(error),
             };
             let read = match read {
@@ -257,7 +259,7 @@ fn is_bypassable(error: &Error) -> bool {
 }
 
 /// A segment was deleted between the listing and the read.
-pub(super) fn vanished(id: &LogId, segment: &Segment) -> Error {
+pub(super) fn deleted_segment_error(id: &LogId, segment: &Segment) -> Error {
     Error::unavailable(format!(
         "garbage collection deleted {} after it was listed",
         segment.key(id)

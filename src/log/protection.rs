@@ -3,7 +3,7 @@
 //! Owns the queries to the store. Does not own the decision (`store/encrypted/policy.rs`).
 
 use super::Logs;
-use super::attempt::vanished;
+use super::attempt::deleted_segment_error;
 use super::segments::{Segment, select_all};
 use super::writer::{LogWriter, WriteTarget};
 use crate::error::Result;
@@ -35,7 +35,7 @@ impl Logs {
                 .store
                 .protection_of(&segment.key_in(id, branch))
                 .await?
-                .ok_or_else(|| vanished(id, &segment))?;
+                .ok_or_else(|| deleted_segment_error(id, &segment))?;
             summary.add(protection);
         }
         Ok(summary)

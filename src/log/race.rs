@@ -6,8 +6,8 @@ use crate::model::LogId;
 /// Maximum number of lost races of one operation. For each lost race, another writer succeeded.
 const MAX_LOST_RACES: u32 = 20;
 
-/// Counts the lost races of one operation. The operation is a loop: read, write, and after a
-/// conflict count it here and start again with what the winner wrote.
+/// Counts the lost races of one operation. The operation is a loop: read, then write. After a
+/// conflict, it counts the lost race here and starts again with the entries of the winner.
 #[derive(Debug, Default)]
 pub struct LostRaces(u32);
 

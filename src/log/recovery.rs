@@ -22,7 +22,7 @@ pub(super) struct Stop {
     /// The error to report if nothing else can be read instead.
     pub(super) error: Error,
     /// Whether a listed segment no longer exists.
-    pub(super) has_vanished: bool,
+    pub(super) is_deleted: bool,
     /// The entry that the rejected claim continues from, if it skips entries that were applied.
     pub(super) skips_back_to: Option<Seq>,
 }
@@ -32,7 +32,7 @@ impl From<Error> for Stop {
         Stop {
             segment: None,
             error,
-            has_vanished: false,
+            is_deleted: false,
             skips_back_to: None,
         }
     }
@@ -40,9 +40,9 @@ impl From<Error> for Stop {
 
 impl Stop {
     /// A listed segment no longer exists.
-    pub(super) fn vanished(error: Error) -> Stop {
+    pub(super) fn deleted(error: Error) -> Stop {
         Stop {
-            has_vanished: true,
+            is_deleted: true,
             ..Stop::from(error)
         }
     }
@@ -179,7 +179,7 @@ impl<'a> RecoveryPlan<'a> {
 
     /// Decides what to do after an attempt stopped.
     pub(super) fn next(&mut self, stop: Stop, attempt: Attempt<'_>) -> NextStep {
-        if stop.has_vanished && self.relists < MAX_RELISTS {
+        if stop.is_deleted && self.relists < MAX_RELISTS {
             self.relists += 1;
             return NextStep::Relist;
         }
@@ -210,7 +210,7 @@ impl<'a> RecoveryPlan<'a> {
             if std::mem::take(&mut self.exclusions.all_compacted) {
                 return true;
             }
-            return self.blame_entry(attempt.reached);
+            return self.resolve_suspicion(attempt.reached);
         };
         if rejected.kind == SegmentKind::Entry
             && let Some(from) = stop.skips_back_to
@@ -224,7 +224,7 @@ impl<'a> RecoveryPlan<'a> {
             self.exclusions.add_finding(error);
             return self.exclusions.segments.insert(rejected);
         }
-        self.blame_entry(attempt.reached)
+        self.resolve_suspicion(attempt.reached)
             || self.suspect_compacted(rejected.last_seq, error, attempt.compacted)
     }
 
@@ -241,7 +241,7 @@ impl<'a> RecoveryPlan<'a> {
 
     /// Ends a suspicion. If the attempt without the suspected segments did not get further, the
     /// entry is damaged and the segments are used again.
-    fn blame_entry(&mut self, reached: Seq) -> bool {
+    fn resolve_suspicion(&mut self, reached: Seq) -> bool {
         let Some(suspicion) = self
             .suspicion
             .take()
@@ -401,18 +401,15 @@ mod tests {
     }
 
     #[test]
-    fn a_vanished_segment_causes_a_new_listing_a_limited_number_of_times() {
+    fn a_deleted_segment_causes_a_new_listing_a_limited_number_of_times() {
         let id = id();
         let mut plan = RecoveryPlan::new(&id, None, false);
-        let vanished = || Stop::vanished(Error::unavailable("log/4 no longer exists"));
+        let deleted = || Stop::deleted(Error::unavailable("log/4 no longer exists"));
         for _ in 0..MAX_RELISTS {
-            assert!(matches!(
-                plan.next(vanished(), reached(3)),
-                NextStep::Relist
-            ));
+            assert!(matches!(plan.next(deleted(), reached(3)), NextStep::Relist));
         }
         assert_eq!(
-            failure(plan.next(vanished(), reached(3))),
+            failure(plan.next(deleted(), reached(3))),
             "log/4 no longer exists"
         );
     }

@@ -129,7 +129,7 @@ impl MirroredRows {
     }
 }
 
-/// The fingerprint of a line. Never 0, which stands for a deleted row.
+/// The fingerprint of a line. Never 0, which marks a deleted row.
 fn fingerprint(line: &[u8]) -> u64 {
     Digest::of(line).fingerprint().max(1)
 }

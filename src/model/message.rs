@@ -1,5 +1,5 @@
-//! Messages of a transcript, in a form common to all agents. Derived from bytes that are stored
-//! anyway.
+//! Messages of a transcript, in a form common to all agents. They are derived from transcripts, so
+//! they can be rebuilt from the store.
 
 use std::collections::BTreeMap;
 

@@ -38,7 +38,7 @@ impl LogPoint {
 pub struct ResolvedPoint {
     /// The last entry to read.
     pub at: LogPoint,
-    /// The checkpoint within that entry; none if all of the entry counts.
+    /// The checkpoint within that entry; none if the whole entry is included.
     pub checkpoint: Option<Checkpoint>,
 }
 

@@ -478,12 +478,12 @@ mod tests {
                 });
                 // Covered segments may have been deleted.
                 let all: Vec<Segment> = entries.chain(made.iter().copied()).collect();
-                let stood_for =
+                let is_covered_by_later =
                     |segment: &Segment| made.iter().any(|other| other.contains(segment));
                 let mut segments: Vec<Segment> = all
                     .iter()
                     .zip(&gone)
-                    .filter(|(segment, gone)| !(**gone && stood_for(segment)))
+                    .filter(|(segment, gone)| !(**gone && is_covered_by_later(segment)))
                     .map(|(segment, _)| *segment)
                     .collect();
                 segments.extend(all.iter().skip(gone.len()));

@@ -180,7 +180,7 @@ impl LogCollector<'_> {
         Ok((listing, metadata_versions))
     }
 
-    /// The pins of the log. The pin of a purged fork does not count.
+    /// The pins of the log. Pins of purged forks are left out.
     async fn pins(&self) -> Result<Vec<Pin>> {
         if is_active(Mutation::IgnorePins) {
             return Ok(Vec::new());

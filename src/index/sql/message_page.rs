@@ -57,7 +57,7 @@ pub(super) async fn page(
     })
 }
 
-/// Appends the query for a page and one more row, which tells whether there is another page.
+/// Appends the query for a page and one more row, which shows whether there is another page.
 /// Returns the number of rows in the page.
 pub(super) fn query(
     statement: &mut Statement,

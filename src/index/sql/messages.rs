@@ -265,7 +265,7 @@ impl ResponseUsage {
 }
 
 /// Corrects the usage of responses that have rows already, and returns the usage of the others.
-/// Every message of a response repeats its usage; the last complete one is right, and it counts
+/// Every message of a response repeats its usage; the last complete one is correct, and is counted
 /// once.
 async fn update_usage(
     transaction: &mut AnyConnection,
