@@ -135,7 +135,7 @@ pub struct AgentConfig {
     pub namespace: Option<String>,
 }
 
-/// The object store, whichever kind it is.
+/// The object store, of any kind.
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct StoreConfig {
@@ -155,8 +155,8 @@ pub struct StoreConfig {
 
     /// Fencing mechanism: auto, store, database or off [default: auto]
     ///
-    /// Fencing keeps two writers of one session apart. With auto, sessiond checks once whether the
-    /// store supports conditional writes, and uses the database if it does not.
+    /// Fencing lets only one writer append to a session. With auto, sessiond checks once whether
+    /// the store supports conditional writes, and uses the database if it does not.
     #[arg(long, global = true, env = "SESSIOND_FENCING", value_name = "MODE")]
     pub fencing: Option<String>,
 
@@ -485,9 +485,9 @@ pub struct Patterns {
     /// The files to store. `{session}` stands for the session ID, `*` for any characters within a
     /// name, `**` for any directories.
     pub sessions: Vec<String>,
-    /// Those of them that are append-only transcripts.
+    /// The stored files that are append-only transcripts.
     pub append: Vec<String>,
-    /// The files never to touch.
+    /// The files never to read or write.
     pub never: Vec<String>,
 }
 

@@ -11,11 +11,11 @@ use crate::model::Version;
 /// `--version` takes well under a second; this is generous for a slow disk.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of bytes of the output that are read.
+/// Maximum number of output bytes to read.
 const MAX_OUTPUT_LEN: u64 = 4096;
 
-/// Runs `program --version` and parses its output. Some agents create directories in the home
-/// directory even then: `scratch_home` replaces it.
+/// Runs `program --version` and parses its output. Some agents create files in the home directory
+/// even for `--version`; `scratch_home`, if given, replaces it.
 pub async fn installed_version(program: &str, scratch_home: Option<&Path>) -> Result<Version> {
     let mut command = Command::new(program);
     if let Some(home) = scratch_home {
@@ -44,12 +44,12 @@ pub async fn installed_version(program: &str, scratch_home: Option<&Path>) -> Re
         String::from_utf8_lossy(&text).into_owned()
     });
     let output = tokio::time::timeout(TIMEOUT, output).await;
-    // It has printed its version, or never will.
+    // The program has printed its version or timed out. It is not needed any longer.
     let _ = child.kill();
     let _ = child.wait();
     output
         .ok()
         .and_then(|output| output.ok())
         .and_then(|output| Version::find(&output))
-        .ok_or_else(|| Error::not_found(format!("{program} --version prints no version")))
+        .ok_or_else(|| Error::not_found(format!("{program} --version printed no version")))
 }

@@ -12,7 +12,7 @@ use crate::operations::index::update_checkpoints;
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
-/// List the checkpoints of a session: the end of every turn, and named points
+/// List the checkpoints of a session: the end of each turn, and named points
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond checkpoints 3f2a
@@ -58,7 +58,7 @@ pub struct NameArgs {
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+struct CheckpointList<'a> {
     session: String,
     checkpoints: &'a [Checkpoint],
     named: &'a [NamedCheckpoint],
@@ -74,7 +74,7 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
         exit::CORRUPT
     });
     if args.json {
-        print::json(&Listed {
+        print::json(&CheckpointList {
             session: id.name.to_string(),
             checkpoints: &found.all,
             named: &found.named,

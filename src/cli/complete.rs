@@ -11,7 +11,7 @@ use crate::config::{self, Settings};
 use crate::index::SessionFilter;
 use crate::wire;
 
-/// A person who presses the tab key waits no longer than this.
+/// Maximum time that a user waits after pressing the tab key.
 const DEADLINE: Duration = Duration::from_millis(700);
 
 /// Maximum number of IDs to offer.
@@ -54,7 +54,7 @@ fn sessions(prefix: &OsStr) -> Option<Vec<CompletionCandidate>> {
     Some(candidates.collect())
 }
 
-/// The settings on the command line so far, and those of the variables.
+/// The settings from the command line as typed so far, and from the environment.
 fn settings() -> Option<Settings> {
     // The shell passes the words of the command line after `--`.
     let words = std::env::args_os()

@@ -60,7 +60,7 @@ pub struct ValidateArgs {
 #[derive(Debug, Serialize)]
 struct Setting {
     name: String,
-    /// The effective value; the text of the default if nothing sets it.
+    /// The effective value, or the default as the help describes it.
     value: Option<String>,
     /// `flag`, `variable`, `file` or `default`.
     source: &'static str,
@@ -70,13 +70,13 @@ struct Setting {
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct ShowOutput {
     file: Option<PathBuf>,
     settings: Vec<Setting>,
 }
 
 impl Command {
-    /// Whether only a file is checked: then the effective settings do not matter.
+    /// Whether the command checks a file only, and not the effective settings.
     pub fn checks_file_only(&self) -> bool {
         matches!(self, Command::Validate(args) if args.file.is_some())
     }
@@ -156,7 +156,7 @@ fn show(
             listed.push(setting(name, value, arg, leaf, file));
         }
     }
-    let shown = Shown {
+    let shown = ShowOutput {
         file: file.map(|file| file.path.clone()),
         settings: listed,
     };
@@ -268,7 +268,7 @@ fn setting(
     }
 }
 
-/// The default that the help text of a flag names.
+/// The default in the help text of a flag.
 fn default_of(arg: &Arg) -> Option<String> {
     let help = arg.get_help()?.to_string();
     let (_, default) = help.split_once("[default: ")?;

@@ -18,7 +18,7 @@ use crate::sys::{Disk, Owner};
 /// How often a process is checked on a kernel that does not report its exit.
 const PID_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Time that the final flush keeps of the deadline while it waits for a process.
+/// Part of the deadline that is reserved for the final flush while the daemon waits for a process.
 const FLUSH_RESERVE: Duration = Duration::from_secs(1);
 
 /// Stream the agent's directory until stopped, then flush
@@ -32,7 +32,7 @@ const FLUSH_RESERVE: Duration = Duration::from_secs(1);
 pub struct Args {
     /// Flush and exit when this process has exited [default: none]
     ///
-    /// After SIGTERM, the daemon waits for the process before the final flush.
+    /// After SIGTERM, the daemon waits for the process to exit before it starts the final flush.
     #[arg(long, env = "SESSIOND_WAIT_PID", value_name = "PID")]
     pub wait_pid: Option<i32>,
 
@@ -81,15 +81,15 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             tracing::info!(signal = signal.number, "stopping");
             deadline = Some(Instant::now() + flush_deadline);
         }
-        () = exit_of(pid) => tracing::info!("the process of --wait-pid has exited; stopping"),
+        () = exit_of(pid) => tracing::info!("the --wait-pid process has exited; stopping"),
     }
     if let (Some(deadline), Some(_)) = (deadline, pid) {
-        // The agent writes once more after its signal: flush when it has exited.
+        // The agent still writes after it gets the signal: flush when it has exited.
         let latest = deadline.checked_sub(FLUSH_RESERVE).unwrap_or(deadline);
         tokio::select! {
             () = exit_of(pid) => {}
             () = tokio::time::sleep_until(latest) => {
-                tracing::warn!("the process of --wait-pid is still running; flushing");
+                tracing::warn!("the --wait-pid process is still running; flushing");
             }
             _ = signals.termination() => return Ok(abort_flush()),
         }
@@ -147,7 +147,7 @@ fn abort_flush() -> u8 {
     exit::NOT_DURABLE
 }
 
-/// Waits until a process has exited; forever if there is none.
+/// Waits until a process has exited. Without a process, waits forever.
 async fn exit_of(pid: Option<Pid>) {
     let Some(pid) = pid else {
         return std::future::pending().await;
@@ -159,7 +159,7 @@ async fn exit_of(pid: Option<Pid>) {
     });
     match wait.await {
         Ok(Ok(()) | Err(Errno::SRCH)) => {}
-        // A kernel without pidfd: check now and then.
+        // A kernel without pidfd: poll.
         _ => {
             while test_kill_process(pid) != Err(Errno::SRCH) {
                 tokio::time::sleep(PID_CHECK_INTERVAL).await;

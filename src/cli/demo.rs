@@ -16,7 +16,7 @@ const SESSION: &str = "0b5e551d-0000-4000-8000-00000000d340";
 const TRANSCRIPT: &str = ".claude/projects/-work-app/0b5e551d-0000-4000-8000-00000000d340.jsonl";
 /// The sample agent exits after this many lines if nothing kills it.
 const MAX_LINES: u32 = 2000;
-/// How often the transcript of the sample agent is checked, and how long.
+/// How often the demo checks the transcript of the sample agent, and how many times.
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
 const MAX_CHECKS: u32 = 400;
 
@@ -41,14 +41,17 @@ pub fn run(args: Args) -> Result<u8> {
         return write(path).map(|()| exit::OK);
     }
     let directory = std::env::temp_dir().join(format!("sessiond-demo-{:016x}", SystemRng.next()));
-    let stage = Stage {
+    let demo = Demo {
         directory: directory.clone(),
         program: std::env::current_exe()
             .map_err(|cause| Error::io("find the path of sessiond", cause))?,
     };
-    let result = play(&stage);
+    let result = run_steps(&demo);
     if args.keep {
-        print::line(format_args!("\nkept {}", directory.display()))?;
+        print::line(format_args!(
+            "\nkept the temporary directory {}",
+            directory.display()
+        ))?;
     } else if let Err(cause) = std::fs::remove_dir_all(&directory) {
         tracing::warn!(%cause, directory = %directory.display(), "cannot remove the temporary directory");
     }
@@ -56,15 +59,15 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 /// The temporary directory and the program of the demo.
-struct Stage {
+struct Demo {
     directory: PathBuf,
     program: PathBuf,
 }
 
 /// A child process that is killed when it is dropped.
-struct Running(Child);
+struct ChildProcess(Child);
 
-impl Running {
+impl ChildProcess {
     fn kill(&mut self) -> Result<()> {
         self.0
             .kill()
@@ -74,14 +77,14 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Stage {
+impl Demo {
     fn home(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -109,15 +112,15 @@ impl Stage {
         command
     }
 
-    fn start(&self, home: &str, arguments: &[&str]) -> Result<Running> {
+    fn start(&self, home: &str, arguments: &[&str]) -> Result<ChildProcess> {
         self.command(home, arguments)
             .spawn()
-            .map(Running)
+            .map(ChildProcess)
             .map_err(|cause| Error::io("start a process of the demo", cause))
     }
 
     /// Runs a command, and prints it with its output.
-    fn call(&self, home: &str, arguments: &[&str]) -> Result<()> {
+    fn run(&self, home: &str, arguments: &[&str]) -> Result<()> {
         print::line(format_args!("$ sessiond {}", arguments.join(" ")))?;
         let output = self
             .command(home, arguments)
@@ -138,51 +141,49 @@ impl Stage {
     }
 }
 
-fn play(stage: &Stage) -> Result<()> {
+fn run_steps(demo: &Demo) -> Result<()> {
     let read = |home: &str| {
-        std::fs::read(stage.home(home).join(TRANSCRIPT))
+        std::fs::read(demo.home(home).join(TRANSCRIPT))
             .map_err(|cause| Error::io("read the transcript", cause))
     };
     ["first-container", "second-container"]
         .iter()
-        .try_for_each(|home| std::fs::create_dir_all(stage.home(home)))
+        .try_for_each(|home| std::fs::create_dir_all(demo.home(home)))
         .map_err(|cause| Error::io("create the directories of the demo", cause))?;
-    print::line(
-        "1. A container runs an agent, which writes a transcript, and sessiond next to it.",
-    )?;
-    let mut daemon = stage.start("first-container", &["daemon"])?;
-    let transcript = stage.home("first-container").join(TRANSCRIPT);
-    let mut agent = stage.start(
+    print::line("1. A container runs an agent, which writes a transcript, and a sessiond daemon.")?;
+    let mut daemon = demo.start("first-container", &["daemon"])?;
+    let transcript = demo.home("first-container").join(TRANSCRIPT);
+    let mut agent = demo.start(
         "first-container",
         &["demo", "--write", &transcript.to_string_lossy()],
     )?;
     wait_for(&transcript)?;
     std::thread::sleep(Duration::from_secs(2));
 
-    print::line("2. sessiond makes everything on disk durable. The agent continues.")?;
+    print::line("2. A flush makes everything on disk durable. The agent continues.")?;
     let durable = read("first-container")?.len();
-    stage.call("first-container", &["flush", "--wait"])?;
+    demo.run("first-container", &["flush", "--wait"])?;
     std::thread::sleep(Duration::from_millis(700));
 
     print::line(
-        "3. kill -9 ends both in the middle of a turn. The container and its home are gone.",
+        "3. kill -9 stops both in the middle of a turn. The container's home directory is lost.",
     )?;
     agent.kill()?;
     daemon.kill()?;
-    let dead = read("first-container")?;
-    let lost_home = stage.directory.join("gone");
-    std::fs::rename(stage.home("first-container"), &lost_home)
-        .map_err(|cause| Error::io("remove the first home", cause))?;
+    let written = read("first-container")?;
+    let lost_home = demo.directory.join("lost");
+    std::fs::rename(demo.home("first-container"), &lost_home)
+        .map_err(|cause| Error::io("move the first home directory", cause))?;
 
-    print::line("4. Another container with an empty home restores the session.")?;
-    stage.call("second-container", &["restore", &SESSION[..8]])?;
+    print::line("4. Another container with an empty home directory restores the session.")?;
+    demo.run("second-container", &["restore", &SESSION[..8]])?;
     let restored = read("second-container")?;
 
-    compare(&dead, &restored, durable)?;
+    compare(&written, &restored, durable)?;
 
-    print::line("6. The stored session can be inspected, with sessiond and without.")?;
-    stage.call("second-container", &["ls"])?;
-    stage.call("second-container", &["verify", "--all"])?;
+    print::line("6. You can inspect the stored session with and without sessiond.")?;
+    demo.run("second-container", &["ls"])?;
+    demo.run("second-container", &["verify", "--all"])?;
     print::line("  without sessiond: zcat …/log/000000000002.gz | tail -n +2 | jq .")?;
     print::line(
         "\nAs a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"",
@@ -190,24 +191,24 @@ fn play(stage: &Stage) -> Result<()> {
 }
 
 /// Compares the restored transcript with the one that the agent wrote.
-fn compare(dead: &[u8], restored: &[u8], durable: usize) -> Result<()> {
-    let same = dead.get(..restored.len()).unwrap_or_default();
-    print::line("5. Both transcripts are compared, byte by byte.")?;
+fn compare(written: &[u8], restored: &[u8], durable: usize) -> Result<()> {
+    let same = written.get(..restored.len()).unwrap_or_default();
+    print::line("5. The demo compares both transcripts byte by byte.")?;
     let line = |name: &str, bytes: usize, digest: String| {
         print::line(format_args!("  {name:<23} {bytes:>8} bytes{digest}"))
     };
     let digest = |bytes: &[u8]| format!(", sha256 {}", Digest::of(bytes));
-    line("written by the agent", dead.len(), String::new())?;
+    line("written by the agent", written.len(), String::new())?;
     line("acknowledged as durable", durable, String::new())?;
     line("restored", restored.len(), digest(restored))?;
     line("original, same length", same.len(), digest(same))?;
     if same != restored || restored.len() < durable || restored.last() != Some(&b'\n') {
         return Err(Error::new(
             ErrorKind::Internal,
-            "the restored transcript is not what the agent wrote",
+            "the restored transcript differs from what the agent wrote",
         ));
     }
-    print::line("  equal: no acknowledged byte is lost, and no line is torn.")
+    print::line("  identical: no acknowledged byte is lost, and no line is torn.")
 }
 
 fn wait_for(path: &Path) -> Result<()> {
@@ -217,7 +218,9 @@ fn wait_for(path: &Path) -> Result<()> {
         }
         std::thread::sleep(CHECK_INTERVAL);
     }
-    Err(Error::unavailable("the sample agent does not write"))
+    Err(Error::unavailable(
+        "the sample agent has not written its transcript",
+    ))
 }
 
 /// The sample agent: appends complete lines, as Claude Code does.

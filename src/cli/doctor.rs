@@ -14,13 +14,14 @@ use crate::model::keys;
 use crate::store::list_objects;
 use crate::wire::Parts;
 
-/// Lag in seconds that is an error. A flush normally follows a change within a second or two.
+/// Lag in seconds above which the check fails. A flush normally follows a change within a second or
+/// two.
 const MAX_LAG: f64 = 60.0;
 
-/// Difference of the clocks in seconds that is a warning. S3 rejects requests at 15 minutes.
+/// Clock skew in seconds above which the check warns. S3 rejects requests at 15 minutes.
 const MAX_CLOCK_SKEW: i64 = 60;
 
-/// Number of recent failures that are shown.
+/// Number of recent failures to show.
 const MAX_FAILURES: u32 = 3;
 
 /// Check the store, index, agent directory and daemon, and suggest fixes
@@ -168,10 +169,10 @@ async fn check_store(parts: &Parts, findings: &mut Findings) {
         Ok(fence) if fence.as_str() == "off" => findings.add(
             "fencing",
             Grade::Warn,
-            "off: two writers of one session can interleave",
+            "off: two writers can append to one session at the same time",
             Some("use --fencing auto"),
         ),
-        Ok(fence) => findings.ok("fencing", format!("by the {}", fence.as_str())),
+        Ok(fence) => findings.ok("fencing", format!("enforced by the {}", fence.as_str())),
         Err(error) => findings.fail("fencing", &error),
     }
 }
@@ -188,7 +189,7 @@ fn check_encryption(parts: &Parts, findings: &mut Findings) {
         (0, _) => findings.ok(CHECK, "off: sessiond does not encrypt objects"),
         (_, 0) => findings.ok(
             CHECK,
-            format!("{on}; without an identity, only objects that this machine wrote can be read"),
+            format!("{on}; no identity: only objects that this machine wrote can be read"),
         ),
         _ if parts.keyring.can_decrypt_new_objects() => {
             findings.ok(CHECK, format!("{on}; the identity can decrypt new objects"));
@@ -233,7 +234,7 @@ async fn check_clock(parts: &Parts, findings: &mut Findings) {
                 "clock",
                 Grade::Warn,
                 text,
-                Some("synchronize the local clock (NTP); S3 rejects requests that are 15 minutes off"),
+                Some("synchronize the local clock with NTP; S3 rejects requests that are 15 minutes off"),
             );
         }
         Ok(_) => findings.ok("clock", "agrees with the store's clock"),
@@ -312,8 +313,9 @@ fn check_lag(status: &Status, findings: &mut Findings) {
     let seconds = lags.fold(0.0, f64::max);
     let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
     let text = format!(
-        "{} not durable yet, the oldest for {seconds:.0} seconds",
-        print::bytes(bytes)
+        "{} not durable yet, the oldest for {}",
+        print::bytes(bytes),
+        print::plural(seconds.round() as u64, "second", "seconds")
     );
     match bytes {
         0 => findings.ok("lag", "none: everything is durable"),
@@ -322,7 +324,7 @@ fn check_lag(status: &Status, findings: &mut Findings) {
             "lag",
             Grade::Fail,
             text,
-            Some("run \"sessiond status\" to see which session; the checks above show the cause"),
+            Some("run \"sessiond status\" to see the affected sessions and their last errors"),
         ),
     }
 }

@@ -18,7 +18,7 @@ pub const COMPLETE: &str = "SESSIOND_COMPLETE";
 
 /// Variables that belong to sessiond but set no flag: the address that the Agent SDK adapters
 /// connect to, and the completion request.
-const OTHERS: [&str; 2] = ["SESSIOND_ADDRESS", COMPLETE];
+const NON_FLAG_VARIABLES: [&str; 2] = ["SESSIOND_ADDRESS", COMPLETE];
 
 /// The largest edit distance at which a name is suggested.
 const MAX_DISTANCE: usize = 3;
@@ -26,7 +26,7 @@ const MAX_DISTANCE: usize = 3;
 /// Variables that are rejected if they are empty: ignoring them would store plaintext.
 const NEVER_EMPTY: [&str; 2] = ["SESSIOND_ENCRYPT_TO", "SESSIOND_IDENTITY"];
 
-/// Makes every flag ignore its variable if that is empty.
+/// Makes every flag ignore its variable if the variable is empty.
 pub fn ignore_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| {
         let value = std::env::var_os(name);
@@ -50,14 +50,14 @@ pub fn names(command: &Command) -> BTreeSet<String> {
         .collect()
 }
 
-/// The unknown ones among the variables that are set, each with the most similar known name.
+/// The variables in `set` that are unknown, each with the most similar known name.
 pub fn unknown(
     known: &BTreeSet<String>,
     set: impl IntoIterator<Item = String>,
 ) -> Vec<(String, Option<String>)> {
     set.into_iter()
         .filter(|name| name.starts_with(PREFIX) && !is_service_link(name))
-        .filter(|name| !known.contains(name) && !OTHERS.contains(&name.as_str()))
+        .filter(|name| !known.contains(name) && !NON_FLAG_VARIABLES.contains(&name.as_str()))
         .map(|name| {
             let closest = closest(&name, known.iter().map(String::as_str)).map(str::to_owned);
             (name, closest)
@@ -92,7 +92,7 @@ fn is_service_link(name: &str) -> bool {
         || has_port_number
 }
 
-/// The name that is most like `text`, if any is like it.
+/// The name most similar to `text`, if any is within [`MAX_DISTANCE`].
 pub fn closest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names
         .map(|name| (edit_distance(text, name), name))

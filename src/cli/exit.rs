@@ -46,8 +46,8 @@ pub fn of(kind: ErrorKind) -> u8 {
 }
 
 /// The exit code of a command that could not be started, as in a shell.
-pub fn of_command(why: StartFailure) -> u8 {
-    match why {
+pub fn of_command(failure: StartFailure) -> u8 {
+    match failure {
         StartFailure::NotFound => 127,
         StartFailure::NotExecutable => 126,
     }

@@ -42,7 +42,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let to_stdout = args.output == Path::new("-");
     if to_stdout && !args.base64 && std::io::stdout().is_terminal() {
         return Err(
-            Error::usage("an archive is binary, and standard output is a terminal")
+            Error::usage("an archive is binary and cannot be printed to a terminal")
                 .hint("use -o FILE to write a file, or --base64 to print text"),
         );
     }

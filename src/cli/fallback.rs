@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use crate::agent::Profile;
 use crate::cli::agent_version::installed_version;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::model::Version;
 use crate::operations::history_file::HistoryFallback;
 
@@ -22,7 +22,7 @@ pub enum FallbackKind {
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// If the session cannot be restored, write it as text and exit with 10
+    /// If the session cannot be restored, write its history as text and exit with 10
     #[arg(long, env = "SESSIOND_FALLBACK", value_name = "KIND")]
     pub fallback: Option<FallbackKind>,
 
@@ -39,7 +39,9 @@ pub struct Args {
     )]
     pub fallback_file: Option<PathBuf>,
 
-    /// Do not restore a session of a newer agent version; auto for the installed one
+    /// Newest agent version whose sessions are restored, or auto [default: any]
+    ///
+    /// With auto, the version of the installed agent.
     #[arg(long, env = "SESSIOND_MAX_AGENT_VERSION", value_name = "VERSION")]
     pub max_agent_version: Option<String>,
 }
@@ -58,7 +60,10 @@ impl Args {
         match self.max_agent_version.as_deref().map(str::trim) {
             None => Ok(None),
             Some("auto") => installed(profile).await,
-            Some(version) => Ok(Some(version.parse().context("parse --max-agent-version")?)),
+            Some(text) => match text.parse() {
+                Ok(version) => Ok(Some(version)),
+                Err(_) => Err(invalid(text, "expected numbers separated by dots, or auto")),
+            },
         }
     }
 }
@@ -66,15 +71,19 @@ impl Args {
 /// The version of the installed agent; none, with a warning, if it cannot be determined.
 async fn installed(profile: &dyn Profile) -> Result<Option<Version>> {
     let program = profile.program().ok_or_else(|| {
-        Error::usage(format!(
-            "invalid --max-agent-version value \"auto\": the version of {} cannot be determined",
-            profile.name()
-        ))
-        .hint("use a version, such as --max-agent-version 2.1.325")
+        let reason = format!("the version of {} cannot be determined", profile.name());
+        invalid("auto", &reason)
     })?;
     let version = installed_version(program, None).await;
     if let Err(error) = &version {
-        tracing::warn!(%error, "restoring sessions of any agent version");
+        tracing::warn!(%error, "agent version unknown; restoring sessions of any version");
     }
     Ok(version.ok())
+}
+
+fn invalid(text: &str, reason: &str) -> Error {
+    Error::usage(format!(
+        "invalid --max-agent-version value {text:?}: {reason}"
+    ))
+    .hint("use a version, such as --max-agent-version 2.1.325")
 }

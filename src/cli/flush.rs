@@ -17,7 +17,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long `flush` without --wait waits for the daemon to accept the request.
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The default of --timeout, in effect never.
+/// The default of --timeout: a year, in practice no timeout.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 
 /// Make the running daemon upload everything that is on disk
@@ -56,7 +56,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         let request = socket::send_request(&root, &request);
         match tokio::time::timeout(ACCEPT_TIMEOUT, request).await {
             Ok(response) => response?,
-            // The daemon continues without us.
+            // The daemon flushes without a waiting client.
             Err(_) => return Ok(exit::OK),
         }
     };
@@ -90,11 +90,11 @@ async fn request_and_wait(
 ) -> Result<Response> {
     let request = flush_request(session);
     let request = tokio::time::timeout(timeout, socket::send_request(root, &request));
-    let in_time = tokio::select! {
+    let result = tokio::select! {
         response = request => response,
         never = log_errors(root) => match never {},
     };
-    match in_time {
+    match result {
         Ok(response) => response,
         Err(_) => Err(timeout_error(root).await),
     }
@@ -136,7 +136,7 @@ fn print_branches(report: &FlushReport) -> u8 {
     code
 }
 
-/// The error of a flush that is not done in time, with the reason if the daemon knows one.
+/// The error for a flush that timed out, with the daemon's last error if there is one.
 async fn timeout_error(root: &Path) -> Error {
     let reason = match socket::send_request(root, &Request::Status).await {
         Ok(Response::Status(status)) => status.sessions.into_iter().find_map(|log| log.last_error),
@@ -146,10 +146,10 @@ async fn timeout_error(root: &Path) -> Error {
         .map(|reason| format!(": {reason}"))
         .unwrap_or_default();
     Error::unavailable(format!("not everything is durable yet{reason}"))
-        .hint("run \"sessiond status\" to see which sessions lag behind")
+        .hint("run \"sessiond status\" to see which sessions are not durable")
 }
 
-/// Logs the errors of the daemon now and then.
+/// Logs the errors of the daemon periodically.
 async fn log_errors(root: &Path) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(LOG_INTERVAL).await;
@@ -160,7 +160,7 @@ async fn log_errors(root: &Path) -> std::convert::Infallible {
         for log in &status.sessions {
             if let Some(error) = &log.last_error {
                 let (session, attempt) = (&log.session, log.failed_attempts);
-                tracing::warn!(session, attempt, error, "still waiting");
+                tracing::warn!(session, attempt, error, "not durable yet; waiting");
             }
         }
     }
@@ -197,7 +197,7 @@ async fn find_session(root: &Path, prefix: &str) -> Result<SessionId> {
     match ids.as_slice() {
         _ if ids.contains(&prefix) => prefix.parse(),
         [only] => only.parse(),
-        // The daemon scans for a session that is only a moment old.
+        // The session may be too new for the status; the daemon scans for it.
         [] => prefix.parse(),
         many => Err(Error::usage(format!(
             "ambiguous session ID {prefix:?}: it is a prefix of {} sessions",

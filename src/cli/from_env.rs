@@ -1,4 +1,4 @@
-//! `restore --from-env`: a session in variables of the environment, for machines without a store.
+//! `restore --from-env`: a session in environment variables, for machines without a store.
 
 use std::path::Path;
 

@@ -19,12 +19,11 @@ const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 ///
 /// Works on the sessions of one agent in one namespace, next to running daemons, restores and other
 /// gc processes. An expired session is first removed, as by "sessiond rm", and deleted permanently
-/// after 24 hours. Encrypted sessions that cannot be decrypted are not touched; the exit code is
-/// then 11.
+/// after 24 hours. Sessions that cannot be decrypted are left unchanged; the exit code is then 11.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond gc --dry-run")]
 pub struct Args {
-    /// Keep every entry of this period as a point to restore
+    /// How long to keep every entry as a point to restore
     #[arg(
         long,
         env = "SESSIOND_GC_HISTORY",
@@ -94,11 +93,9 @@ fn exit_code(outcome: GcOutcome) -> u8 {
     let total = print::plural(report.logs, "log", "logs");
     if report.failed > 0 {
         print::error(
-            &Error::corrupt(format!(
-                "{} of {total} not collected, because of damage",
-                report.failed
-            ))
-            .hint("run \"sessiond verify --all --deep\" to see the damage"),
+            &Error::corrupt("stored objects are damaged")
+                .context(format_args!("collect {} of {total}", report.failed))
+                .hint("run \"sessiond verify --all --deep\" to see the damage"),
         );
         return exit::CORRUPT;
     }

@@ -1,6 +1,6 @@
 //! The help texts: the grouped command list, the templates, and where global options appear.
 //!
-//! Owns how help looks. The texts themselves are the doc comments of the arguments.
+//! Owns the layout of the help. The texts themselves are the doc comments of the arguments.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::{Cli, complete, environment};
 
-/// The commands by what they are for, in the order of `sessiond --help`.
+/// The commands grouped by purpose, in the order of `sessiond --help`.
 pub const GROUPS: [(&str, &[&str]); 6] = [
     (
         "Run",
@@ -58,7 +58,7 @@ pub fn command() -> Command {
     finish(environment::ignore_empty(Cli::command()))
 }
 
-/// The same for generated documents: whatever the environment is.
+/// The definition for generated documents: it does not depend on the environment.
 pub fn plain_command() -> Command {
     finish(Cli::command())
 }
@@ -67,7 +67,7 @@ fn finish(command: Command) -> Command {
     let globals: Vec<Arg> = command
         .get_arguments()
         .filter(|arg| arg.is_global_set())
-        // The short help of every command would be two thirds global options.
+        // Otherwise, global options would fill two thirds of every command's short help.
         .map(|arg| arg.clone().hide_short_help(true).hide_long_help(true))
         .collect();
     let command = command

@@ -1,10 +1,10 @@
-//! `hook`: Claude Code calls it at its own events, so that a turn ends only when it is durable.
+//! `hook`: Claude Code calls it on its hook events, so that a turn ends only when it is durable.
 //!
-//! Owns the waiting and its limits. The agent waits for the hook, so nothing here takes longer than
-//! the deadline or fails the agent. Exit code 2 would make the agent continue, and standard output
-//! may reach the model, so a hook always exits with 0 and prints to standard error only. The event
-//! and the environment contain secrets, and neither is printed. Does not own the agent's settings
-//! file (`install`).
+//! Owns the waiting and its time limits. The agent waits for the hook, so nothing here takes longer
+//! than the deadline or fails the agent. Exit code 2 would make the agent continue, and standard
+//! output may reach the model, so a hook always exits with 0 and prints to standard error only. The
+//! event and the environment contain secrets, and neither is printed. Does not own the agent's
+//! settings file (`install`).
 
 mod install;
 
@@ -36,9 +36,9 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// A running daemon responds within milliseconds.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(1);
-/// Larger than any event: it can contain a complete tool result.
+/// Maximum size of an event. An event can contain a complete tool result.
 const MAX_EVENT_LEN: u64 = 256 << 20;
-/// Larger than what a client appends after its last message.
+/// Maximum size of what a client appends after its last message.
 const MAX_TRAILER_LEN: u64 = 1 << 20;
 
 /// End a turn only when it is durable (called by Claude Code)
@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_HOOK_CHECKPOINT", value_name = "NAME")]
     pub checkpoint: Option<String>,
 
-    /// Print what was done to stderr, also on success [default: false]
+    /// Print the result to stderr on success too [default: false]
     #[arg(
         long,
         env = "SESSIOND_HOOK_VERBOSE",
@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long)]
     pub print: bool,
 
-    /// Change the user's settings in the agent's directory, as by default
+    /// Change the settings file in the agent's directory (the default)
     #[arg(long, conflicts_with_all = ["project", "settings"])]
     pub user: bool,
 
@@ -112,7 +112,7 @@ impl Args {
     }
 }
 
-/// Whether arguments that cannot be parsed are those of a hook that the agent calls.
+/// Whether the agent called a hook with arguments that cannot be parsed.
 pub fn is_called_by_agent() -> bool {
     let arguments: Vec<_> = std::env::args_os().collect();
     let is_manual = arguments
@@ -130,7 +130,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if !args.handles_event() {
         return install::run(settings, &args, deadline?);
     }
-    // An invalid deadline must not cost the turn.
+    // An invalid deadline must not make the agent lose the flush.
     let deadline = deadline.unwrap_or_else(|error| {
         report(&error.to_string());
         DEADLINE
@@ -144,7 +144,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => report(&error.to_string()),
         Err(_) => report(&format!(
-            "not durable after {deadline:?}; the daemon retries, run \"sessiond status\" to see why"
+            "not durable after {deadline:?}; the daemon retries; run \"sessiond status\" to see why"
         )),
     }
     Ok(exit::OK)
@@ -171,7 +171,7 @@ async fn handle_event(
         HookEventKind::ToolResult if !args.after_tools.unwrap_or(false) => Ok(None),
         HookEventKind::SessionStart => check_daemon(&root).await.map(|()| None),
         HookEventKind::ToolResult | HookEventKind::End => {
-            // Half of the time is for the store.
+            // Reserve half of the remaining time for the store.
             let left = deadline.saturating_duration_since(Instant::now());
             let timeout = MESSAGE_TIMEOUT.min(left / 2);
             let is_complete = wait_for_message(&event, timeout).await?;
@@ -185,7 +185,7 @@ async fn handle_event(
                 return Ok(Some(done));
             }
             Err(Error::unavailable(format!(
-                "{done}, without the last message: the transcript did not contain it after {timeout:?}"
+                "{done}, but without the last message: the transcript did not contain it after {timeout:?}"
             )))
         }
     }
@@ -288,7 +288,7 @@ fn check_transcript(path: &Path, message: &str, checked_len: Option<u64>) -> Tra
 
 async fn flush(root: &Path, event: &HookEvent) -> Result<String> {
     let Some(session) = event.session() else {
-        return Err(Error::usage("the event names no session"));
+        return Err(Error::usage("the hook event has no session ID"));
     };
     let request = Request::Flush {
         session: Some(session.clone()),
@@ -310,7 +310,7 @@ async fn flush(root: &Path, event: &HookEvent) -> Result<String> {
             return Ok(format!("session {session} has no transcript yet"));
         }
         return Err(Error::not_found(format!(
-            "session {session} does not exist in {}, which the daemon streams",
+            "session {session} does not exist in {}, the directory that the daemon streams",
             root.display()
         )));
     };
@@ -350,7 +350,7 @@ async fn move_checkpoint(
     ];
     if configured != [status.store.clone(), status.namespace, status.agent] {
         return Err(Error::usage(format!(
-            "the daemon streams to {}, and the hook is configured for {}",
+            "the daemon streams to {}, but the hook is configured for {}",
             status.store, configured[0]
         )));
     }
@@ -363,12 +363,12 @@ async fn move_checkpoint(
         }
         created => created?,
     };
-    // The store has the name; reindex adds it to an index that is slow.
+    // The checkpoint is in the store. If the index is slow, a reindex adds it later.
     let _ = tokio::time::timeout(DAEMON_TIMEOUT, update_checkpoints(&parts, &id)).await;
     Ok(())
 }
 
-/// Runs blocking work on a thread of its own, so that the deadline holds.
+/// Runs blocking work on another thread, so that the deadline still applies.
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await

@@ -12,11 +12,11 @@ use crate::wire::Parts;
 
 /// Import a session from a file that "sessiond export" wrote
 ///
-/// The session is added to the store. The agent's directory is not touched.
+/// Adds the session to the store. The agent's directory does not change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond import 3f2a.tar.gz && sessiond restore 3f2a")]
 pub struct Args {
-    /// File to read, archive or base64, or - for standard input
+    /// Archive file, binary or base64, or - for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 

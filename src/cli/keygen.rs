@@ -10,13 +10,13 @@ use crate::store::encrypted::keyring;
 
 /// Generate a key pair for --encrypt-to and --identity
 ///
-/// The file is the argument of --identity, the printed public key the argument of --encrypt-to.
-/// Keep a copy of the file outside of the containers: without it, nobody can decrypt the sessions.
+/// Pass the file to --identity, and the printed public key to --encrypt-to. Keep a copy of the file
+/// outside of the containers: without it, nobody can decrypt the sessions.
 /// The age tool reads and writes the same files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond keygen -o key.txt")]
 pub struct Args {
-    /// New file for the key; then only the public key is printed [default: stdout]
+    /// New file for the key pair; prints only the public key [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }

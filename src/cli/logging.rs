@@ -13,8 +13,8 @@ use crate::config::{LogFormat, OutputConfig};
 use crate::daemon::traces::Traces;
 use crate::error::{Error, Result};
 
-/// Starts logging. With `shares_terminal`, a child process draws on the same terminal: then only
-/// warnings and errors are logged there by default.
+/// Starts logging. With `shares_terminal`, a child process uses the same terminal: by default, only
+/// warnings and errors are then logged to it.
 pub fn start(
     output: &OutputConfig,
     shares_terminal: bool,

@@ -69,7 +69,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let page = parts.index.sessions(&filter).await?;
     if page.sessions.is_empty() && !args.has_filter() && is_index_empty(&parts).await? {
         tracing::warn!(
-            "the index is empty and the store is not; run \"sessiond reindex\" to fill it"
+            "the index is empty, but the store is not; run \"sessiond reindex\" to fill the index"
         );
     }
     if args.page.json {
@@ -109,7 +109,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Whether the index knows nothing and the store holds sessions.
+/// Whether the index has no log of the agent although the store has some.
 async fn is_index_empty(parts: &Parts) -> Result<bool> {
     let (namespace, agent) = (&parts.logs.namespace, &parts.logs.agent);
     Ok(parts.index.logs(namespace, agent).await?.is_empty()

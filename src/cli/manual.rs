@@ -42,7 +42,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<u8> {
     let shells = Shells::builtins();
     let shell = shells
         .completer(&name)
-        .ok_or_else(|| Error::usage(format!("no completions for {name}")))?;
+        .ok_or_else(|| Error::usage(format!("no completion script for {name} exists")))?;
     let mut script = Vec::new();
     let program = "sessiond";
     shell

@@ -46,16 +46,16 @@ pub struct Args {
 
 /// A message of the index with the beginning of its text.
 #[derive(Serialize)]
-struct Listed {
+struct ListedMessage {
     #[serde(flatten)]
     row: MessageRow,
-    /// None if the store has no text for it, or was not read.
+    /// None if the store has no text for the message, or if the store was not read.
     text: Option<String>,
 }
 
 #[derive(Serialize)]
-struct ListedPage {
-    messages: Vec<Listed>,
+struct MessageList {
+    messages: Vec<ListedMessage>,
     next: Option<String>,
 }
 
@@ -82,19 +82,19 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         HashMap::new()
     } else {
         texts(&parts, &id).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the list has no texts");
+            tracing::warn!(%error, "listing the messages without their texts");
             HashMap::new()
         })
     };
-    let messages: Vec<Listed> = page
+    let messages: Vec<ListedMessage> = page
         .messages
         .into_iter()
-        .map(|row| Listed {
+        .map(|row| ListedMessage {
             text: texts.get(&(row.position, row.role.clone())).cloned(),
             row,
         })
         .collect();
-    let page = ListedPage {
+    let page = MessageList {
         messages,
         next: page.next,
     };
@@ -135,7 +135,7 @@ fn beginning(message: &DisplayMessage) -> String {
     print::one_line(&text.unwrap_or_default(), MAX_TEXT_LEN)
 }
 
-fn print_page(id: &LogId, page: &ListedPage, role: Option<&str>) -> Result<()> {
+fn print_page(id: &LogId, page: &MessageList, role: Option<&str>) -> Result<()> {
     let session = print::clean(&id.name.to_string());
     if page.messages.is_empty() {
         return print::line(format_args!("no messages in session {session}"));
@@ -166,7 +166,7 @@ fn print_page(id: &LogId, page: &ListedPage, role: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-fn row(listed: &Listed) -> Vec<String> {
+fn row(listed: &ListedMessage) -> Vec<String> {
     let row = &listed.row;
     let tokens = row.tokens.map(|tokens| {
         format!(

@@ -60,10 +60,10 @@ use crate::daemon::traces::{self, Exporter, TraceExport, Traces};
 use crate::error::{Error, ErrorKind, Result};
 use crate::upkeep::status::StatusChange;
 
-/// Keep a coding agent's conversation when its machine is gone
+/// Keep a coding agent's sessions when its container or machine is lost
 ///
-/// sessiond runs next to a coding agent, streams the agent's conversation files to object storage,
-/// keeps an index of them in a database, and restores the files on the next machine.
+/// sessiond runs next to a coding agent, streams the agent's session files to object storage, keeps
+/// an index of the sessions in a database, and restores the files on the next machine.
 #[derive(Debug, Parser)]
 #[command(name = "sessiond", version, max_term_width = 100)]
 #[command(
@@ -182,7 +182,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
         environment::warn_about_unknown(&help::command());
     }
     // Two threads: one decompresses or hashes while the other waits for the store. More threads
-    // would only cost memory.
+    // would only use more memory.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

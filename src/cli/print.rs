@@ -103,7 +103,7 @@ pub fn length(seconds: u64) -> String {
     plural(seconds / length, one, many)
 }
 
-/// The age of something.
+/// The time between `then` and `now`, in the largest unit.
 pub fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     match seconds {
@@ -115,7 +115,7 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
 }
 
 /// The shortest prefix of `id` that no other ID in `all` has, at least [`MIN_ID_LEN`] characters
-/// long; `id` itself if that is short, or if output does not go to a terminal.
+/// long if `id` is that long.
 pub fn short_id<'a>(id: &str, all: impl IntoIterator<Item = &'a str>) -> String {
     let shared = all
         .into_iter()
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(short("0b5e551d-0000"), "0b5e551d-0");
         assert_eq!(short("77777777-0000"), "77777777");
         assert_eq!(short("s1"), "s1");
-        // An ID that is a prefix of another stays whole.
+        // An ID that is a prefix of another is not shortened.
         assert_eq!(short_id("abcdefghij", ["abcdefghijkl"]), "abcdefghij");
     }
 

@@ -15,13 +15,13 @@ use crate::sys::Progress;
 use crate::sys::progress::ProgressSnapshot;
 use crate::wire::Parts;
 
-/// Shorter work shows no progress: the line would only flicker.
+/// Delay before the line appears: for shorter work, it would only flicker.
 const DRAW_DELAY: Duration = Duration::from_millis(500);
 /// How often the line is redrawn.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the progress is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// No remaining time is estimated before this: the first bytes say little.
+/// Minimum time before the remaining time is estimated: an earlier estimate is inaccurate.
 const MIN_ELAPSED: Duration = Duration::from_secs(2);
 
 /// A progress display; it ends when it is dropped.
@@ -90,7 +90,7 @@ async fn log(progress: Arc<Progress>, work: &'static str) {
     }
 }
 
-/// Turns counters into text. The share that is done never decreases, although the expected number
+/// Formats the counters as text. The completed share never decreases, although the expected number
 /// of bytes grows with every log that is opened.
 struct Meter {
     work: &'static str,
@@ -103,30 +103,31 @@ impl Meter {
         Meter { work, share: 0.0 }
     }
 
-    fn text(&mut self, counted: ProgressSnapshot, elapsed: Duration) -> String {
+    fn text(&mut self, snapshot: ProgressSnapshot, elapsed: Duration) -> String {
         let ProgressSnapshot {
             expected_bytes: expected,
             done_bytes: done,
             started_logs: logs,
-            total_logs: of_logs,
-        } = counted;
+            total_logs,
+        } = snapshot;
         let bytes_share = match expected {
             0 => 0.0,
             _ => done.min(expected) as f64 / expected as f64,
         };
-        let share = match (logs, of_logs) {
-            // One log, or an unknown number of them: the bytes count.
+        let share = match (logs, total_logs) {
+            // One log, or an unknown number of logs: the share of the bytes.
             (_, 0 | 1) => (logs <= 1 && expected > 0).then_some(bytes_share),
-            // Several logs: those that are done, since the size of the others is unknown.
+            // Several logs: the share of the completed logs, because the size of the others is
+            // unknown.
             (logs, all) => Some(logs.saturating_sub(1) as f64 / all as f64),
         };
-        let position = match (logs, of_logs) {
+        let position = match (logs, total_logs) {
             (0, _) => String::new(),
             (at, 0) => format!(" log {at}:"),
             (at, all) => format!(" log {at} of {all}:"),
         };
         let mut text = format!("{}{position} {}", self.work, print::bytes(done));
-        if of_logs <= 1 && logs <= 1 && expected > 0 {
+        if total_logs <= 1 && logs <= 1 && expected > 0 {
             text.push_str(&format!(" of {}", print::bytes(expected.max(done))));
         }
         if let Some(share) = share {
@@ -159,12 +160,12 @@ fn remaining(share: f64, elapsed: Duration) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn counted(expected: u64, done: u64, logs: u64, of_logs: u64) -> ProgressSnapshot {
+    fn counted(expected: u64, done: u64, logs: u64, total_logs: u64) -> ProgressSnapshot {
         ProgressSnapshot {
             expected_bytes: expected,
             done_bytes: done,
             started_logs: logs,
-            total_logs: of_logs,
+            total_logs,
         }
     }
 

@@ -1,4 +1,4 @@
-//! `pull`: a copy of a session for debugging. It claims nothing.
+//! `pull`: a copy of a session, for debugging. Does not claim the session.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,8 @@ use crate::wire::Parts;
 
 /// Fetch a copy of a session without claiming it
 ///
-/// The session can be written elsewhere at the same time. The agent's directory is not touched.
+/// Another machine can write to the session at the same time. The agent's directory does not
+/// change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond pull 3f2a --to /tmp/copy
@@ -25,7 +26,7 @@ pub struct Args {
     )]
     pub id: Option<String>,
 
-    /// Fetch the last written session with this request ID
+    /// Fetch the most recently changed session with this request ID
     #[arg(long, value_name = "ID")]
     pub request: Option<String>,
 

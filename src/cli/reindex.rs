@@ -8,7 +8,7 @@ use crate::wire::Parts;
 
 /// Rebuild the index of an agent from the store
 ///
-/// Safe while daemons run.
+/// Daemons can keep running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond reindex --index postgres://sessiond@db/sessiond")]
 pub struct Args {
@@ -27,29 +27,28 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         &*parts.profile,
         |id, result| match result {
             Ok(entries) => tracing::debug!(%id, entries, "indexed"),
-            Err(error) => tracing::error!(%id, %error, "not indexed"),
+            Err(error) => tracing::error!(%id, %error, "indexing failed"),
         },
     )
     .await?;
     drop(progress);
     let total = print::plural(report.logs, "log", "logs");
+    let not_indexed = report.failed + report.unreadable;
     if args.json {
         print::json(&report)?;
     } else {
         print::line(format_args!(
-            "indexed {total}, {}; deleted {} from the index; {} unreadable",
+            "indexed {}, {}; deleted {} from the index; {not_indexed} not indexed",
+            print::plural(report.logs - not_indexed, "log", "logs"),
             print::plural(report.entries, "entry", "entries"),
-            print::plural(report.deleted, "log", "logs"),
-            report.failed + report.unreadable
+            print::plural(report.deleted, "log", "logs")
         ))?;
     }
     if report.failed > 0 {
         print::error(
-            &Error::corrupt(format!(
-                "{} of {total} not indexed, because of damage",
-                report.failed
-            ))
-            .hint("run \"sessiond verify --all --deep\" to see the damage"),
+            &Error::corrupt("stored objects are damaged")
+                .context(format_args!("index {} of {total}", report.failed))
+                .hint("run \"sessiond verify --all --deep\" to see the damage"),
         );
         return Ok(exit::CORRUPT);
     }
@@ -57,11 +56,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         print::error(
             &Error::new(
                 ErrorKind::NewerFormat,
-                format!(
-                    "{} of {total} not indexed: written by a newer sessiond",
-                    report.newer_format
-                ),
+                "a newer sessiond wrote some of the objects",
             )
+            .context(format_args!("index {} of {total}", report.newer_format))
             .hint("upgrade sessiond"),
         );
         return Ok(exit::NEWER_FORMAT);
@@ -70,12 +67,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         print::error(
             &Error::new(
                 ErrorKind::Encrypted,
-                format!(
-                    "{} of {total} not indexed: encrypted for other identities",
-                    report.unreadable
-                ),
+                "no configured identity can decrypt the objects",
             )
-            .hint("pass the key with --identity FILE"),
+            .context(format_args!("index {} of {total}", report.unreadable))
+            .hint("set --identity FILE to the file with the private key"),
         );
         return Ok(exit::ENCRYPTED);
     }

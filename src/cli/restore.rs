@@ -1,4 +1,4 @@
-//! `restore`: the files of a session, before the agent starts.
+//! `restore`: restores the files of a session before the agent starts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ pub struct Args {
     #[arg(long, conflicts_with = "latest")]
     pub all: bool,
 
-    /// Restore the last written session
+    /// Restore the most recently changed session
     #[arg(long)]
     pub latest: bool,
 
-    /// Restore the last written session with this request ID
+    /// Restore the most recently changed session with this request ID
     #[arg(long, value_name = "ID", conflicts_with = "all")]
     pub request: Option<String>,
 
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// Restore for an agent that runs in this directory, whatever its project was
+    /// Directory in which the agent will run; the session moves to its project
     #[arg(long, value_name = "DIR", conflicts_with_all = ["all", "from_env"])]
     pub cwd: Option<PathBuf>,
 
@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "must_exist")]
     pub if_exists: bool,
 
-    /// Fail if the session does not exist, as by default
+    /// Fail if the session does not exist (the default)
     #[arg(long)]
     pub must_exist: bool,
 
@@ -145,7 +145,7 @@ async fn request(parts: &Parts, args: &Args) -> Result<RestoreRequest> {
         None if args.all || args.from_env => SessionSet::All,
         None => {
             return Err(Error::usage("no session is selected")
-                .hint("name an ID, or use --latest, --request or --all"));
+                .hint("pass a session ID, or use --latest, --request ID or --all"));
         }
     };
     let project = args.cwd.as_deref();
@@ -181,7 +181,7 @@ fn print_summary(parts: &Parts, summary: &RestoreSummary, json: bool) -> Result<
         for report in &summary.restored {
             restore_report::print_restored(report, root)?;
         }
-        // The path alone, for scripts.
+        // Print only the path, for scripts.
         for history in &summary.histories {
             print::line(history.file.file.display())?;
         }

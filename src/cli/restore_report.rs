@@ -40,16 +40,19 @@ pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
     }
     if report.partial_line_bytes() > 0 {
         print::line(format_args!(
-            "  {} of a partial line stay in the log; \"sessiond pull\" fetches them",
-            print::bytes(report.partial_line_bytes())
+            "  {} of a partial line not restored; run \"sessiond pull {}\" to fetch them",
+            print::bytes(report.partial_line_bytes()),
+            print::clean(&report.session)
         ))?;
     }
     print_rewound(&report.rewound_bytes, &report.rewound_calls)?;
     print_repaired(&report.repaired)?;
     for file in &report.files {
         let reason = match file.action {
-            FileAction::Superseded => "not restored, a newer file took its place",
-            FileAction::Aside => "moved to .sessiond/aside, a second copy of the session",
+            FileAction::Superseded => "not restored, replaced by a newer file",
+            FileAction::Aside => {
+                "moved to .sessiond/aside, because it is a second copy of the session"
+            }
             _ => continue,
         };
         print::line(format_args!(
@@ -100,15 +103,19 @@ pub fn print_repaired(repaired: &[RepairedFile]) -> Result<()> {
                 damage,
                 bytes,
             } = repair;
+            let count = print::plural(*bytes, "byte", "bytes");
             let change = match damage {
-                LineDamage::ZeroBytes => format!("removed {bytes} zero bytes"),
-                LineDamage::TornRecord => format!("removed {bytes} bytes of a torn record"),
-                LineDamage::GluedRecords => {
-                    format!("split {} records into lines of their own", bytes + 1)
+                LineDamage::ZeroBytes => {
+                    format!(
+                        "removed {}",
+                        print::plural(*bytes, "zero byte", "zero bytes")
+                    )
                 }
-                LineDamage::InvalidLine => format!("removed {bytes} bytes that are no record"),
+                LineDamage::TornRecord => format!("removed {count} of a torn record"),
+                LineDamage::GluedRecords => format!("split {} records into lines", bytes + 1),
+                LineDamage::InvalidLine => format!("removed {count} without a record"),
                 LineDamage::MissingNewline => "added the newline at the end".to_owned(),
-                LineDamage::PartialLine => format!("removed {bytes} bytes of a partial line"),
+                LineDamage::PartialLine => format!("removed {count} of a partial line"),
             };
             print::line(format_args!("    line {line}, byte {offset}: {change}"))?;
         }

@@ -78,9 +78,12 @@ pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
 fn is_confirmed(id: &LogId) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(Error::usage(format!(
-            "removing {id} needs confirmation, and standard input is not a terminal"
+            "removing {id} needs confirmation, but standard input is not a terminal"
         ))
-        .hint(format!("run \"sessiond rm {} --yes\"", id.name)));
+        .hint(format!(
+            "run \"sessiond rm {} --yes\" to remove it without confirmation",
+            id.name
+        )));
     }
     let failed = |cause| Error::io("ask for confirmation", cause);
     let mut out = std::io::stderr();
@@ -95,7 +98,7 @@ fn is_confirmed(id: &LogId) -> Result<bool> {
     Ok(matches!(reply.trim(), "y" | "Y" | "yes"))
 }
 
-/// Brings a session back.
+/// Undeletes a session.
 pub async fn undelete(settings: &Settings, args: UndeleteArgs) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;

@@ -12,7 +12,7 @@ use crate::daemon::child::Child;
 use crate::daemon::signals::Signals;
 use crate::error::Result;
 
-/// The final flush has at least this long after the agent has exited, however long that took.
+/// Minimum time for the final flush after the agent has exited, even if the deadline has passed.
 const MIN_FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Restore a session, stream, and run a command as a child process
@@ -42,7 +42,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let options = start::options(settings, &args.stream).await?;
     let continues_on_error = args.restore.continues_on_error();
     let health = start::start_probes(&args.stream, continues_on_error).await?;
-    // A signal during the restore must stop it in order, not leave a half-written directory.
+    // A signal during the restore must stop it cleanly, without a partially written directory.
     let mut signals = Signals::for_child()?;
     let prepared = tokio::select! {
         prepared = start::prepare(settings, &args.restore, &args.stream, options, &health) => prepared,

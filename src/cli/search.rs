@@ -97,7 +97,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if found.has_more {
         print::line(format_args!(
-            "there are more matches; use --limit {}",
+            "more matches exist; use --limit {} to show more",
             args.limit.saturating_mul(5).min(MAX_LIMIT)
         ))?;
     }

@@ -139,7 +139,8 @@ pub fn target_project(parts: &Parts, directory: &Path) -> Result<String> {
         return Ok(project_of(parts, directory));
     }
     Err(Error::usage(format!(
-        "sessions of {} can only continue in the directory in which they started",
+        "invalid --cwd value {:?}: sessions of {} can only continue in the directory where they started",
+        directory.display(),
         parts.profile.name()
     ))
     .hint("remove --cwd"))
@@ -184,7 +185,7 @@ fn parse_owner(text: &str) -> Result<Owner> {
     Ok(Owner { uid, gid })
 }
 
-/// The third and fourth field of the line of an account: its number, and the group of a user.
+/// Looks up a name in a file such as /etc/passwd: its ID, and for a user also the group ID.
 fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
     let text = std::fs::read_to_string(file).ok()?;
     let fields: Vec<&str> = text

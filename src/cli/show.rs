@@ -80,7 +80,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     if read.is_removed {
         tracing::warn!(
-            "the session is removed; run \"sessiond undelete {}\" to bring it back",
+            "the session was removed; run \"sessiond undelete {}\" to bring it back",
             id.name
         );
     }
@@ -160,10 +160,10 @@ impl Output {
         let mut command = Command::new("sh");
         command.args(["-c", &pager]).stdin(Stdio::piped());
         if std::env::var_os("LESS").is_none() {
-            // Text that fits on the screen stays there without a key press.
+            // With F, less exits immediately if the text fits on one screen.
             command.env("LESS", "FRX");
         }
-        // Ctrl-C belongs to the pager. When it exits, so does sessiond.
+        // The pager handles Ctrl-C. sessiond exits after the pager.
         let signals = Signals::for_termination()?;
         match command.spawn() {
             Ok(child) => Ok(Output::Pager(child, signals)),

@@ -25,7 +25,7 @@ use crate::wire::{DEFAULT_CONCURRENT_FLUSHES, Parts};
 /// Leaves two of the ten seconds that Docker gives a container to stop.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(8);
 
-/// A crash of the machine costs at most about one second of work.
+/// A crash of the machine loses at most about one second of work.
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Monitoring services expect a heartbeat once per minute.
@@ -47,15 +47,15 @@ pub enum OnRestoreError {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Restore options")]
 pub struct RestoreArgs {
-    /// Restore this session first, by ID or unambiguous prefix [default: none]
+    /// Session to restore first: ID or unambiguous prefix [default: none]
     #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["latest", "request"])]
     pub session: Option<String>,
 
-    /// Restore the last written session first
+    /// Restore the most recently changed session first
     #[arg(long)]
     pub latest: bool,
 
-    /// Restore the last written session with this request ID first [default: none]
+    /// Restore the latest session with this request ID first [default: none]
     #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
     pub request: Option<String>,
 
@@ -63,7 +63,7 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
-    /// Restore for an agent that runs in this directory, whatever its project was
+    /// Directory in which the agent will run; the session moves to its project
     #[arg(long, env = "SESSIOND_CWD", value_name = "DIR")]
     pub cwd: Option<PathBuf>,
 
@@ -118,12 +118,12 @@ impl RestoreArgs {
         let session = self.session.as_deref();
         if session.is_some_and(|id| id.trim().is_empty()) {
             return Err(Error::usage("invalid --session value \"\": it is empty")
-                .hint("leave out --session to start without a restore"));
+                .hint("omit --session to start without a restore"));
         }
         Ok(())
     }
 
-    /// Whether a failed restore does not stop the command.
+    /// Whether the command starts even if the restore fails.
     pub fn continues_on_error(&self) -> bool {
         self.on_restore_error == OnRestoreError::Continue
     }
@@ -157,8 +157,8 @@ impl RestoreArgs {
     }
 }
 
-/// Starts the probes, before anything that can take long. With `is_optional`, an address that
-/// cannot be used is only logged.
+/// Starts the probes before anything that can take long. With `is_optional`, an unusable address is
+/// logged and is not an error.
 pub async fn start_probes(stream: &StreamConfig, is_optional: bool) -> Result<Arc<HealthState>> {
     let health = HealthState::new(Arc::new(SystemClock));
     match probes::start(stream.probes.http.as_deref(), &health).await {

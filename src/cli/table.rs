@@ -13,7 +13,7 @@ const GAP: &str = "  ";
 
 /// A table with a heading. On a terminal, empty columns are left out, the widest of the flexible
 /// columns are cut until every row fits, and optional columns are left out if that is not enough.
-/// Elsewhere, every cell is printed whole.
+/// Elsewhere, every cell is printed in full.
 pub struct Table<'a> {
     heading: &'a [&'a str],
     flexible: &'a [usize],
@@ -111,8 +111,8 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Takes characters from the widest flexible column until the row fits, then whole columns. A
-    /// column of width 0 is not printed.
+    /// Drops optional columns if cutting flexible columns is not enough, then takes characters from
+    /// the widest flexible column until the row fits. A column of width 0 is not printed.
     fn shrink(&self, widths: &mut [usize], terminal_width: usize) {
         let excess = |widths: &[usize]| {
             let columns = widths.iter().filter(|width| **width > 0).count();

@@ -9,6 +9,7 @@ use crate::config::{self, Settings};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{FollowEvent, Follower, Renderer, Style};
+use crate::model::LogId;
 use crate::sessions::find;
 use crate::wire::Parts;
 
@@ -73,7 +74,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let mut renderer = Renderer::new(style, HashMap::new());
     let mut print_all = |events: Vec<FollowEvent>| {
         events.into_iter().try_fold(true, |is_open, event| {
-            Ok(is_open && print_event(&mut renderer, event, args.json)?)
+            Ok(is_open && print_event(&mut renderer, &id, event, args.json)?)
         })
     };
     let (mut follower, events) =
@@ -86,13 +87,13 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let mut is_failing = false;
     while args.follow && is_open {
         tokio::time::sleep(interval).await;
-        let lists = listed.elapsed() >= LIST_INTERVAL;
-        match follower.poll(lists).await {
+        let must_list = listed.elapsed() >= LIST_INTERVAL;
+        match follower.poll(must_list).await {
             Ok(events) => {
                 if std::mem::take(&mut is_failing) {
                     tracing::info!("the store responds again");
                 }
-                if lists || !events.is_empty() {
+                if must_list || !events.is_empty() {
                     listed = Instant::now();
                 }
                 is_open = print_all(events)?;
@@ -109,7 +110,12 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
 }
 
 /// Prints an event; false if the pipe is closed.
-fn print_event(renderer: &mut Renderer, event: FollowEvent, json: bool) -> Result<bool> {
+fn print_event(
+    renderer: &mut Renderer,
+    id: &LogId,
+    event: FollowEvent,
+    json: bool,
+) -> Result<bool> {
     match event {
         FollowEvent::Message(message) if json => {
             let line = serde_json::to_string(&message)
@@ -120,14 +126,16 @@ fn print_event(renderer: &mut Renderer, event: FollowEvent, json: bool) -> Resul
             print::text(&renderer.message(&message, usize::from(message.sub_agent.is_some())))
         }
         FollowEvent::Removed => {
-            tracing::warn!("the session was removed; new messages follow if it is undeleted");
+            tracing::warn!(
+                "the session was removed; waiting for new messages in case it is undeleted"
+            );
             Ok(true)
         }
         FollowEvent::Damaged(damage) => {
-            print::error(
-                &Error::corrupt(damage)
-                    .hint("run \"sessiond verify ID\" to see which point can be restored"),
-            );
+            print::error(&Error::corrupt(damage).hint(format!(
+                "run \"sessiond verify {}\" to see which point can be restored",
+                id.name
+            )));
             Ok(true)
         }
     }

@@ -29,7 +29,7 @@ pub fn parse(name: &str, text: &str, now: Timestamp) -> Result<Timestamp> {
         .and_then(|age| now.checked_sub(age).ok());
     day.or(age).ok_or_else(|| {
         Error::usage(format!(
-            "invalid {name} value {text:?}: not a time, a day or an age"
+            "invalid {name} value {text:?}: expected a time, a day or an age"
         ))
         .hint("use a time such as 2026-05-01T12:00:00Z, a day such as 2026-05-01, or an age such as 2h or 7d")
     })

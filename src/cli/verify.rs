@@ -1,4 +1,4 @@
-//! `verify`: whether sessions can be restored.
+//! `verify`: checks whether sessions can be restored.
 
 use crate::cli::{exit, print, progress};
 use crate::config::Settings;
@@ -9,9 +9,9 @@ use crate::wire::Parts;
 
 /// Check that sessions can be restored
 ///
-/// Reads the objects that a restore reads. Exits with 6 if a log is damaged. Exits with 11 if no
-/// log is damaged but objects cannot be read without a key, and with 12 if a newer sessiond wrote
-/// them; then only the numbers of their entries are checked.
+/// Reads the objects that a restore reads. Exits with 6 if a log is damaged. If no log is damaged,
+/// exits with 11 if objects cannot be decrypted, or with 12 if a newer sessiond wrote them. Checks
+/// only the entry numbers of a log with such objects.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  sessiond verify --all\n  sessiond verify 3f2a --deep")]
 pub struct Args {
@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(value_name = "ID", conflicts_with = "all")]
     pub id: Option<String>,
 
-    /// Check every session and project of the agent, as without an ID
+    /// Check every session and project of the agent (the default)
     #[arg(long)]
     pub all: bool,
 
@@ -61,7 +61,10 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
         print::line(format_args!("{total}, {damaged} damaged{unreadable}"))?;
     }
     if damaged > 0 {
-        let error = Error::corrupt(format!("{damaged} of {total} damaged"));
+        let error = Error::corrupt(format!(
+            "{damaged} of {total} {} damaged",
+            is_or_are(damaged)
+        ));
         let can_salvage = reports
             .iter()
             .any(|report| 0 < report.undamaged_to && report.undamaged_to < report.head);
@@ -77,7 +80,7 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
     if newer > 0 {
         let error = Error::new(
             ErrorKind::NewerFormat,
-            format!("{newer} of {total} written by a newer sessiond"),
+            format!("a newer sessiond wrote objects of {newer} of {total}"),
         );
         print::error(&error.hint("upgrade sessiond"));
         return Ok(exit::NEWER_FORMAT);
@@ -85,12 +88,16 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
     if unreadable > 0 {
         let error = Error::new(
             ErrorKind::Encrypted,
-            format!("{unreadable} of {total} encrypted for other identities"),
+            format!("no configured identity can decrypt {unreadable} of {total}"),
         );
-        print::error(&error.hint("pass the key with --identity FILE"));
+        print::error(&error.hint("set --identity FILE to the file with the private key"));
         return Ok(exit::ENCRYPTED);
     }
     Ok(exit::OK)
+}
+
+fn is_or_are(count: usize) -> &'static str {
+    if count == 1 { "is" } else { "are" }
 }
 
 fn print_report(report: &VerifyReport) -> Result<()> {
@@ -116,7 +123,7 @@ fn print_report(report: &VerifyReport) -> Result<()> {
     ))?;
     report.damage.iter().try_for_each(detail)?;
     for damage in &report.irrelevant_damage {
-        detail(format!("rolled back, no longer needed: {damage}"))?;
+        detail(format!("not needed since a rollback: {damage}"))?;
     }
     if report.damage.is_empty() {
         return Ok(());
@@ -138,7 +145,7 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
     }
     let (last, head) = (report.undamaged_to, report.head);
     if last == head && !report.contradicting.is_empty() {
-        detail("until then a restore may use its content")
+        detail("until the object is deleted, a restore may read it")
     } else if last == head {
         detail("the session can be restored completely: other objects hold the same entries")
     } else if last > 0 {
@@ -146,14 +153,13 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
             "undamaged up to entry {last} of {head}: run \"sessiond restore {session} --at seq:{last}\", or use --salvage"
         ))
     } else {
-        detail(format!(
-            "none of its {} can be restored: bring back the object from a backup or an older version",
-            print::plural(head, "entry", "entries")
-        ))
+        detail(
+            "no entry can be restored: restore the object from a backup or an older version of the bucket",
+        )
     }
 }
 
-/// Prints what is known of a log without its key.
+/// Prints what can be checked of a log with unreadable objects.
 fn print_unreadable(report: &VerifyReport, verdict: &str, branches: &str) -> Result<()> {
     let (session, head) = (print::clean(&report.session), report.head);
     let missing: Vec<String> = report
@@ -167,7 +173,7 @@ fn print_unreadable(report: &VerifyReport, verdict: &str, branches: &str) -> Res
     let numbers = match missing.is_empty() {
         true => format!("entries 1 to {head} exist"),
         false => format!(
-            "of entries 1 to {head}, these are lost or were skipped: {}",
+            "of entries 1 to {head}, these are missing or were skipped: {}",
             missing.join(", ")
         ),
     };

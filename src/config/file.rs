@@ -32,7 +32,7 @@ struct Content {
 
 /// The keys that a configuration file may have: one per setting, and the two tables.
 ///
-/// serde cannot tell them: its flattened groups leave every key to be taken by another group.
+/// serde cannot reject unknown keys: each flattened group ignores the keys of the others.
 fn known_keys() -> BTreeSet<String> {
     let command = Settings::augment_args(clap::Command::new("settings"));
     let command = StreamConfig::augment_args(command);
@@ -50,8 +50,8 @@ macro_rules! fill {
     };
 }
 
-/// Fills the settings that neither a flag nor a variable sets from the configuration file: the one
-/// that is named, or `default_path` if that exists.
+/// Fills the settings that neither a flag nor a variable sets from the configuration file:
+/// `settings.config`, or `default_path` if that file exists.
 pub fn load(
     settings: &mut Settings,
     stream: Option<&mut StreamConfig>,

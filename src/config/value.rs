@@ -12,8 +12,10 @@ pub fn duration(name: &str, text: Option<&str>, default: Duration) -> Result<Dur
         return Ok(default);
     };
     parse_duration(text).ok_or_else(|| {
-        Error::usage(format!("invalid {name} value {text:?}: not a duration"))
-            .hint("use a duration such as 500ms, 8s, 1m30s or 7d")
+        Error::usage(format!(
+            "invalid {name} value {text:?}: expected a duration"
+        ))
+        .hint("use a duration such as 500ms, 8s, 1m30s or 7d")
     })
 }
 
@@ -48,7 +50,7 @@ pub fn ttl(name: &str, text: &str) -> Result<Ttl> {
     match parse_duration(text) {
         Some(duration) => Ok(Ttl::Seconds(duration.as_secs())),
         None => Err(Error::usage(format!(
-            "invalid {name} value {text:?}: not a duration or never"
+            "invalid {name} value {text:?}: expected a duration or never"
         ))
         .hint("use a duration such as 12h or 7d, or never")),
     }
@@ -83,7 +85,7 @@ mod tests {
         let error = duration("--x", Some("soon"), Duration::ZERO).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "invalid --x value \"soon\": not a duration"
+            "invalid --x value \"soon\": expected a duration"
         );
     }
 

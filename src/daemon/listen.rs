@@ -46,7 +46,7 @@ impl FromStr for ListenAddress {
             .map_err(|_| invalid("expected ADDRESS:PORT"))?;
         if !address.ip().is_loopback() {
             return Err(invalid(
-                "other machines could reach it, and the API has no authentication",
+                "expected a loopback address, because the API has no authentication",
             ));
         }
         Ok(ListenAddress::Tcp(address))

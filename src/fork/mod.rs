@@ -144,7 +144,7 @@ async fn origin_at(
         .map(|(path, file, _)| complete_part(path, file))
         .collect();
     if files.is_empty() {
-        return Err(Error::not_found(format!("{id} has no files at that point")));
+        return Err(Error::not_found(format!("{id} has no files at this point")));
     }
     Ok(ForkOrigin {
         session: id.name.clone(),
@@ -157,7 +157,7 @@ async fn origin_at(
     })
 }
 
-/// Checks, after the pin was written, that garbage collection has not deleted the entries before.
+/// Checks that garbage collection did not delete the entries before the pin was written.
 async fn check_origin_exists(logs: &Logs, id: &LogId, seq: Seq, new: &LogId) -> Result<()> {
     let segments = logs.list_segments(id).await?;
     let read = select_segments(&segments, 0, seq, Granularity::Coarse, &BTreeSet::new());

@@ -1,8 +1,9 @@
 //! Follows a session that another process writes, by reading its log.
 //!
-//! Owns how far the log was read and which messages are new. Every `seq` is written once, so a read
-//! of the next one tells whether there is news. The log is listed only now and then, or when the
-//! next entry does not follow: when entries were compacted, or when the session started over.
+//! Owns how far the log was read and which messages are new. Every `seq` is written once, so
+//! reading the next `seq` shows whether the log has grown. The log is listed only periodically, or
+//! when the next entry does not follow the last one: entries were compacted, or the session started
+//! over.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -149,7 +150,7 @@ impl<'a> Follower<'a> {
         }
         Err(Error::new(
             ErrorKind::Internal,
-            "no start of the log was tried",
+            "the list of start positions is empty",
         ))
     }
 
@@ -176,7 +177,7 @@ impl<'a> Follower<'a> {
             return Ok(Vec::new());
         }
         let head = segments::head(&self.logs.list_newest_segments(&self.id).await?);
-        // Nothing is new; or all entries are gone, until a writer starts over.
+        // Nothing is new, or all entries were deleted and no writer has started over yet.
         if head == self.seq || head == 0 {
             return Ok(Vec::new());
         }

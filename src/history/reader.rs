@@ -16,8 +16,8 @@ use crate::log::state::LogState;
 use crate::log::{Logs, errors};
 use crate::model::{ForkOrigin, LogId, LogPoint, ResolvedPoint, Seq, SessionFacts};
 
-/// Numbers of segments that a reader of the end of a conversation tries, before it reads all of
-/// them.
+/// Numbers of segments that a reader of the end of a conversation tries before it reads all
+/// segments.
 const TAIL_SEGMENTS: [usize; 2] = [2, 8];
 
 /// A visitor that collects the messages of a conversation.
@@ -25,7 +25,7 @@ pub trait ConversationVisitor: TranscriptVisitor {
     /// Number of messages collected.
     fn message_count(&self) -> usize;
 
-    /// Notes that messages before the next one cannot be read.
+    /// Records that messages before the next one cannot be read.
     fn add_gap(&mut self) {}
 }
 
@@ -62,12 +62,13 @@ pub struct ConversationRead<V> {
 }
 
 impl<V> ConversationRead<V> {
-    /// Returns the error if the log is damaged.
-    pub fn undamaged(self) -> Result<Self> {
+    /// Returns the error if the log `id` is damaged.
+    pub fn undamaged(self, id: &LogId) -> Result<Self> {
         match self.damage {
-            Some(damage) => {
-                Err(damage.hint("run \"sessiond verify ID\" to see which point can be restored"))
-            }
+            Some(damage) => Err(damage.hint(format!(
+                "run \"sessiond verify {}\" to see which point can be restored",
+                id.name
+            ))),
             None => Ok(self),
         }
     }
@@ -134,7 +135,7 @@ impl<'a> ConversationReader<'a> {
         }
         Err(Error::new(
             ErrorKind::Internal,
-            "no start of the log was tried",
+            "the list of start positions is empty",
         ))
     }
 
@@ -240,7 +241,7 @@ fn outcome<V>(read: ReadOutcome<Sink<'_, V>>) -> ConversationRead<V> {
     }
 }
 
-/// Applies each entry to the state, which rejects what contradicts the rules, then to the replay.
+/// Applies each entry to the state, which rejects inconsistent entries, then to the replay.
 struct Sink<'a, V> {
     state: Option<LogState>,
     replay: TranscriptReplay<'a, V>,

@@ -220,7 +220,7 @@ impl Renderer {
         lines
     }
 
-    /// A line that sessiond adds.
+    /// A line that is not part of the message's text.
     fn note(&self, text: &str) -> String {
         if self.style.markdown {
             format!("*{text}*\n\n")

@@ -50,7 +50,7 @@ pub async fn collect_all(
     mut on_report: impl FnMut(&CollectReport) -> Result<()>,
 ) -> Result<GcOutcome> {
     let logs = &parts.logs;
-    // A dry run writes nothing, not even the temporary object that reveals the store's time.
+    // A dry run writes nothing, not even the temporary object that determines the store's time.
     let now = if dry_run {
         logs.clock.now()
     } else {

@@ -1,4 +1,4 @@
-//! Writes the conversation of a session as text, where the session cannot be restored.
+//! Writes the conversation of a session as text if the session cannot be restored.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ pub struct HistoryFile {
 }
 
 impl HistoryFallback {
-    /// Writes a conversation. `cause` is why its session cannot be restored: the error, and a
+    /// Writes a conversation. `cause` is the error that prevented the restore, and `reason` a
     /// clause for the text.
     pub(super) fn write(
         &self,

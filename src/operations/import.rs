@@ -11,7 +11,8 @@ use crate::model::{LogName, SessionId};
 use crate::sys::scratch::ScratchDirectory;
 use crate::wire::Parts;
 
-/// Imports the archive at `path`, `-` for the standard input; as session `new_id` if it is given.
+/// Imports the archive at `path`, or from standard input if `path` is `-`. The session gets the ID
+/// `new_id` if it is given.
 pub async fn import(
     parts: &Parts,
     path: &Path,
@@ -35,7 +36,7 @@ pub async fn import(
 fn open(path: &Path) -> Result<(String, Box<dyn Read>)> {
     if path == Path::new("-") {
         return Ok((
-            "the standard input".to_owned(),
+            "standard input".to_owned(),
             Box::new(std::io::stdin().lock()),
         ));
     }

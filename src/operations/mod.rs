@@ -1,4 +1,4 @@
-//! Operations that combine several rooms: each is one call for a command or the daemon.
+//! Operations that combine several modules: each is one call for a command or the daemon.
 //!
 //! Owns the order of the steps, such as lock, restore, index. Does not own the steps themselves,
 //! nor arguments and printing (`cli`).

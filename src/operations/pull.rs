@@ -1,4 +1,4 @@
-//! Fetches a copy of a session. Never claims it, never touches the agent's directory.
+//! Fetches a copy of a session. Does not claim the session or change the agent's directory.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
@@ -92,7 +92,7 @@ pub async fn pull(
     }
 }
 
-/// Copies the latest files of a session into an empty directory.
+/// Copies the files of a session at a point into an empty directory.
 pub async fn copy(
     parts: &Parts,
     id: &LogId,
@@ -176,11 +176,11 @@ async fn complete_writer(parts: &Parts, id: &LogId, prefix: WriterId) -> Result<
     match (matching.next(), matching.next()) {
         (Some(only), None) => Ok(only.clone()),
         (Some(_), Some(_)) => Err(Error::usage(format!(
-            "ambiguous --branch {:?}: it is a prefix of several branches",
+            "ambiguous --branch value {:?}: it is a prefix of several branches",
             prefix.as_str()
         ))
-        .hint("give more characters of the writer ID")),
-        // The restore lists the branches there are.
+        .hint("use more characters of the writer ID")),
+        // The restore fails and lists the existing branches.
         (None, _) => Ok(prefix),
     }
 }
@@ -192,7 +192,8 @@ async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullRepo
     while let Some(directory) = directories.pop() {
         directories.extend(list_dirs(&*parts.store, &directory).await?);
         for object in list_objects(&*parts.store, &directory, None).await? {
-            // A foreign key could hold any path. Only a valid relative path is written.
+            // A key that sessiond did not write can contain any path. Write only valid relative
+            // paths.
             let path = object.key.strip_prefix(&root).map(str::parse::<RelPath>);
             if let Some(Ok(path)) = path {
                 bytes += copy_object(&*parts.store, &object.key, &path.below(&to)).await?;

@@ -24,7 +24,7 @@ use crate::sys::lock::{RootLock, lock_root};
 use crate::sys::{Counters, Disk, Operation, Owner};
 use crate::wire::Parts;
 
-/// When the index learns of a restore.
+/// When a restore is recorded in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IndexUpdate {
     /// At the end of the restore.
@@ -59,11 +59,11 @@ pub enum IfMissing {
 pub struct RestoreRequest {
     /// The sessions.
     pub sessions: SessionSet,
-    /// What happens if there are none.
+    /// What happens if no session matches.
     pub if_missing: IfMissing,
     /// The point to restore.
     pub point: PointSpec,
-    /// The project to put the session into.
+    /// The project to restore the session into.
     pub project: Option<String>,
     /// Restore the logs of the session's projects too.
     pub with_projects: bool,
@@ -173,7 +173,7 @@ pub struct RestoreService {
     owner: Option<Owner>,
     counters: Arc<Counters>,
     index: IndexUpdate,
-    /// A restore removes what an earlier one left behind, so only one runs at a time.
+    /// A restore removes the temporary files of earlier ones, so only one runs at a time.
     running: Mutex<()>,
     _lock: Option<RootLock>,
 }
@@ -232,7 +232,8 @@ impl RestoreService {
         result
     }
 
-    /// Restores a session that came in a variable. The store is not read, and nothing is claimed.
+    /// Restores a session from an environment variable, without reading the store or claiming the
+    /// session.
     pub async fn restore_inline(
         &self,
         session: InlineSession,
@@ -271,7 +272,7 @@ impl RestoreService {
             if is_all {
                 self.parts.logs.progress.start_log();
             }
-            // The project of an earlier session.
+            // Restored already, as the project of an earlier session.
             if done.contains(&id.name.to_string()) {
                 continue;
             }
@@ -444,7 +445,7 @@ impl RestoreService {
             return Err(cause);
         };
         if history.visitor.shown_count() == 0 {
-            return Err(cause.context("write the conversation, which has no readable message"));
+            return Err(cause.context("write the history text, because no message is readable"));
         }
         let owner = self.owner;
         let file = fallback.write(
@@ -495,7 +496,7 @@ fn agent_version(history: &ConversationRead<HistoryText>) -> Option<Version> {
 
 fn too_new(id: &LogId, version: &Version, max: &Version) -> Error {
     Error::conflict(format!(
-        "agent version {version} wrote {id}, which is newer than {max}"
+        "{id} was written by agent version {version}, which is newer than {max}"
     ))
     .hint("upgrade the agent, or use --fallback history to write the conversation as text")
 }

@@ -1,7 +1,7 @@
 //! Restores a session from an environment variable: a transcript or an exported archive.
 //!
-//! Nothing is claimed. The daemon that starts next finds files without a ledger, and compares them
-//! with the store.
+//! Does not claim the session. The next daemon finds files without a ledger and compares them with
+//! the store.
 
 use serde::de::IgnoredAny;
 
@@ -19,7 +19,7 @@ use crate::log::writer::LogWriter;
 use crate::model::{Digest, EntryKind, FileKind, LogId, LogName, Part, RelPath, SessionId};
 use crate::sys::STATE_DIR;
 
-/// A session that came in a variable.
+/// A session from an environment variable.
 pub struct InlineSession {
     /// Its ID.
     pub session: SessionId,
@@ -51,15 +51,15 @@ pub fn decode(profile: &dyn Profile, variable: &Variable<'_>) -> Result<InlineSe
     let manifest = archive::read_inflated(name, &inflated, &mut files)?;
     if manifest.agent != *profile.name() {
         return Err(Error::usage(format!(
-            "invalid {name}: it holds a session of agent {}, not of {}",
+            "invalid {name}: it contains a session of agent {}, not of {}",
             manifest.agent,
             profile.name()
         ))
-        .hint(format!("set --agent {}", manifest.agent)));
+        .hint(format!("use --agent {}", manifest.agent)));
     }
     if let Some(id) = id.filter(|id| **id != manifest.session) {
         return Err(Error::usage(format!(
-            "invalid {name}: it holds session {}, not {id}",
+            "invalid {name}: it contains session {}, not {id}",
             manifest.session
         )));
     }
@@ -77,13 +77,13 @@ fn decode_transcript(
     let name = variable.name;
     let id = variable.id.ok_or_else(|| {
         Error::usage(format!(
-            "invalid {name}: it holds a transcript, and the session ID is unknown"
+            "invalid {name}: it contains a transcript, but the session ID is unknown"
         ))
         .hint("set AGENT_SESSION_ID to the session ID")
     })?;
     let path = profile.transcript_path(variable.project, id).ok_or_else(|| {
         Error::usage(format!(
-            "invalid {name}: it holds no archive, and the path of a transcript of agent {} is unknown",
+            "invalid {name}: it contains no archive, and the path of a transcript of agent {} is unknown",
             profile.name()
         ))
     })?;
@@ -91,7 +91,7 @@ fn decode_transcript(
     let first = lines.next().unwrap_or_default();
     if let Err(cause) = serde_json::from_slice::<IgnoredAny>(first) {
         return Err(Error::corrupt(format!(
-            "invalid {name}: it holds neither an archive nor a transcript: {cause}"
+            "invalid {name}: it contains neither an archive nor a transcript: {cause}"
         )));
     }
     let member = Member {

@@ -69,7 +69,7 @@ pub(super) async fn traced<T>(
     result
 }
 
-/// A log whose files are in place, before its claim.
+/// A log whose files are written, but which is not claimed yet.
 pub(super) struct Prepared {
     pub restored: Restored,
     /// How the log is claimed; none for a copy or a dry run.
@@ -101,8 +101,7 @@ pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) ->
     }
     let stage: RelPath =
         format!("{STATE_DIR}/tmp/restore-{:016x}", context.logs.rng.next()).parse()?;
-    // The claim needs to know the fence. Choose it while the log is read; the claim retries on
-    // error.
+    // The claim needs the fence. Choose it while the log is read; if that fails, the claim retries.
     let choose_fence = async {
         if options.claim {
             let _ = context
@@ -146,7 +145,7 @@ async fn read_and_write(
         return Err(errors::removed(id, by));
     }
     for damage in &read.redundant_damage {
-        tracing::warn!(%damage, "an object is damaged; reading others that select_segments it");
+        tracing::warn!(%damage, "an object is damaged; reading other segments that cover its entries");
     }
     let end = read_end(context, id, options, &read, assembler).await?;
     write(context, id, options, read, end).await
@@ -165,7 +164,7 @@ async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Resul
     let branches = context.logs.list_branches(id).await?;
     let known: Vec<&str> = branches.iter().map(WriterId::as_str).collect();
     let known = if known.is_empty() {
-        "it has none".to_owned()
+        "it has no branches".to_owned()
     } else {
         format!("its branches are {}", known.join(", "))
     };
@@ -213,7 +212,7 @@ fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error
     error.hint(hint.unwrap_or_else(|| match read.seq {
         0 => "restore the object from a backup or an older version of the bucket".to_owned(),
         seq => format!(
-            "run \"sessiond restore {} --salvage\" to restore the undamaged entries 1 to {seq} of {}",
+            "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
             id.name, read.head
         ),
     }))
@@ -230,9 +229,9 @@ async fn read_end<'a>(
     if options.point.at == LogPoint::Latest || !options.claim {
         return Ok(log_end(read));
     }
-    // A rollback is written after the end of the log too, or, if the log is damaged, after its last
-    // undamaged entry. That is checked down to the bytes: a claim that follows an entry that cannot
-    // be restored would make it part of every later restore.
+    // A rollback is also written after the end of the log or, if the log is damaged, after its last
+    // undamaged entry. This read verifies the bytes of that entry: a claim after an entry that
+    // cannot be restored would make that entry part of every later restore.
     let latest = context
         .logs
         .read_log(id, ReadOptions::default(), assembler)
@@ -328,8 +327,8 @@ async fn write(
     })
 }
 
-/// What a log holds after the restored point: bytes by transcript, and the calls pending at its
-/// end.
+/// The content of a log after the restored point: bytes by transcript, and the calls that are
+/// pending at its end.
 async fn rewound(
     context: &Context,
     id: &LogId,

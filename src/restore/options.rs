@@ -1,4 +1,4 @@
-//! What a restore works with, and how it is done.
+//! The context and the options of a restore.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct Options {
     pub is_last_turn: bool,
     /// The branch to restore instead of the log.
     pub branch: Option<WriterId>,
-    /// The project to put the session into.
+    /// The project to restore the session into.
     pub project: Option<String>,
     /// Move local files that differ aside instead of failing.
     pub force: bool,
@@ -38,7 +38,7 @@ pub struct Options {
     pub repair: bool,
     /// Only plan; change nothing.
     pub dry_run: bool,
-    /// Claim the log. A copy never does.
+    /// Claim the log. False for a copy.
     pub claim: bool,
     /// The owner of the files.
     pub owner: Option<Owner>,

@@ -32,7 +32,7 @@ pub enum FileAction {
     Conflict,
     /// Written, after the local file was moved aside.
     Replace,
-    /// Left in the log: a newer file took its place.
+    /// Not written: a newer file replaced it. It stays in the log.
     Superseded,
     /// Moved aside: a second local copy of the session, which the agent must not find.
     Aside,
@@ -157,19 +157,20 @@ pub(super) fn plan_files(
     reject_foreign_files(context, id, assembler, options)?;
     let mut plans = compare_files(context, assembler, moves, known.ledger, options)?;
     let newest = newest_transcripts(context, assembler);
-    // A crash can lose the last steps of a ledger. The entries after it are still this writer's.
+    // A crash can lose the last updates of the ledger. The entries after it still belong to this
+    // writer.
     let is_owner = known.ledger.is_some_and(|ledger| {
         ledger.log_writer.target == WriteTarget::Main
             && assembler.is_only_writer_after(&ledger.log_writer.writer, ledger.log_writer.seq)
     });
     let is_latest = options.point.at == LogPoint::Latest || known.continued_here;
-    // If the transcript that was written last continues locally, the session lives here, with or
-    // without a ledger, and its side files are newer than the log.
+    // If the local copy of the last transcript starts with the stored one, the session continued on
+    // this volume, with or without a ledger, and its side files are newer than the log.
     let last_transcript = plans
         .iter()
         .filter(|(_, file)| file.kind == FileKind::Append)
         .max_by_key(|(_, file)| file.seq);
-    let lives_here = last_transcript
+    let continued_locally = last_transcript
         .is_some_and(|(plan, _)| plan.local.is_some_and(|local| local.continues_stored()));
     for (plan, file) in &mut plans {
         let was_moved = options.claim
@@ -183,8 +184,8 @@ pub(super) fn plan_files(
         }
         // Any writer may change the files of a project.
         let is_newer =
-            is_owner || id.name.is_project() || (lives_here && file.kind == FileKind::Whole);
-        // Without a claim nothing is uploaded: a longer file is just a different one.
+            is_owner || id.name.is_project() || (continued_locally && file.kind == FileKind::Whole);
+        // Without a claim nothing is uploaded, so a longer file counts as different.
         let local = plan.local.map(|local| LocalFile {
             is_longer: local.is_longer && options.claim,
             ..local
@@ -298,7 +299,7 @@ fn plan_duplicates(
 }
 
 /// Rejects files that the agent's profile would not have uploaded: a manipulated store must not be
-/// able to plant the agent's settings. sessiond's own directory is never written.
+/// able to overwrite the agent's settings. sessiond's own directory is never written.
 fn reject_foreign_files(
     context: &Context,
     id: &LogId,
@@ -313,7 +314,7 @@ fn reject_foreign_files(
         };
         if path.components().next() == Some(STATE_DIR) || options.claim && !belongs {
             return Err(Error::corrupt(format!(
-                "{path} is not a file that agent {} has for {id}",
+                "{path} is not a file of {id} according to the profile of agent {}",
                 context.profile.name()
             ))
             .hint(format!(
@@ -325,8 +326,8 @@ fn reject_foreign_files(
     Ok(())
 }
 
-/// Whether a newer file needs the path: as a directory above it, or because it is in a directory of
-/// the same name.
+/// Whether a newer file replaced this one: a directory above the path is now a file, or the path is
+/// now a directory.
 fn is_replaced(assembler: &FileAssembler<'_>, path: &RelPath, seq: Seq) -> bool {
     let files = &assembler.state.files;
     let is_below_newer = std::iter::successors(path.parent(), RelPath::parent)
@@ -339,7 +340,7 @@ fn is_replaced(assembler: &FileAssembler<'_>, path: &RelPath, seq: Seq) -> bool 
         || following.any(|(other, file)| other.as_str().starts_with(&prefix) && file.seq >= seq)
 }
 
-/// Fails if a local file is in conflict; the error names them.
+/// Fails if local files are in conflict. The error lists them.
 pub(super) fn check_conflicts(id: &LogId, files: &[FilePlan], options: &Options) -> Result<()> {
     let conflicts: Vec<&str> = files
         .iter()
@@ -354,9 +355,13 @@ pub(super) fn check_conflicts(id: &LogId, files: &[FilePlan], options: &Options)
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let error = Error::conflict(format!("local files differ from {id}: {listed}{more}"));
+    let differ = match conflicts.len() {
+        1 => "a local file differs",
+        _ => "local files differ",
+    };
+    let error = Error::conflict(format!("{differ} from {id}: {listed}{more}"));
     Err(error.hint(if options.claim {
-        "use --force to move them to .sessiond/aside, or --to DIR to restore elsewhere; nothing was changed"
+        "use --force to move local files to .sessiond/aside, or --to DIR to restore elsewhere; nothing was changed"
     } else {
         "choose an empty directory with --to; nothing was changed"
     }))

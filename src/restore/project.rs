@@ -1,8 +1,8 @@
 //! The project that a session is restored into: the one it was in, or the one that the agent will
 //! run in.
 //!
-//! Owns that a session is never in two projects: an agent that finds it twice resumes neither, or
-//! the wrong one. Does not own what is done with each file (`plan`).
+//! Owns the rule that a session is in one project only: an agent that finds two copies resumes
+//! neither, or the wrong one. Does not own what is done with each file (`plan`).
 
 use std::collections::BTreeMap;
 

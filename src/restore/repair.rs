@@ -119,7 +119,7 @@ struct LineRepairer<'a> {
 }
 
 impl LineRepairer<'_> {
-    fn note(&mut self, damage: LineDamage, bytes: usize) {
+    fn record(&mut self, damage: LineDamage, bytes: usize) {
         self.changes.push(LineRepair {
             line: self.line,
             offset: self.offset,
@@ -146,14 +146,14 @@ impl LineRepairer<'_> {
         match record_without_newline(rest) {
             Some(record) => {
                 if record.len() < rest.len() {
-                    self.note(LineDamage::ZeroBytes, rest.len() - record.len());
+                    self.record(LineDamage::ZeroBytes, rest.len() - record.len());
                 }
-                self.note(LineDamage::MissingNewline, 1);
+                self.record(LineDamage::MissingNewline, 1);
                 out.extend_from_slice(&record);
                 out.push(b'\n');
             }
             None if complete_lines && !rest.is_empty() => {
-                self.note(LineDamage::PartialLine, rest.len());
+                self.record(LineDamage::PartialLine, rest.len());
             }
             None => out.extend_from_slice(rest),
         }
@@ -162,7 +162,7 @@ impl LineRepairer<'_> {
     fn repair(&mut self, text: &[u8], out: &mut Vec<u8>) {
         let clean: Vec<u8> = text.iter().copied().filter(|byte| *byte != 0).collect();
         if clean.len() < text.len() {
-            self.note(LineDamage::ZeroBytes, text.len() - clean.len());
+            self.record(LineDamage::ZeroBytes, text.len() - clean.len());
         }
         if clean.trim_ascii().is_empty() {
             return;
@@ -172,14 +172,14 @@ impl LineRepairer<'_> {
         if !rest.is_empty() {
             match self.start_of_last_record(rest) {
                 Some(start) => {
-                    self.note(LineDamage::TornRecord, start);
+                    self.record(LineDamage::TornRecord, start);
                     records.push(&rest[start..]);
                 }
-                None => self.note(LineDamage::InvalidLine, rest.len()),
+                None => self.record(LineDamage::InvalidLine, rest.len()),
             }
         }
         if records.len() > 1 {
-            self.note(LineDamage::GluedRecords, records.len() - 1);
+            self.record(LineDamage::GluedRecords, records.len() - 1);
         }
         for record in records {
             out.extend_from_slice(record);
@@ -188,7 +188,7 @@ impl LineRepairer<'_> {
     }
 
     /// The start of a record that extends to the end of the text. An object nested in a truncated
-    /// record is not one.
+    /// record does not count.
     fn start_of_last_record(&self, text: &[u8]) -> Option<usize> {
         let first_key = text.split(|byte| *byte == b':').next().unwrap_or_default();
         let mut starts = text
@@ -224,8 +224,8 @@ impl LineRepairer<'_> {
         });
         let has_same_key = first_key.len() > 2 && object.starts_with(first_key);
         // Nested objects often start with "type" as well.
-        let is_alike = has_same_key && first_key != b"{\"type\"";
-        parsed.is_some_and(is_known) || is_identified || is_alike
+        let has_distinctive_key = has_same_key && first_key != b"{\"type\"";
+        parsed.is_some_and(is_known) || is_identified || has_distinctive_key
     }
 }
 

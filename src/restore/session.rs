@@ -12,8 +12,8 @@ use crate::error::{ErrorContext, ErrorKind, Result};
 use crate::log::race::LostRaces;
 use crate::model::{LogId, LogName};
 
-/// Restores a session and the projects that its files are in. Returns the session first. A project
-/// that fails does not undo the session: its error is part of the list.
+/// Restores a session and the projects that its files are in. Returns the session first. If a
+/// project fails, the session stays restored, and the error is part of the list.
 pub async fn restore_with_projects(
     context: &Context,
     id: &LogId,
@@ -24,7 +24,8 @@ pub async fn restore_with_projects(
         loop {
             let prepared = prepare(context, id, options).await?;
             let projects = projects_of(context, id, &prepared.restored.report.files);
-            // The claim and the projects do not depend on each other: one round trip less.
+            // The claim and the projects do not depend on each other. Running them concurrently
+            // saves a round trip.
             let (restored, projects) = join(
                 prepared.finish(context, id),
                 restore_projects(context, projects, options),

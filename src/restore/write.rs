@@ -116,7 +116,7 @@ struct FileWriter<'a> {
 }
 
 impl FileWriter<'_> {
-    /// Carries out one plan. Returns the cursor of the file, and its repair if it was repaired.
+    /// Executes the plan of one file. Returns its cursor, and its repair if it was repaired.
     fn write(
         &self,
         plan: &FilePlan,

@@ -9,7 +9,7 @@ use crate::model::{LogId, LogName, metadata};
 /// Maximum number of candidates that an error about an ambiguous prefix lists.
 const MAX_CANDIDATES: usize = 5;
 
-/// The session that a user asks for.
+/// The session that a user selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionSelector {
     /// The session with this ID, or the only one whose ID has this prefix.
@@ -63,16 +63,20 @@ pub async fn is_missing(logs: &Logs, selector: &SessionSelector, error: &Error) 
 
 /// The error for a selector that matches no session.
 pub fn no_match(logs: &Logs, selector: &SessionSelector) -> Error {
-    let session = match selector {
-        SessionSelector::Id(id) => format!("session {id}"),
+    let statement = match selector {
+        SessionSelector::Id(id) => format!("session {id} does not exist"),
         SessionSelector::Latest(LatestFilter {
             request_id: Some(request_id),
             ..
-        }) => format!("a session with request ID {request_id:?}"),
-        SessionSelector::Latest(_) => "a session".to_owned(),
+        }) => format!("no session with request ID {request_id:?} exists"),
+        SessionSelector::Latest(LatestFilter {
+            project: Some(project),
+            ..
+        }) => format!("no session of project {project} exists"),
+        SessionSelector::Latest(_) => "no session exists".to_owned(),
     };
     Error::not_found(format!(
-        "{session} does not exist in namespace {} of agent {}",
+        "{statement} in namespace {} of agent {}",
         logs.namespace, logs.agent
     ))
     .hint("run \"sessiond ls\" to list the sessions; check --store, --namespace and --agent")
@@ -111,7 +115,7 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
                 candidates.len(),
                 shown.join(", ")
             ))
-            .hint("give more characters of the ID"))
+            .hint("use more characters of the ID"))
         }
     }
 }

@@ -64,7 +64,7 @@ pub async fn resolve_in(
     };
     let seq = checkpoint
         .seq
-        .ok_or_else(|| Error::corrupt(format!("checkpoint {point} of {id} names no entry")))?;
+        .ok_or_else(|| Error::corrupt(format!("point {point} of {id} has no entry number")))?;
     Ok(ResolvedPoint {
         at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
         checkpoint: Some(checkpoint),
@@ -130,7 +130,7 @@ async fn named(logs: &Logs, id: &LogId, name: &str) -> Result<Option<NamedCheckp
     Ok(all.into_iter().find(|named| named.name == name))
 }
 
-/// A checkpoint at the end of an entry, with what was running there.
+/// A checkpoint at the end of an entry, with the tool calls that are pending there.
 async fn checkpoint_at(
     logs: &Logs,
     profile: &dyn Profile,
@@ -168,10 +168,13 @@ async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
-    let hint = format!(
-        "use --at seq:{} or an earlier turn, or --salvage to restore the undamaged part",
-        read.seq
-    );
+    let hint = match read.seq {
+        0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        seq => format!(
+            "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
+            id.name, read.head
+        ),
+    };
     Ok((read.sink, read.damage.map(|damage| damage.hint(hint))))
 }
 
@@ -197,27 +200,24 @@ fn reachable(segments: &[Segment], seq: Seq) -> Seq {
         .unwrap_or(seq)
 }
 
-/// The error for a point that a session does not have; its hint lists those it has.
+/// The error for a point that a session does not have.
 async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
-    let error = Error::not_found(format!("{id} has no point {point}"));
+    let missing = match point {
+        PointSpec::Log(at) => format!("point {at}"),
+        PointSpec::Turn(None) => "complete turn".to_owned(),
+        PointSpec::Turn(Some(turn)) => format!("complete turn {turn}"),
+        PointSpec::Checkpoint(number) => format!("checkpoint {number}"),
+        PointSpec::Name(name) => format!("checkpoint named {name}"),
+    };
+    let error = Error::not_found(format!("{id} has no {missing}"));
     match list(logs, id).await {
         Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
             error.hint("use latest, seq:N or a time: the session has no complete turn yet")
         }
-        Ok(Checkpoints { all, named, .. }) => {
-            let turns = all.iter().map(|point| point.turn).max().unwrap_or(0);
-            let checkpoints = all.iter().map(|point| point.number).max().unwrap_or(0);
-            let names: Vec<String> = named.into_iter().map(|named| named.name).collect();
-            let names = if names.is_empty() {
-                "no named ones".to_owned()
-            } else {
-                format!("the named ones {}", names.join(", "))
-            };
-            error.hint(format!(
-                "run \"sessiond checkpoints {}\" to list its points: checkpoints up to {checkpoints}, turns up to {turns}, {names}",
-                id.name
-            ))
-        }
+        Ok(_) => error.hint(format!(
+            "run \"sessiond checkpoints {}\" to list its turns and checkpoints",
+            id.name
+        )),
         Err(_) => error,
     }
 }

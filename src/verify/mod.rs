@@ -1,7 +1,7 @@
 //! Verifies that a log and its branches can be restored: reads what a restore reads, into a scratch
 //! directory.
 //!
-//! Owns what is checked and what the verdict is. Does not own how a log is read (`log`).
+//! Owns what is checked and what counts as damage. Does not own how a log is read (`log`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segme
 use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, WriterId};
 use crate::sys::Directory;
 
-/// The verdict on one log.
+/// The result for one log.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VerifyReport {
     /// The session, or `@` and the project.
@@ -328,10 +328,10 @@ impl Checker<'_> {
             report.add_damage(format!("{key} contradicts the entries that it replaces"));
             report.contradicting.push(key);
         } else {
-            // Some entries are gone, and the smaller segment that replaces them may be the wrong
-            // one.
+            // Some entries were deleted after compaction, and the smaller segment that replaces
+            // them may be the wrong one.
             report.add_damage(format!(
-                "{key} contradicts smaller segments of the same entries: keep all of them"
+                "{key} contradicts smaller segments of the same entries; do not delete any of them"
             ));
         }
     }

@@ -56,7 +56,7 @@ fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
         ),
         "1 session in 1 file (1 transcript)".to_owned(),
         "stored: projects; ignored: .credentials.json".to_owned(),
-        "by the store".to_owned(),
+        "enforced by the store".to_owned(),
         "agrees with the store's clock".to_owned(),
     ] {
         assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
@@ -121,7 +121,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
     assert!(
         says(
             &ran,
-            "the agent deletes 1 local session within 3 days: it keeps them for 30 days"
+            "the agent deletes 1 local session within 3 days: it keeps sessions for 30 days"
         ),
         "{}",
         ran.out()
@@ -132,7 +132,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
     );
     assert!(says(
         &doctor(&backend, &home, &[]),
-        "the agent deletes 2 local sessions within 3 days: it keeps them for 22 days"
+        "the agent deletes 2 local sessions within 3 days: it keeps sessions for 22 days"
     ));
     std::fs::write(
         home.home().join(".claude/settings.json"),
@@ -156,7 +156,7 @@ fn doctor_reports_files_of_another_user() {
     assert!(
         says(
             &ran,
-            "1 file with another owner than the directory (user 0), such as projects/-work-app/s1.jsonl"
+            "1 file is not owned by user 0, the owner of the directory, such as projects/-work-app/s1.jsonl"
         ),
         "{}",
         ran.out()

@@ -357,7 +357,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         );
         let verdict = backend.run(&other, &["verify"]).fails(
             11,
-            "1 of 1 log encrypted for other identities",
+            "no configured identity can decrypt 1 of 1 log",
             "--identity",
         );
         let entries = entries(&backend).len();
@@ -771,7 +771,7 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
         );
         backend
             .run(&TempHome::new(), &["verify"])
-            .fails(6, "1 of 1 log damaged", "");
+            .fails(6, "1 of 1 log is damaged", "");
     }
     std::fs::write(&entry, &whole).unwrap();
     assert_restored(&backend, &home);

@@ -89,7 +89,7 @@ fn history_text_of_real_transcripts_matches_the_recording() {
         0o600
     );
     assert!(
-        ran.err().contains("agent version 2.1.325 wrote"),
+        ran.err().contains("was written by agent version 2.1.325"),
         "{}",
         ran.err()
     );
@@ -231,7 +231,7 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     let other = TempHome::new();
     restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(
         6,
-        "which has no readable message",
+        "because no message is readable",
         "",
     );
     assert!(
@@ -286,7 +286,7 @@ fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend
     );
     auto(&bin).0.ok();
     write(&bin.join("claude"), b"#!/bin/sh\nexit 3\n");
-    assert!(auto(&bin).0.ok().err().contains("prints no version"));
+    assert!(auto(&bin).0.ok().err().contains("printed no version"));
     assert!(
         auto(&home.path().join("no-bin"))
             .0

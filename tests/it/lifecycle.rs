@@ -276,7 +276,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
         );
         backend
             .run(&other, &["restore", "--request", "other"])
-            .fails(3, "a session with request ID \"other\"", "sessiond ls");
+            .fails(3, "no session with request ID \"other\"", "sessiond ls");
         backend
             .run(&other, &["restore", "--request", "other", "--if-exists"])
             .ok();

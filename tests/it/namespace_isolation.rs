@@ -126,7 +126,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
     operator.run(&TempHome::new(), &["ls"]).ok();
     let doctor = operator.run(&TempHome::new(), &["doctor"]);
     assert!(
-        doctor.out().contains("fencing    by the store"),
+        doctor.out().contains("fencing    enforced by the store"),
         "{}{}",
         doctor.out(),
         doctor.err()

@@ -270,7 +270,7 @@ fn local_opencode_rows_are_never_overwritten() {
     let before = local.rows();
     backend
         .run(&other, &["restore", "ses_a"])
-        .fails(7, "local files differ", "--force");
+        .fails(7, "local file", "--force");
     assert_eq!(local.rows(), before);
     backend.run(&other, &["restore", "ses_a", "--force"]).ok();
     let now = local.rows();

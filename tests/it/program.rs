@@ -758,7 +758,7 @@ fn the_demo_restores_after_kill_9() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(
-        said.contains("equal: no acknowledged byte is lost"),
+        said.contains("identical: no acknowledged byte is lost"),
         "{said}"
     );
     assert_eq!(

@@ -252,7 +252,7 @@ fn doctor_reports_unstorable_files_and_a_dangling_root() {
     let ran = backend.run(&other, &["doctor"]);
     assert_eq!(ran.code(), 1);
     assert!(
-        ran.out().contains("symbolic link to nothing"),
+        ran.out().contains("dangling symbolic link"),
         "{}",
         ran.out()
     );

@@ -12,7 +12,8 @@ use crate::wire::{self, Parts};
 /// Checks each agent that has a profile.
 pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
     let agents = wire::local_agents();
-    // A temporary home directory for agents that have none here: some create files in it.
+    // Some agents create files in the home directory even for `--version`. An agent without a root
+    // gets a temporary home directory.
     let scratch = parts.map(|parts| {
         std::env::temp_dir().join(format!("sessiond-doctor-{:016x}", parts.logs.rng.next()))
     });
@@ -39,10 +40,10 @@ pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
         let text = format!(
             "{}: {version}, {}{}",
             profile.name(),
-            place(root),
+            location(root),
             if is_chosen { " (selected)" } else { "" }
         );
-        let other = format!(
+        let hint = format!(
             "run \"sessiond daemon --agent {}\" to stream it",
             profile.name()
         );
@@ -50,7 +51,7 @@ pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
             "agent",
             Grade::Ok,
             text,
-            (!is_chosen && root.exists()).then_some(other.as_str()),
+            (!is_chosen && root.exists()).then_some(hint.as_str()),
         );
     }
     if found == 0 {
@@ -58,12 +59,12 @@ pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
             "agent",
             Grade::Warn,
             "no known agent found",
-            Some("name one with --agent NAME and --root DIR"),
+            Some("use --agent NAME and --root DIR to select one"),
         );
     }
 }
 
-fn place(root: &Path) -> String {
+fn location(root: &Path) -> String {
     if root.exists() {
         format!("in {}", root.display())
     } else {

@@ -15,7 +15,7 @@ use crate::model::{FileKind, RelPath};
 use crate::sys::{Directory, ItemKind, STATE_DIR};
 use crate::wire::Parts;
 
-/// How long before the agent deletes a session the check warns.
+/// The check warns this long before the agent deletes a session.
 const WARNING_PERIOD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
 /// Maximum number of file names in a list.
@@ -28,7 +28,7 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
         Err(error) => return findings.fail("directory", &error),
     };
     if root.is_symlink() && !root.exists() {
-        let text = format!("{} is a symbolic link to nothing", root.display());
+        let text = format!("{} is a dangling symbolic link", root.display());
         return findings.add(
             "directory",
             Grade::Fail,
@@ -41,13 +41,13 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
             "directory",
             Grade::Warn,
             format!("{} does not exist yet", root.display()),
-            Some("the agent, a restore or the daemon creates it; use --root DIR for another"),
+            Some("start the agent or the daemon to create it, or use --root DIR for another directory"),
         );
     };
     let me = rustix::process::geteuid();
     if !me.is_root() && found.uid() != me.as_raw() {
         let text = format!(
-            "{} belongs to user {} and sessiond runs as {}",
+            "{} belongs to user {}, but sessiond runs as user {}",
             root.display(),
             found.uid(),
             me.as_raw()
@@ -114,7 +114,7 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
     check_watches(parts, &*disk, findings);
 }
 
-/// An agent that does not own its transcript resumes, and then silently saves nothing.
+/// An agent that does not own its transcript resumes the session, but silently saves nothing.
 fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Findings) {
     let all = || scan.logs.values().flatten().map(|file| &file.path);
     let foreign: Vec<&RelPath> = all()
@@ -124,23 +124,22 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
         .collect();
     if let Some(first) = foreign.first() {
         let text = format!(
-            "{} with another owner than the directory (user {owner}), such as {first}",
-            print::plural(foreign.len(), "file", "files")
+            "{} not owned by user {owner}, the owner of the directory, such as {first}",
+            print::plural(foreign.len(), "file is", "files are")
         );
-        findings.add(
-            "owner",
-            Grade::Fail,
-            text,
-            Some("change the owner with chown -R: otherwise the agent resumes, and saves nothing"),
+        let hint = format!(
+            "run \"chown -R {owner} {}\": the agent saves nothing to files of other users",
+            root.display()
         );
+        findings.add("owner", Grade::Fail, text, Some(&hint));
     }
-    let closed: Vec<&RelPath> = all()
+    let unreadable: Vec<&RelPath> = all()
         .filter(|path| rustix::fs::access(path.below(root), rustix::fs::Access::READ_OK).is_err())
         .collect();
-    if let Some(first) = closed.first() {
+    if let Some(first) = unreadable.first() {
         let text = format!(
             "{} not readable, such as {first}",
-            print::plural(closed.len(), "file is", "files are")
+            print::plural(unreadable.len(), "file is", "files are")
         );
         findings.add(
             "owner",
@@ -151,7 +150,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
     }
 }
 
-/// Newer clients find no session whose transcript is in two directories; older ones use either.
+/// Newer clients ignore a session whose transcript is in two directories; older clients use either.
 fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, findings: &mut Findings) {
     for (name, files) in &scan.logs {
         let mut places: BTreeMap<&str, Vec<&RelPath>> = BTreeMap::new();
@@ -175,13 +174,13 @@ fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, findings: &mut 
                 "directory",
                 Grade::Fail,
                 text,
-                Some("move the older transcript away: a client that finds two uses neither"),
+                Some("move the older transcript elsewhere: a client that finds two ignores the session"),
             );
         }
     }
 }
 
-/// The agent's own retention. Stored sessions stay; sessions that are only local would be lost.
+/// The agent's own retention. The store keeps its sessions; sessions that are only local are lost.
 fn check_retention(
     parts: &Parts,
     directory: &dyn Directory,
@@ -215,11 +214,12 @@ fn check_retention(
             "retention",
             Grade::Warn,
             format!(
-                "the agent deletes {} within {} days: it keeps them for {days} days",
+                "the agent deletes {} within {} days: it keeps sessions for {}",
                 print::plural(sessions, "local session", "local sessions"),
-                WARNING_PERIOD.as_secs() / 86_400
+                WARNING_PERIOD.as_secs() / 86_400,
+                print::plural(days, "day", "days")
             ),
-            Some("stored sessions can be restored; to keep the local files longer, set cleanupPeriodDays or sessionRetention in the agent's settings.json"),
+            Some("set cleanupPeriodDays or sessionRetention in the agent's settings.json to keep local files longer; stored sessions can be restored"),
         ),
     }
 }
@@ -267,7 +267,7 @@ fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findin
         .ok()
         .and_then(|text| text.trim().parse::<usize>().ok());
     let mut open: Vec<Option<RelPath>> = vec![None];
-    let mut directories = 0;
+    let mut directories: usize = 0;
     while let Some(at) = open.pop() {
         directories += 1;
         for item in directory.list(at.as_ref()).unwrap_or_default() {
@@ -281,17 +281,18 @@ fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findin
             }
         }
     }
+    let watched = print::plural(directories, "directory", "directories");
     match limit {
         Some(limit) if directories * 2 > limit => {
             findings.add(
                 "watches",
                 Grade::Warn,
-                format!("{directories} directories to watch, and the limit is {limit} watches"),
+                format!("{watched} to watch, but the limit is {limit} watches"),
                 Some(
-                    "run \"sysctl fs.inotify.max_user_watches=524288\"; until then sessiond scans",
+                    "run \"sysctl fs.inotify.max_user_watches=524288\"; until then sessiond only scans",
                 ),
             );
         }
-        _ => findings.ok("watches", format!("{directories} directories to watch")),
+        _ => findings.ok("watches", format!("{watched} to watch")),
     }
 }

@@ -71,7 +71,7 @@ fn settings_path(settings: &Settings, args: &Args) -> Result<PathBuf> {
         (None, Some(directory)) => directory.join(".claude/settings.json"),
         (None, None) => agent_root(settings)?.join("settings.json"),
     };
-    // A symbolic link stays one: its target is replaced.
+    // Replace the target of a symbolic link, not the link.
     Ok(path.canonicalize().unwrap_or(path))
 }
 
@@ -81,7 +81,7 @@ fn hook_command(args: &Args, deadline: Duration) -> Result<HookCommand> {
         std::env::current_exe().map_err(|cause| Error::io("find the path of sessiond", cause))?;
     let Some(program) = program.to_str() else {
         return Err(Error::usage(format!(
-            "the path {} of sessiond is not UTF-8, and the settings file cannot contain it",
+            "the path of sessiond, {}, is not UTF-8, and the settings file cannot contain it",
             program.display()
         ))
         .hint("move sessiond to another directory"));
@@ -129,8 +129,8 @@ fn write(path: &Path, text: &str, like: Option<&std::fs::Metadata>) -> std::io::
     let mut file = AtomicFile::create(path)?;
     file.write_all(text.as_bytes())?;
     if let Some(like) = like {
-        let made = file.file().metadata()?;
-        if (made.uid(), made.gid()) != (like.uid(), like.gid()) {
+        let created = file.file().metadata()?;
+        if (created.uid(), created.gid()) != (like.uid(), like.gid()) {
             // Only root may change the owner; the file then belongs to the current user.
             let _ = std::os::unix::fs::fchown(file.file(), Some(like.uid()), Some(like.gid()));
         }

@@ -13,7 +13,8 @@ use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Digest, FileStat, RelPath};
 use crate::sys::{Directory, Meta};
 
-/// Number of batches that the append record keeps. An SDK repeats an append at once or never.
+/// Number of batches that the append record keeps. An SDK repeats an append immediately or not at
+/// all.
 const RECORDED_BATCHES: usize = 4;
 
 /// Size of the chunks in which a file is read.

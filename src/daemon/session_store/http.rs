@@ -1,6 +1,6 @@
 //! The session store over HTTP/1.1: one POST per call, JSON in, JSON or JSON lines out.
 //!
-//! Owns routes, request limits and status codes. Decides nothing about sessions.
+//! Owns routes, request limits and status codes. Does not own what each call does (`super`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -232,7 +232,7 @@ fn server_side<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| match (error.kind(), error.hint_text()) {
         (ErrorKind::Usage | ErrorKind::NotFound, hint) => {
             Error::new(ErrorKind::Internal, error.to_string())
-                .hint(hint.unwrap_or("see the log of the server"))
+                .hint(hint.unwrap_or("check the log of the sessiond server"))
         }
         _ => error,
     })

@@ -65,8 +65,8 @@ pub struct SessionStore {
 /// The state of a session between calls. One call at a time uses it.
 #[derive(Default)]
 struct SessionState {
-    /// The local files are complete and writable. If another writer took the session over since,
-    /// the flush reports it.
+    /// The local files are complete and writable. If another writer has taken the session over
+    /// since then, the flush reports it.
     is_local: bool,
     /// A client loaded the session after another writer had changed it: the next append continues
     /// from there and takes the session over.
