@@ -92,7 +92,7 @@ fn is_service_link(name: &str) -> bool {
         || has_port_number
 }
 
-/// The name most similar to `text`, if any is within [`MAX_DISTANCE`].
+/// The name most similar to `text`, if any is within `MAX_DISTANCE`.
 pub fn closest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names
         .map(|name| (edit_distance(text, name), name))

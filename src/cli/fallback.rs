@@ -60,7 +60,7 @@ impl Args {
         match self.max_agent_version.as_deref().map(str::trim) {
             None => Ok(None),
             Some("auto") => installed(profile).await,
-            Some(text) => match text.parse() {
+            Some(text) => match text.parse::<Version>() {
                 Ok(version) => Ok(Some(version)),
                 Err(_) => Err(invalid(text, "expected numbers separated by dots, or auto")),
             },
