@@ -51,8 +51,7 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
     };
     let parts = Parts::build(&settings, None).await?;
 
-    // Lock the directory, then stream it: what the agent appends is uploaded within the flush
-    // interval.
+    // Lock the directory, then stream it: the service uploads changes within the flush interval.
     let counters = Arc::new(Counters::default());
     let lock = RestoreService::open(&parts, None, counters.clone(), IndexUpdate::Deferred)?;
     let options = ServiceOptions {
@@ -70,7 +69,7 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(first.join("projects/-work-app"))?;
     std::fs::write(first.join(&transcript), LINE)?;
 
-    // Flush now; then stop with a final flush.
+    // Flush, then stop with a final flush.
     let flushed = service.handle().flush(Some(SESSION.parse()?)).await?;
     println!("durable: {} log", flushed.logs.len());
     std::fs::write(first.join(&transcript), LINE.repeat(2))?;
@@ -82,7 +81,7 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
 
     drop(lock);
 
-    // Restore the session into another directory and claim it. The first writer is fenced now.
+    // Restore the session into another directory and claim it. This fences the first writer.
     let parts = parts.with_root(second.clone());
     let service = RestoreService::open(&parts, None, counters, IndexUpdate::Immediate)?;
     let selector = SessionSelector::Id(SESSION.to_owned());

@@ -9,7 +9,7 @@ shift
 # Init step: restore and verify the agent's files before anything else starts. The first start has nothing to restore.
 sessiond restore "$session" --if-exists
 
-# Sidecar: the ledger that the restore wrote makes the daemon the same writer.
+# Sidecar: the daemon finds the ledger that the restore wrote, and continues as the same writer.
 ready=$(mktemp -u)
 sessiond daemon --ready-file "$ready" &
 daemon=$!
@@ -31,7 +31,7 @@ while kill -0 "$agent" 2> /dev/null; do
     wait "$agent" || code=$?
 done
 
-# Final flush, only now: on SIGTERM the daemon exits with 0 once everything is durable, or with 9 at its deadline.
+# Final flush, after the agent has exited: on SIGTERM the daemon exits with 0 once everything is durable, or with 9 at its deadline.
 trap - EXIT
 kill -TERM "$daemon"
 wait "$daemon"

@@ -19,7 +19,7 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'sessiond_operator') THEN
         CREATE ROLE sessiond_operator LOGIN;
     END IF;
-    -- The rights of all namespaces on the rows that they see. It cannot log in.
+    -- Has the rights of all namespace roles on the rows that they see. It cannot log in.
     IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'sessiond_namespaces') THEN
         CREATE ROLE sessiond_namespaces NOLOGIN;
     END IF;
@@ -64,8 +64,8 @@ BEGIN
         EXECUTE format('DROP POLICY IF EXISTS sessiond_all ON public.%I', found.name);
         EXECUTE format('CREATE POLICY sessiond_all ON public.%I TO sessiond_operator USING (true) WITH CHECK (true)', found.name);
         EXECUTE format('DROP POLICY IF EXISTS sessiond_own ON public.%I', found.name);
-        -- Compares with a value that is known before the rows are read, so that indexes that start with
-        -- the namespace can be used.
+        -- The value to compare with is known before the rows are read, so PostgreSQL can use indexes that
+        -- start with the namespace.
         EXECUTE format(
             'CREATE POLICY sessiond_own ON public.%I TO sessiond_namespaces '
             'USING (starts_with(current_user, ''sessiond_ns_'') AND namespace = substr(current_user, 13)) '

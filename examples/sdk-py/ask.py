@@ -7,7 +7,7 @@ The program does not know about storage. Either sessiond streams the files that 
 
     sessiond run --session 3f2a… -- python ask.py "…" 3f2a…
 
-or, where no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
+or, if no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
 that `sessiond serve-store` prints, and PYTHONPATH contains the directory session-store-py.
 """
 

@@ -8,7 +8,7 @@
  *
  *     sessiond run --session 3f2a… -- node ask.js "…" 3f2a…
  *
- * or, where no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
+ * or, if no directory can be shared, sessiond is the SDK's session store: SESSIOND_ADDRESS is the address
  * that `sessiond serve-store` prints.
  */
 

@@ -3,8 +3,8 @@
     store = SessiondStore("unix:///home/me/.local/share/sessiond/session-store/.sessiond/session-store")
     options = ClaudeAgentOptions(session_store=store, session_store_flush="eager")
 
-An append returns once its entries are durable in the session's log. The SDK repeats an append that failed; no entry is stored
-twice. An append raises Fenced if another writer took the session over. Load the session again to continue from that writer's
+An append returns once its entries are durable in the session's log. The SDK repeats a failed append; no entry is stored
+twice. An append raises Fenced if another writer claimed the session. Load the session again to continue from that writer's
 entries.
 """
 
@@ -35,7 +35,7 @@ class StoreError(Exception):
 
 
 class Fenced(StoreError):
-    """Another writer took the session over."""
+    """Another writer claimed the session."""
 
 
 class SessiondStore(SessionStore):

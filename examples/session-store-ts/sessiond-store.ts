@@ -4,8 +4,8 @@
  *     const store = new SessiondStore("http://127.0.0.1:7474");
  *     for await (const message of query({ prompt, options: { sessionStore: store, sessionStoreFlush: "eager" } })) …
  *
- * An append resolves once its entries are durable in the session's log. The SDK repeats an append that failed; no entry is
- * stored twice. An append rejects with Fenced if another writer took the session over. Load the session again to continue
+ * An append resolves once its entries are durable in the session's log. The SDK repeats a failed append; no entry is
+ * stored twice. An append rejects with Fenced if another writer claimed the session. Load the session again to continue
  * from that writer's entries.
  */
 
@@ -30,7 +30,7 @@ export class StoreError extends Error {
   }
 }
 
-/** Another writer took the session over. */
+/** Another writer claimed the session. */
 export class Fenced extends StoreError {}
 
 export class SessiondStore implements SessionStore {

@@ -104,7 +104,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     .optional(&[10, 5, 1, 7])
     .print(&rows)?;
     if let Some(next) = page.next {
-        print::line(format_args!("next page: sessiond ls --cursor '{next}'"))?;
+        print::next_page(&next)?;
     }
     Ok(exit::OK)
 }

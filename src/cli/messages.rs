@@ -101,7 +101,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.page.json {
         print::json(&page)?;
     } else {
-        print_page(&id, &page, args.role.as_deref())?;
+        print_page(&id, &page)?;
     }
     Ok(exit::OK)
 }
@@ -135,7 +135,7 @@ fn beginning(message: &DisplayMessage) -> String {
     print::one_line(&text.unwrap_or_default(), MAX_TEXT_LEN)
 }
 
-fn print_page(id: &LogId, page: &MessageList, role: Option<&str>) -> Result<()> {
+fn print_page(id: &LogId, page: &MessageList) -> Result<()> {
     let session = print::clean(&id.name.to_string());
     if page.messages.is_empty() {
         return print::line(format_args!("no messages in session {session}"));
@@ -156,12 +156,7 @@ fn print_page(id: &LogId, page: &MessageList, role: Option<&str>) -> Result<()> 
     .optional(&[7, 3, 6, 2, 4])
     .print(&rows)?;
     if let Some(next) = &page.next {
-        let role = role
-            .map(|role| format!(" --role {role}"))
-            .unwrap_or_default();
-        print::line(format_args!(
-            "next page: sessiond messages {session}{role} --cursor '{next}'"
-        ))?;
+        print::next_page(next)?;
     }
     Ok(())
 }

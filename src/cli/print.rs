@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::config::ColorChoice;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::shell::quote;
 
 /// Minimum length of a shortened session ID.
 const MIN_ID_LEN: usize = 8;
@@ -185,6 +186,22 @@ pub fn colors_stderr() -> bool {
 /// Prints a line. A closed pipe is not an error.
 pub fn line(text: impl Display) -> Result<()> {
     bytes_to_stdout(format!("{text}\n").as_bytes()).map(|_| ())
+}
+
+/// Prints the command that lists the next page: this one, with another cursor.
+pub fn next_page(cursor: &str) -> Result<()> {
+    let arguments = std::env::args_os().skip(1);
+    let mut arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    let mut command = "next page: sessiond".to_owned();
+    while let Some(argument) = arguments.next() {
+        if argument == "--cursor" {
+            arguments.next();
+        } else if !argument.starts_with("--cursor=") {
+            command.push(' ');
+            command.push_str(&quote(&clean(&argument)));
+        }
+    }
+    line(format_args!("{command} --cursor {}", quote(&clean(cursor))))
 }
 
 /// Prints text as it is; false if the pipe is closed.

@@ -72,7 +72,7 @@ pub async fn start(address: Option<&str>, health: &Arc<HealthState>) -> Result<(
             ));
             Ok(())
         }
-        (Err(cause), Some(_)) => Err(Error::usage(format!("listen on --http {text}"))
+        (Err(cause), Some(_)) => Err(Error::usage(format!("serve HTTP on {text}"))
             .caused_by(cause)
             .hint("pass another address, or --http off")),
         (Err(error), None) => {
@@ -120,7 +120,7 @@ async fn metrics_page(State(health): State<Arc<HealthState>>) -> Response {
     match metrics::render(health.started_at, &snapshot, &health.counters) {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => {
-            tracing::error!(%error, "the metrics page is missing");
+            tracing::error!(%error, "cannot render /metrics");
             let body = Json(json!({ "error": error.to_string() }));
             (StatusCode::INTERNAL_SERVER_ERROR, body).into_response()
         }

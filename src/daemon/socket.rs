@@ -216,7 +216,7 @@ pub async fn send_request(root: &Path, request: &Request) -> Result<Response> {
         .map_err(|cause| Error::new(ErrorKind::Internal, "encode a request").caused_by(cause))?;
     line.push(b'\n');
     let disconnected = |cause: std::io::Error| {
-        Error::unavailable("read the response of the running sessiond").caused_by(cause)
+        Error::unavailable("read the response of the daemon").caused_by(cause)
     };
     stream.write_all(&line).await.map_err(disconnected)?;
     let mut text = String::new();
@@ -225,11 +225,8 @@ pub async fn send_request(root: &Path, request: &Request) -> Result<Response> {
         .await
         .map_err(disconnected)?;
     if text.is_empty() {
-        return Err(Error::unavailable(
-            "the running sessiond stopped before it responded",
-        ));
+        return Err(Error::unavailable("the daemon stopped before it responded"));
     }
-    serde_json::from_str(&text).map_err(|cause| {
-        Error::unavailable("parse the response of the running sessiond").caused_by(cause)
-    })
+    serde_json::from_str(&text)
+        .map_err(|cause| Error::unavailable("parse the response of the daemon").caused_by(cause))
 }

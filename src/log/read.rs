@@ -41,10 +41,13 @@ pub struct ReadOutcome<S> {
 
 impl<S> ReadOutcome<S> {
     /// Returns the sink; an error if damage ended the read.
-    pub fn require_intact(self) -> Result<S> {
-        let hint = "run \"sessiond verify ID\" to see which point can be restored";
+    pub fn require_intact(self, id: &LogId) -> Result<S> {
+        let hint = || {
+            let name = &id.name;
+            format!("run \"sessiond verify {name}\" to see which point can be restored")
+        };
         self.damage
-            .map_or(Ok(self.sink), |error| Err(error.hint(hint)))
+            .map_or(Ok(self.sink), |error| Err(error.hint(hint())))
     }
 }
 
@@ -144,7 +147,7 @@ impl Logs {
     pub async fn read_state(&self, id: &LogId) -> Result<LogState> {
         self.read_log(id, ReadOptions::default(), LogState::default)
             .await?
-            .require_intact()
+            .require_intact(id)
     }
 }
 

@@ -462,7 +462,8 @@ mod tests {
         let findings = plan.into_findings(6, None);
         assert_eq!(findings.redundant.len(), 1);
         assert!(
-            findings.redundant[0].contains("merge/000000000002-000000000004.gz contradicts"),
+            findings.redundant[0]
+                .contains("merge/000000000002-000000000004.gz and a later entry contradict"),
             "{findings:?}"
         );
     }

@@ -106,6 +106,11 @@ impl PointSpec {
             )
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
+        if matches!(text, "turn:0" | "seq:0") {
+            return Err(Error::usage(format!(
+                "invalid {what} {text:?}: turns and entries are counted from 1"
+            )));
+        }
         if let Some(turn) = text.strip_prefix("turn:") {
             return number(turn)
                 .map(|turn| PointSpec::Turn(Some(turn)))

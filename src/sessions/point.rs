@@ -138,7 +138,7 @@ async fn checkpoint_at(
     point: &ResolvedPoint,
 ) -> Result<Checkpoint> {
     let read = logs.read_turns(profile, id, point).await?;
-    let (seq, (state, replay)) = (read.seq, read.require_intact()?);
+    let (seq, (state, replay)) = (read.seq, read.require_intact(id)?);
     let turns = replay.visitor.tracker();
     let transcripts = state
         .files

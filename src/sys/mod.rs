@@ -15,6 +15,7 @@ pub mod outbound;
 pub mod output;
 pub mod progress;
 pub mod scratch;
+pub(crate) mod shell;
 
 pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;

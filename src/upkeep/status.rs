@@ -84,7 +84,7 @@ async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
-    let state = read.require_intact()?;
+    let state = read.require_intact(id)?;
     match state.removed {
         Some(by) => Err(errors::removed(id, by)),
         None => Ok(state.raw_bytes),

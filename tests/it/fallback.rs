@@ -250,7 +250,7 @@ fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend
     limit("2.1.324").fails(7, "which is newer than 2.1.324", "--fallback history");
     limit("2").fails(7, "2.1.325", "");
     assert!(untouched(&home));
-    limit("yesterday").fails(2, "such as 2.1.325", "");
+    limit("yesterday").fails(2, "invalid --max-agent-version value", "2.1.325");
     limit("2.1.325").ok();
     limit("2.10").ok();
     assert!(!untouched(&home));

@@ -347,7 +347,7 @@ fn invalid_session_store_requests_are_rejected() {
         400,
         "load",
         json!({ "key": { "project_key": "p", "session_id": "s", "subpath": "../../x" } }),
-        "leaves its directory",
+        "are not allowed",
     );
     bad(404, "load", json!({ "key": main_key() }), "not found");
     let head = |more: &str| {

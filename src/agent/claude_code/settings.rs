@@ -15,6 +15,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::shell::quote;
 
 /// The events of every installation: the start of a session, and the ends of turns, sub-agents and
 /// sessions, which become durable before the agent continues.
@@ -175,16 +176,6 @@ fn is_sessiond_hook(hook: &Value, program: &str) -> bool {
                 .is_some_and(|name| name == "sessiond")
     };
     matches!(words.as_slice(), [path, verb, ..] if is_program(path) && verb == "hook")
-}
-
-/// Quotes a word for `sh`.
-fn quote(word: &str) -> String {
-    let is_safe = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:=@%,".contains(letter);
-    if !word.is_empty() && word.chars().all(is_safe) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 /// Splits a command line into words; none if it is not a simple command.
@@ -517,9 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_for_sh() {
-        assert_eq!(quote("/usr/bin/sessiond"), "/usr/bin/sessiond");
-        assert_eq!(quote("/it's here/sessiond"), r"'/it'\''s here/sessiond'");
+    fn quoted_words_are_split_again() {
         for word in ["a b", "it's", "$HOME", "", "ä"] {
             assert_eq!(split_words(&quote(word)), Some(vec![word.to_owned()]));
         }
