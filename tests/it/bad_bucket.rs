@@ -310,7 +310,7 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{path}: {text}");
         assert!(
-            text.contains(path) && text.contains("is not a file that"),
+            text.contains(path) && text.contains("is not a file of session s1"),
             "{path}: {text}"
         );
         assert_eq!((files_below(&root), everything_in(&root)), before, "{path}");

@@ -390,9 +390,9 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
     backend.with(None, &[]);
     let verdict = backend
         .run(&TempHome::new(), &["verify"])
-        .fails(11, "encrypted", "");
+        .fails(11, "can decrypt", "--identity");
     assert!(
-        verdict.out().contains("lost or were skipped: 2"),
+        verdict.out().contains("missing or were skipped: 2"),
         "{}",
         verdict.out()
     );
@@ -858,7 +858,7 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
     );
     backend.with(Some(&key), &[]);
     assert!(
-        doctor(&backend).contains("on, to 1 recipient; without an identity"),
+        doctor(&backend).contains("on, to 1 recipient; no identity"),
         "{}",
         doctor(&backend)
     );

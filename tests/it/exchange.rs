@@ -394,7 +394,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     );
     assert!(sent == got);
     from_env(&there, "s1", &blob, &[]).ok();
-    from_env(&there, "s2", &blob, &[]).fails(2, "holds session s1, not s2", "");
+    from_env(&there, "s2", &blob, &[]).fails(2, "contains session s1, not s2", "");
     std::fs::write(transcript(&there, "s1"), "{\"mine\":1}\n").unwrap();
     from_env(&there, "s1", &blob, &[]).fails(7, "local file", "--force");
     assert_eq!(

@@ -451,7 +451,7 @@ fn a_sidecar_reports_a_failed_restore_and_starts_with_nothing_stored() {
         .fails(8, SESSION, "");
     backend
         .run(&home, &["daemon", "--session", " "])
-        .fails(2, "--session", "leave out --session");
+        .fails(2, "--session", "omit --session");
 }
 
 /// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.

@@ -151,7 +151,7 @@ fn on_restore_error_continue_launches_the_agent_without_a_store() {
     }
     Backend::file()
         .run(&home, &["run", "--session", "", "--", "true"])
-        .fails(2, "--session", "leave out --session");
+        .fails(2, "--session", "omit --session");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_mistyped_url_never_prints_its_password() {
     backend.set("SESSIOND_STORE", "file:///");
     backend
         .run(&home, &["ls"])
-        .fails(2, "root of the file system", "directory");
+        .fails(2, "root of the filesystem", "directory");
 }
 
 #[test]

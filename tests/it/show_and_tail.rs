@@ -169,7 +169,7 @@ fn show_at_an_earlier_point_stops_there() {
     );
     backend
         .run(&home, &["show", &session, "--at", "turn:9"])
-        .fails(3, "turn:9", "checkpoints up to 3");
+        .fails(3, "has no complete turn 9", "sessiond checkpoints");
 }
 
 fn texts(events: &[FollowEvent]) -> Vec<String> {

@@ -713,7 +713,7 @@ async fn a_refused_connection_is_unavailable() {
         .await
         .expect("connect");
     let errors = all_errors(&store).await;
-    assert_all(&errors, ErrorKind::Unavailable, "server runs");
+    assert_all(&errors, ErrorKind::Unavailable, "server is running");
     let said = errors[1].to_string();
     assert!(
         said.starts_with("cannot put v1/k in s3://bucket: ")
@@ -736,7 +736,7 @@ async fn a_silent_server_is_unavailable_in_time() {
     assert_all(
         &all_errors(&store).await,
         ErrorKind::Unavailable,
-        "server runs",
+        "server is running",
     );
     assert!(
         began.elapsed() < Duration::from_secs(4),
