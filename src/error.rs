@@ -99,7 +99,11 @@ impl ErrorKind {
 
 /// An error: its kind, what failed, why, and a hint where there is one.
 #[derive(Debug)]
-pub struct Error {
+pub struct Error(Box<Details>);
+
+/// The content of an error. It is boxed, so that a `Result` stays small.
+#[derive(Debug)]
+struct Details {
     kind: ErrorKind,
     /// Verb phrases, outermost first.
     phrases: Vec<String>,
@@ -115,13 +119,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind`. `statement` is a complete clause; a verb phrase if `caused_by` follows.
     pub fn new(kind: ErrorKind, statement: impl Into<String>) -> Self {
-        Error {
+        Error(Box::new(Details {
             kind,
             phrases: Vec::new(),
             statement: Some(statement.into()),
             hint: None,
             source: None,
-        }
+        }))
     }
 
     /// The request is invalid.
@@ -201,43 +205,44 @@ impl Error {
     /// Adds a hint, unless the error has one: the innermost hint stays.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint.get_or_insert_with(|| hint.into());
+        self.0.hint.get_or_insert_with(|| hint.into());
         self
     }
 
     /// Attaches the cause. The text that the error was made with becomes a verb phrase.
     #[must_use]
     pub fn caused_by(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        self.phrases.extend(self.statement.take().map(bare));
-        self.source = Some(cause.into());
+        let statement = self.0.statement.take();
+        self.0.phrases.extend(statement.map(bare));
+        self.0.source = Some(cause.into());
         self
     }
 
     /// Adds the operation that failed, as a verb phrase, in front of the others.
     #[must_use]
     pub fn context(mut self, phrase: impl fmt::Display) -> Self {
-        self.phrases.insert(0, bare(phrase.to_string()));
+        self.0.phrases.insert(0, bare(phrase.to_string()));
         self
     }
 
     /// What the caller does about it.
     pub fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
-        self.kind == ErrorKind::Unavailable
+        self.0.kind == ErrorKind::Unavailable
     }
 
     /// The hint, if there is one.
     pub fn hint_text(&self) -> Option<&str> {
-        self.hint.as_deref()
+        self.0.hint.as_deref()
     }
 
     /// The line without "cannot ": the phrases, then the statement or the causes.
     fn chain(&self) -> String {
-        let mut line = self.phrases.join(": ");
+        let mut line = self.0.phrases.join(": ");
         let mut add = |text: &str| {
             // Foreign errors often repeat their cause; print it once.
             if line.is_empty() {
@@ -247,13 +252,14 @@ impl Error {
                 line.push_str(text);
             }
         };
-        if let Some(statement) = &self.statement {
-            match self.phrases.is_empty() {
+        if let Some(statement) = &self.0.statement {
+            match self.0.phrases.is_empty() {
                 true => add(statement),
                 false => add(&bare(statement.clone())),
             }
         }
         let mut cause = self
+            .0
             .source
             .as_deref()
             .map(|source| source as &(dyn std::error::Error + 'static));
@@ -278,7 +284,7 @@ fn bare(phrase: String) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.phrases.is_empty() {
+        if !self.0.phrases.is_empty() {
             f.write_str("cannot ")?;
         }
         f.write_str(&self.chain())

@@ -143,7 +143,7 @@ impl IndexQueue {
     }
 
     /// The number of unfinished tasks.
-    pub fn len(&self) -> usize {
+    pub fn unfinished(&self) -> usize {
         let pending = self.lock();
         pending.backlog() + pending.failures.len()
     }
@@ -155,6 +155,6 @@ impl IndexQueue {
 
     /// Whether all tasks are finished.
     pub fn is_idle(&self) -> bool {
-        self.len() == 0
+        self.unfinished() == 0
     }
 }

@@ -411,7 +411,7 @@ impl ControlHandler {
             store: self.parts.store.address(),
             index: self.parts.index.address(),
             index_reachable: self.index_reachable.load(Ordering::Relaxed),
-            index_backlog: self.index_queue.len(),
+            index_backlog: self.index_queue.unfinished(),
             fencing: self.parts.logs.fence.as_str().to_owned(),
             database_error,
             sessions: self.handle.status().await?,

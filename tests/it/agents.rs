@@ -62,10 +62,10 @@ fn at_home(agent: &Agent) -> TempHome {
     let home = TempHome::new();
     let root = home.home().join(agent.root);
     for (path, bytes) in files_below(&fixture(agent)) {
-        append(&root.join(path), &String::from_utf8(bytes).unwrap());
+        append(&root.join(path), String::from_utf8(bytes).unwrap());
     }
     for other in agent.others {
-        append(&root.join(other), &format!("{{\"key\":\"{SECRET}\"}}\n"));
+        append(&root.join(other), format!("{{\"key\":\"{SECRET}\"}}\n"));
     }
     home
 }

@@ -23,7 +23,7 @@ fn doctor(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Ran {
 
 fn program(home: &TempHome, name: &str, script: &str) {
     let path = home.home().join("bin").join(name);
-    append(&path, &format!("#!/bin/sh\n{script}\n"));
+    append(&path, format!("#!/bin/sh\n{script}\n"));
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 

@@ -430,7 +430,7 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
     backend.with(Some(&key), &[]);
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     let mut daemon = backend.daemon(&home, &[]);
-    append(&transcript(&home, "s1"), &conversation(5));
+    append(&transcript(&home, "s1"), conversation(5));
     backend
         .run(&home, &["flush", "--wait"])
         .fails(4, "it is durable on branch", "--branch");
@@ -475,10 +475,10 @@ fn a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply() {
         };
         for (round, crash) in [(2, false), (3, true), (4, false)] {
             let mut daemon = backend.daemon(&home, &[]);
-            append(&transcript(&home, "s1"), &conversation(10 * round));
+            append(&transcript(&home, "s1"), conversation(10 * round));
             backend.run(&home, &["flush", "--wait"]).ok();
             proxy.set(Mode::DropResponses);
-            append(&transcript(&home, "s1"), &conversation(10 * round + 1));
+            append(&transcript(&home, "s1"), conversation(10 * round + 1));
             eventually("an attempt has failed", || {
                 status(&backend)["failed_attempts"].as_u64() >= Some(1)
             });
@@ -600,7 +600,7 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
         .fails(11, "no identity is configured", "--identity");
     let before = files_below(&bucket(&backend));
     let mut daemon = backend.daemon(&home, &[]);
-    append(&transcript(&home, "s1"), &conversation(3));
+    append(&transcript(&home, "s1"), conversation(3));
     backend.run(&home, &["flush", "--wait"]).fails(
         11,
         "the session is encrypted, but no recipient is configured",

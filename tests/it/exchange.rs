@@ -23,14 +23,14 @@ const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"cont
 fn stream(backend: &Backend, home: &TempHome) {
     let root = home.home().join(".claude");
     let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request-id", "r1"]);
-    append(&transcript(home, "s1"), &LINE.repeat(50));
+    append(&transcript(home, "s1"), LINE.repeat(50));
     append(
         &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
         LINE,
     );
     append(
         &root.join("projects/-work-app/s1/tool-results/big.txt"),
-        &"output ".repeat(900_000),
+        "output ".repeat(900_000),
     );
     append(&root.join("projects/-work-app/s1/empty.json"), "");
     append(

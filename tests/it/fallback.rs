@@ -32,7 +32,7 @@ fn stored_in(backend: Backend) -> Backend {
     let text = std::fs::read_to_string(fixtures().join("claude/tools").join(&path)).unwrap();
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     for piece in lines.chunks(lines.len().div_ceil(PIECES)) {
-        append(&home.home().join(".claude").join(&path), &piece.concat());
+        append(&home.home().join(".claude").join(&path), piece.concat());
         backend.run(&home, &["run", "--", "true"]).ok();
     }
     backend

@@ -118,7 +118,7 @@ on_each_backend!(the_stop_hook_makes_the_turn_durable);
 fn the_stop_hook_makes_the_turn_durable(backend: Backend) {
     let home = TempHome::new();
     let mut daemon = slow_daemon(&backend, &home);
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     daemon.kill();
     assert_eq!(said, "", "{took:?}");
@@ -139,7 +139,7 @@ fn the_hook_waits_for_the_last_message() {
             .position(|line| line.contains("The sub-agent is done."))
             .unwrap(),
     );
-    append(&transcript(&home), &lines.concat());
+    append(&transcript(&home), lines.concat());
     let (said, took) = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
@@ -162,7 +162,7 @@ fn the_hook_waits_for_the_last_message() {
 fn a_missing_last_message_is_reported_and_the_rest_is_durable() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
-    append(&transcript(&home), &lines()[..20].concat());
+    append(&transcript(&home), lines()[..20].concat());
     let (said, took) = hook(
         &backend,
         &home,
@@ -189,7 +189,7 @@ slow!(every_hook_event_succeeds_and_only_turn_ends_flush);
 fn every_hook_event_succeeds_and_only_turn_ends_flush() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     let head = || {
         backend.run(&home, &["status", "--json"]).ok().json()["sessions"][0]["head"]
             .as_u64()
@@ -269,7 +269,7 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     backend.set("AWS_SECRET_ACCESS_KEY", "secret");
     let home = TempHome::new();
     let daemon = backend.daemon(&home, &[]);
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
         let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
         assert!(said.contains("not durable after 1s"), "{said}");
@@ -306,7 +306,7 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
 #[test]
 fn the_hook_exits_at_once_without_a_daemon() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     let gone = |file: &str, word: &str| {
         let (said, took) = hook(&backend, &home, &[], &event(&home, file));
         assert!(said.contains(word), "{file}: {said}");
@@ -336,7 +336,7 @@ fn the_hook_reports_a_takeover() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let _daemon = slow_daemon(&backend, &home);
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     assert!(said.contains("it is durable on branch"), "{said}");
 }
@@ -354,7 +354,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
     };
     let mut last = 0;
     for _ in 0..2 {
-        append(&transcript(&home), &lines().concat());
+        append(&transcript(&home), lines().concat());
         assert_eq!(
             hook(
                 &backend,
@@ -600,7 +600,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
 fn the_installed_hook_command_runs_under_sh() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
-    append(&transcript(&home), &lines().concat());
+    append(&transcript(&home), lines().concat());
     let printed: Value = serde_json::from_str(&installed(
         &backend,
         &home,

@@ -421,13 +421,13 @@ fn a_sidecar_is_ready_once_the_session_is_restored() {
             >= metrics.of("process_start_time_seconds")
     );
     // It has the session: what is appended goes on in its log.
-    append(&transcript(&home, SESSION), &line("more"));
+    append(&transcript(&home, SESSION), line("more"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let listed = backend.run(&home, &["status", "--json"]).ok().json();
     assert_eq!(listed["sessions"][0]["write_target"], "main", "{listed}");
     // An outage does not make it unready, nor unhealthy.
     proxy.set(Mode::Refuse);
-    append(&transcript(&home, SESSION), &line("during an outage"));
+    append(&transcript(&home, SESSION), line("during an outage"));
     eventually("the flush fails", || {
         daemon.metrics().errors("flush", "unavailable") >= 2.0
     });
@@ -666,7 +666,7 @@ fn metrics_count_flushes_restores_and_errors() {
     // Somebody takes the session over.
     let other = TempHome::new();
     backend.run(&other, &["restore", SESSION]).ok();
-    append(&transcript(&home, SESSION), &line("too late"));
+    append(&transcript(&home, SESSION), line("too late"));
     eventually("it is fenced", || {
         daemon.metrics().of("sessiond_sessions_fenced") == 1.0
     });
@@ -674,7 +674,7 @@ fn metrics_count_flushes_restores_and_errors() {
         daemon.metrics().of("sessiond_branches_total") == 1.0
     });
     assert_eq!(daemon.metrics().errors("flush", "fenced"), 1.0);
-    append(&transcript(&home, SESSION), &line("more of the branch"));
+    append(&transcript(&home, SESSION), line("more of the branch"));
     backend.run(&home, &["flush", "--wait"]);
     assert_eq!(daemon.metrics().of("sessiond_branches_total"), 1.0);
 
@@ -702,7 +702,7 @@ fn an_index_outage_is_visible_and_streaming_continues() {
     backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
     let daemon = Watched::daemon(&backend, &home, &[]);
     daemon.until_ready();
-    append(&transcript(&home, SESSION), &line("one"));
+    append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
     eventually("the index is away", || {
         let metrics = daemon.metrics();
@@ -798,7 +798,7 @@ fn a_taken_http_address_is_an_error_only_if_it_was_set() {
         .stderr(std::fs::File::create(&log).unwrap());
     let mut daemon = backend::Running(command.spawn().unwrap());
     eventually("it streams", || ready.exists());
-    append(&transcript(&home, SESSION), &line("one"));
+    append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let said = std::fs::read_to_string(&log).unwrap();
     assert!(
@@ -847,11 +847,11 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
             && head.contains("sessiond/"),
         "{head}"
     );
-    append(&transcript(&home, SESSION), &line("one"));
+    append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
 
     proxy.set(Mode::Refuse);
-    append(&transcript(&home, SESSION), &line("two"));
+    append(&transcript(&home, SESSION), line("two"));
     eventually("it is withheld", || {
         daemon
             .metrics()
@@ -946,7 +946,7 @@ fn flushes_and_restores_are_exported_as_traces() {
     let daemon = Watched::daemon(&backend, &home, &["--session", SESSION, "--log", "debug"]);
     daemon.until_ready();
     let spoken = "what was spoken stays here";
-    append(&transcript(&home, SESSION), &line(spoken));
+    append(&transcript(&home, SESSION), line(spoken));
     backend.run(&home, &["flush", "--wait"]).ok();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0), "{said}");
@@ -1068,7 +1068,7 @@ fn an_unreachable_trace_collector_changes_nothing() {
     backend.set("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
     let daemon = Watched::daemon(&backend, &home, &[]);
     daemon.until_ready();
-    append(&transcript(&home, SESSION), &line("one"));
+    append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let (code, said) = daemon.stop();
     assert_eq!(code, Some(0));

@@ -218,7 +218,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
     for session in ["s1", "s2"] {
         append(
             &transcript(&home, session),
-            &format!("{{\"n\":\"{session}\"}}\n"),
+            format!("{{\"n\":\"{session}\"}}\n"),
         );
         backend.run(&home, &["flush", "--wait"]).ok();
     }

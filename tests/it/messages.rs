@@ -1014,7 +1014,7 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
     for (path, bytes) in files {
         append(
             &home.home().join(".claude").join(path),
-            &String::from_utf8(bytes).unwrap(),
+            String::from_utf8(bytes).unwrap(),
         );
     }
     backend.run(&home, &["run", "--", "true"]).ok();

@@ -71,7 +71,7 @@ fn created_files_are_private() {
             nothing.set("SESSIOND_NAMESPACE", "sealed");
         }
         let mut daemon = nothing.daemon(&home, &[]);
-        append(&transcript(&home, "s1"), &lines(1));
+        append(&transcript(&home, "s1"), lines(1));
         nothing.run(&home, &["flush", "--wait"]).ok();
         let state = home.home().join(".claude/.sessiond");
         let socket = std::fs::metadata(state.join("socket")).unwrap();
@@ -155,7 +155,7 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
         }
         let (home, other) = (TempHome::new(), TempHome::new());
         let mut daemon = backend.daemon(&home, &[]);
-        append(&transcript(&home, "s1"), &lines(1));
+        append(&transcript(&home, "s1"), lines(1));
         backend.run(&home, &["flush", "--wait"]).ok();
         let of_process =
             |name: &str| std::fs::read(format!("/proc/{}/{name}", daemon.0.id())).unwrap();
@@ -167,7 +167,7 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
         // Both servers fail, and all is told of it.
         to_s3.set(Mode::DropResponses);
         to_postgres.set(Mode::Refuse);
-        append(&transcript(&home, "s1"), &lines(2));
+        append(&transcript(&home, "s1"), lines(2));
         append(&transcript(&home, "s1"), "{\"torn\": \"quetzalmarma");
         let status = || backend.run(&home, &["status", "--json"]).ok();
         eventually("it fails", || {

@@ -29,14 +29,14 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
     let home = TempHome::new();
     let mut daemon = backend.daemon(&home, &[]);
     let root = home.home().join(".claude");
-    append(&transcript(&home, "s1"), &LINE.repeat(50));
+    append(&transcript(&home, "s1"), LINE.repeat(50));
     append(
         &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
         LINE,
     );
     append(
         &root.join("projects/-work-app/s1/tool-results/big.txt"),
-        &"output ".repeat(9000),
+        "output ".repeat(9000),
     );
     append(
         &root.join("projects/-work-app/agent-0ld.jsonl"),
@@ -499,7 +499,7 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
 fn a_local_file_that_differs_is_never_overwritten() {
     let backend = Backend::file();
     let home = TempHome::new();
-    append(&transcript(&home, "s1"), &LINE.repeat(3));
+    append(&transcript(&home, "s1"), LINE.repeat(3));
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
     append(&transcript(&other, "s1"), "{\"mine\":1}\n");
@@ -527,7 +527,7 @@ fn a_local_file_that_differs_is_never_overwritten() {
 
     // One that is ahead is kept and shipped; one that is behind is brought up to date.
     let ahead = TempHome::new();
-    append(&transcript(&ahead, "s1"), &LINE.repeat(5));
+    append(&transcript(&ahead, "s1"), LINE.repeat(5));
     backend
         .run(&ahead, &["run", "--session", "s1", "--", "true"])
         .ok();
@@ -725,7 +725,7 @@ on_each_backend!(reindex_gives_the_same_rows);
 fn reindex_gives_the_same_rows(backend: Backend) {
     let home = TempHome::new();
     for session in ["s1", "s2", "s3"] {
-        append(&transcript(&home, session), &LINE.repeat(3));
+        append(&transcript(&home, session), LINE.repeat(3));
     }
     append(
         &home.home().join(".claude/projects/-work-app/memory/M.md"),
@@ -842,7 +842,7 @@ fn progress_is_shown_on_a_terminal_only() {
         &postgres.fresh_database(),
     );
     let home = TempHome::new();
-    append(&transcript(&home, "s1"), &"{}\n".repeat(1000));
+    append(&transcript(&home, "s1"), "{}\n".repeat(1000));
     backend.run(&home, &["run", "--", "true"]).ok();
     // Slow enough to be worth a line.
     proxy.set(Mode::Delay(Duration::from_millis(400)));

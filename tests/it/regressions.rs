@@ -16,7 +16,7 @@ fn text(path: &std::path::Path) -> String {
 /// A home whose session `s1` of so many lines is stored.
 fn stored(backend: &Backend, lines: usize) -> TempHome {
     let home = TempHome::new();
-    append(&transcript(&home, "s1"), &LINE.repeat(lines));
+    append(&transcript(&home, "s1"), LINE.repeat(lines));
     backend.run(&home, &["run", "--", "true"]).ok();
     home
 }
@@ -229,7 +229,7 @@ fn leftovers_of_a_killed_restore_are_removed_by_the_next() {
     let left = other
         .home()
         .join(".claude/.sessiond/tmp/restore-0123456789abcdef");
-    append(&left.join("00000001"), &LINE.repeat(1000));
+    append(&left.join("00000001"), LINE.repeat(1000));
     backend.run(&other, &["restore", "s1"]).ok();
     assert!(!left.exists());
 }

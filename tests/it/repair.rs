@@ -53,7 +53,7 @@ fn aside(root: PathBuf) -> Vec<String> {
 on_each_backend!(a_repaired_transcript_continues_and_the_log_keeps_the_original);
 fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backend) {
     let home = TempHome::new();
-    append(&transcript(&home, "s1"), &damaged());
+    append(&transcript(&home, "s1"), damaged());
     backend.run(&home, &["run", "--", "true"]).ok();
     let stored = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0]["head"]
         .as_u64()
@@ -107,7 +107,7 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
     assert_eq!(aside(other.home().join(".claude")), [damaged()]);
 
     // The agent goes on from the repaired one, and so does the log; what it held is there at its number.
-    append(&transcript(&other, "s1"), &format!("{}\n", record(7)));
+    append(&transcript(&other, "s1"), format!("{}\n", record(7)));
     backend.run(&other, &["run", "--", "true"]).ok();
     let third = TempHome::new();
     backend.run(&third, &["restore", "s1"]).ok();
@@ -141,7 +141,7 @@ fn repair_fixes_local_files_in_place() {
     let home = TempHome::new();
     append(
         &transcript(&home, "s1"),
-        &format!("{}\n{}\n", record(1), record(2)),
+        format!("{}\n{}\n", record(1), record(2)),
     );
     backend.run(&home, &["run", "--", "true"]).ok();
     // Nothing to repair: nothing is kept aside.
@@ -156,7 +156,7 @@ fn repair_fixes_local_files_in_place() {
     // Written since, and killed while writing.
     append(
         &transcript(&home, "s1"),
-        &format!("\0\0{}\n{}", record(3), &record(4)[..20]),
+        format!("\0\0{}\n{}", record(3), &record(4)[..20]),
     );
     let was = text(transcript(&home, "s1"));
     backend

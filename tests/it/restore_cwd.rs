@@ -41,7 +41,7 @@ impl Here {
 /// A session with a side file, in the project of `/work/app`.
 fn stored(backend: &Backend) -> Here {
     let here = Here::new();
-    append(&here.transcript("-work-app"), &LINE.repeat(5));
+    append(&here.transcript("-work-app"), LINE.repeat(5));
     append(
         &here
             .0

@@ -41,7 +41,7 @@ fn stream(backend: &Backend, home: &TempHome, changes: usize) -> Vec<u8> {
     let daemon = backend.daemon(home, &["--flush-interval", "10ms"]);
     let path = transcript(home, "s1");
     for number in 0..changes {
-        append(&path, &format!("{{\"n\":{number},\"of\":{changes}}}\n"));
+        append(&path, format!("{{\"n\":{number},\"of\":{changes}}}\n"));
         backend.run(home, &["flush", "--wait"]).ok();
     }
     drop(daemon);

@@ -311,7 +311,11 @@ fn a_stopping_session_store_responds_and_flushes_first() {
 fn invalid_session_store_requests_are_rejected() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let refused = |arguments: &[&str]| backend.run(&home, &[&["serve-store"], arguments].concat());
-    refused(&["--listen", "http://0.0.0.0:80"]).fails(2, "expected a loopback address", "127.0.0.1");
+    refused(&["--listen", "http://0.0.0.0:80"]).fails(
+        2,
+        "expected a loopback address",
+        "127.0.0.1",
+    );
     refused(&["--agent", "codex"]).fails(2, "claude-code only", "--agent");
     refused(&["--root", home.home().join(".claude").to_str().unwrap()]).fails(
         2,

@@ -30,7 +30,7 @@ fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
     for (path, bytes) in files {
         append(
             &home.home().join(".claude").join(path),
-            &String::from_utf8(bytes).unwrap(),
+            String::from_utf8(bytes).unwrap(),
         );
     }
     backend.run(&home, &["run", "--", "true"]).ok();
@@ -144,7 +144,7 @@ fn show_at_an_earlier_point_stops_there() {
     for number in 1..=3 {
         append(
             &transcript(&home, "s1"),
-            &line(number, "user", &format!("number {number}\x1b]0;title\x07")),
+            line(number, "user", &format!("number {number}\x1b]0;title\x07")),
         );
         backend.run(&home, &["flush", "--wait"]).ok();
     }
@@ -388,7 +388,7 @@ on_each_backend!(tail_follow_shows_messages_from_another_machine);
 fn tail_follow_shows_messages_from_another_machine(backend: Backend) {
     let (home, other) = (TempHome::new(), TempHome::new());
     let _daemon = backend.daemon(&home, &["--flush-interval", "1s"]);
-    append(&transcript(&home, "s1"), &line(1, "user", "before"));
+    append(&transcript(&home, "s1"), line(1, "user", "before"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let out = other.path().join("tail.out");
     let mut command = backend.command(&other, &["tail", "-f", "s1"]);
@@ -401,7 +401,7 @@ fn tail_follow_shows_messages_from_another_machine(backend: Backend) {
     for number in 2..6 {
         append(
             &transcript(&home, "s1"),
-            &line(number, "assistant", &format!("answer {number}")),
+            line(number, "assistant", &format!("answer {number}")),
         );
         eventually("what was written is shown", || {
             shown().contains(&format!("answer {number}"))

@@ -656,7 +656,7 @@ fn appends_after_a_rollback_are_kept_on_the_same_volume() {
     );
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
-    append(&transcript(&other, "s1"), &whole_turns("s1", 4..=4));
+    append(&transcript(&other, "s1"), whole_turns("s1", 4..=4));
     backend.run(&other, &["restore", "s1", "--at", "turn"]).ok();
     assert_eq!(text(&other, "s1"), whole_turns("s1", [1, 2, 4].into_iter()));
     stream(&backend, &other, "s1", &[]);
@@ -665,7 +665,7 @@ fn appends_after_a_rollback_are_kept_on_the_same_volume() {
         whole_turns("s1", [1, 2, 4].into_iter())
     );
     // Another volume holds something else.
-    append(&transcript(&home, "s1"), &whole_turns("s1", 5..=5));
+    append(&transcript(&home, "s1"), whole_turns("s1", 5..=5));
     backend
         .run(&home, &["restore", "s1", "--at", "turn:1"])
         .fails(7, "local file", "--force");
