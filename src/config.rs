@@ -112,7 +112,7 @@ pub struct Settings {
 pub struct AgentConfig {
     /// Agent whose sessions are stored [default: claude-code]
     ///
-    /// One of claude-code, codex, gemini and opencode, or a custom agent whose files the [profile]
+    /// One of claude-code, codex, gemini and opencode, or a custom agent whose files the profile
     /// table of the configuration file describes.
     #[arg(
         id = "agent",

@@ -54,7 +54,7 @@ def filling(count: int, engine: str) -> list[str]:
     ident, role = ident.format(number), f"CASE WHEN {other} % 2 = 0 THEN 'assistant' ELSE 'user' END"
     counted = f"CASE WHEN {other} % 2 = 0 THEN {other} END"
     made.append(
-        "INSERT INTO messages (namespace, agent, session, position, file, start, len, uuid, parent, role, kind, at, model, answer, "
+        "INSERT INTO messages (namespace, agent, session, position, file, start, len, message_id, parent_id, role, kind, at, model, response_id, "
         "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens) "
         f"SELECT 'default', 'claude-code', {ident}, {START} + {other} * 4000000, {digest.format(number)}, {other} * 2000, 2000, "
         f"'u' || {number} || '-' || {other}, 'u' || {number} || '-' || ({other} - 1), {role}, 'text', '2026-10-01T00:00:00.000000Z', 'claude-opus-5-5', "

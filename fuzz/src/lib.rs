@@ -18,6 +18,12 @@ pub mod model;
 pub mod mutate;
 pub mod seeds;
 
+/// The part of `sys` that the included modules import.
+#[path = "../../src/sys"]
+pub mod sys {
+    pub mod shell;
+}
+
 /// A file with a directory of the same name has to be found by its name.
 #[path = "../../src"]
 mod included {

@@ -115,7 +115,7 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// The shortest prefix of `id` that no other ID in `all` has, at least [`MIN_ID_LEN`] characters
+/// The shortest prefix of `id` that no other ID in `all` has, at least `MIN_ID_LEN` characters
 /// long if `id` is that long.
 pub fn short_id<'a>(id: &str, all: impl IntoIterator<Item = &'a str>) -> String {
     let shared = all

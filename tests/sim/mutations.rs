@@ -31,6 +31,7 @@ fn mix(mutation: Mutation) -> Option<&'static str> {
         Mutation::TrustNewestEntry => Some("database, late effects"),
         Mutation::CollectWithoutGrace | Mutation::SkipIdleCheck => Some("upkeep, pauses"),
         Mutation::IgnorePins => Some("upkeep"),
+        Mutation::ClaimWithoutComparison => Some("everything, database"),
         _ => None,
     }
 }
