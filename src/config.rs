@@ -407,9 +407,12 @@ pub struct FlushConfig {
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct MetadataConfig {
-    /// Tag every session this process writes with a request ID [default: none]
-    #[arg(long, env = "SESSIOND_REQUEST_ID", value_name = "ID")]
-    pub request_id: Option<String>,
+    /// Your ID of the job: finds its session, and is set on new ones [default: none]
+    ///
+    /// "run" and "daemon" restore the latest session with this request ID first. Every session that
+    /// this process writes gets the request ID.
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
 
     /// Set a label on every session this process writes (repeatable) [default: none]
     #[arg(
@@ -440,7 +443,7 @@ impl MetadataConfig {
                 .into_iter()
                 .map(|label| (label.name, label.value))
                 .collect(),
-            request_id: self.request_id.clone(),
+            request_id: self.request.clone(),
             closed: None,
         };
         metadata.validate()?;
@@ -478,9 +481,9 @@ pub struct ProbeConfig {
     pub heartbeat_interval: Option<String>,
 }
 
-/// The `[profile]` table: the files of a custom agent, as patterns.
+/// The `[profile]` table: the files of a custom agent, as patterns, and its arguments.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Patterns {
     /// The files to store. `{session}` stands for the session ID, `*` for any characters within a
     /// name, `**` for any directories.
@@ -489,6 +492,11 @@ pub struct Patterns {
     pub append: Vec<String>,
     /// The files never to read or write.
     pub never: Vec<String>,
+    /// The arguments with which the agent starts a session with the ID `{session}`. Empty if the
+    /// agent chooses the ID.
+    pub new_session_args: Vec<String>,
+    /// The arguments with which the agent resumes `{session}`.
+    pub resume_args: Vec<String>,
 }
 
 impl Default for Patterns {
@@ -499,6 +507,8 @@ impl Default for Patterns {
             sessions: list(&["{session}/**", "{session}.jsonl", "{session}"]),
             append: list(&["**/*.jsonl", "**/*.ndjson"]),
             never: Vec::new(),
+            new_session_args: Vec::new(),
+            resume_args: Vec::new(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use super::{FileClass, Profile, is_never_stored};
+use super::{FileClass, NewSessionArgs, Profile, is_never_stored};
 use crate::config::Patterns;
 use crate::error::{Error, Result};
 use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
@@ -16,6 +16,8 @@ pub struct Generic {
     sessions: Vec<Regex>,
     append: Vec<Regex>,
     never: Vec<Regex>,
+    new_session_args: Vec<String>,
+    resume_args: Vec<String>,
 }
 
 impl Generic {
@@ -44,8 +46,17 @@ impl Generic {
             sessions: compile(&patterns.sessions)?,
             append: compile(&patterns.append)?,
             never: compile(&patterns.never)?,
+            new_session_args: patterns.new_session_args.clone(),
+            resume_args: patterns.resume_args.clone(),
         })
     }
+}
+
+/// Replaces `{session}` in arguments.
+fn with_session(args: &[String], id: &SessionId) -> Vec<String> {
+    let args = args.iter();
+    args.map(|arg| arg.replace("{session}", id.as_str()))
+        .collect()
 }
 
 fn pattern(text: &str) -> Result<Regex> {
@@ -129,6 +140,17 @@ impl Profile for Generic {
         None
     }
 
+    fn new_session_args(&self, id: &SessionId) -> NewSessionArgs {
+        match self.new_session_args.as_slice() {
+            [] => NewSessionArgs::ChosenByAgent,
+            args => NewSessionArgs::Args(with_session(args, id)),
+        }
+    }
+
+    fn resume_args(&self, id: &SessionId) -> Vec<String> {
+        with_session(&self.resume_args, id)
+    }
+
     fn project_name(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }
@@ -173,6 +195,8 @@ mod tests {
             sessions: vec!["chats/{session}-*.json".into()],
             append: vec![],
             never: vec!["**/secret*".into()],
+            new_session_args: vec!["--id={session}".to_owned()],
+            ..Patterns::default()
         };
         assert_eq!(
             classify(&patterns, "chats/ab-1.json"),

@@ -167,7 +167,11 @@ impl Streamer {
         if let Some(shutdown) = self.shutdown.take() {
             self.flushes.abort_all();
             let not_durable = self.statuses(|log| log.state.unsaved_since().is_some());
-            let _ = shutdown.reply.send(FinishReport { not_durable });
+            let fenced = self.context.counters.branches().borrow().clone();
+            let _ = shutdown.reply.send(FinishReport {
+                not_durable,
+                fenced: fenced.into_iter().collect(),
+            });
         }
     }
 

@@ -71,7 +71,7 @@ use crate::upkeep::status::StatusChange;
 
 Examples:
   sessiond demo                                              try it: no server, no agent
-  sessiond run --session \"$ID\" -- claude --resume \"$ID\"      container entrypoint"
+  sessiond run --request \"$JOB\" -- claude {session-args}     container entrypoint"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -198,7 +198,8 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
             None => None,
         };
         let export = TraceExport::start(exporter);
-        let code = dispatch(settings, command, matches, file.as_ref()).await;
+        // Boxed, because the futures of the commands would not fit into the stack of a small thread.
+        let code = Box::pin(dispatch(settings, command, matches, file.as_ref())).await;
         export.finish().await;
         code
     });

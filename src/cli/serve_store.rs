@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::agent::claude_code::ClaudeCode;
-use crate::cli::{daemon, exit, print, select, start};
+use crate::cli::{daemon, print, select, start};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::listen::ListenAddress;
 use crate::daemon::service::Service;
@@ -74,11 +74,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         deadline - flush_deadline / 2
     })
     .await;
-    let is_durable = daemon::final_flush(service, deadline, &mut signals, true).await?;
+    let ended = daemon::final_flush(service, deadline, &mut signals, true).await?;
     daemon::hand_over_state(&disk, owner);
-    Ok(if is_durable {
-        exit::OK
-    } else {
-        exit::NOT_DURABLE
-    })
+    Ok(ended.exit_code())
 }

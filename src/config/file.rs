@@ -102,7 +102,7 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
         flush_deadline,
         parallel
     );
-    fill!(stream.metadata, metadata, request_id, ttl);
+    fill!(stream.metadata, metadata, request, ttl);
     if stream.metadata.label.is_empty() {
         stream.metadata.label = metadata.label;
     }
@@ -188,7 +188,7 @@ quiet = true
 flush-interval = "2s"
 flush-deadline = "3s"
 parallel = 4
-request-id = "r1"
+request = "r1"
 label = ["a=b"]
 ttl = "1h"
 http = "off"

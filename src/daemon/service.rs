@@ -72,6 +72,7 @@ pub struct Service {
     root: PathBuf,
     mirror: Option<Arc<Mirror>>,
     health: Arc<HealthState>,
+    counters: Arc<StreamCounters>,
 }
 
 /// The queues between the streamer and the background tasks.
@@ -107,7 +108,8 @@ impl Service {
         {
             tracing::warn!(%error, "the agent's database is unreadable; retrying");
         }
-        let handle = start_streamer(parts, &options, &queues, health)?;
+        let counters = Arc::new(StreamCounters::new(health.counters.clone()));
+        let handle = start_streamer(parts, &options, &queues, &counters)?;
         let index_reachable = Arc::new(AtomicBool::new(true));
         let mut tasks = start_tasks(parts, options.metadata, &queues, health, &index_reachable);
         let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone());
@@ -149,7 +151,15 @@ impl Service {
             root,
             mirror: parts.mirror.clone(),
             health: health.clone(),
+            counters,
         })
+    }
+
+    /// Waits until another writer owns a session of this process. The last entries are on a branch.
+    pub async fn wait_for_takeover(&self) {
+        let mut branches = self.counters.branches();
+        // The sender lives as long as this service.
+        let _ = branches.wait_for(|branches| !branches.is_empty()).await;
     }
 
     /// Sends commands to the streaming loop.
@@ -236,7 +246,7 @@ fn start_streamer(
     parts: &Parts,
     options: &ServiceOptions,
     queues: &Queues,
-    health: &HealthState,
+    counters: &Arc<StreamCounters>,
 ) -> Result<StreamerHandle> {
     let root = parts.root()?.to_owned();
     let directory = parts.directory()?;
@@ -254,7 +264,7 @@ fn start_streamer(
         index_queue: queues.index.clone(),
         compaction_queue: queues.compaction.clone(),
         metadata_queue: queues.metadata.clone(),
-        counters: Arc::new(StreamCounters::new(health.counters.clone())),
+        counters: counters.clone(),
         flush_interval: options.flush_interval,
         max_concurrent_flushes: options.max_concurrent_flushes,
     };
@@ -317,7 +327,14 @@ fn log_final_flush(report: &FinishReport, started: Instant) {
             "not durable"
         );
     }
-    if report.not_durable.is_empty() {
+    for (name, writer) in &report.fenced {
+        tracing::error!(
+            session = %name,
+            branch = %writer,
+            "another writer took the session over; the last entries are on a branch"
+        );
+    }
+    if report.not_durable.is_empty() && report.fenced.is_empty() {
         tracing::info!(elapsed = ?started.elapsed(), "everything is durable");
     }
 }

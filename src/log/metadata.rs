@@ -80,6 +80,12 @@ impl Logs {
             if metadata == current.metadata {
                 return Ok(current);
             }
+            if let Some(request_id) = &metadata.request_id
+                && metadata.request_id != current.metadata.request_id
+            {
+                let created = self.create_request_reference(id, request_id).await;
+                created.with_context(|| format!("add {id} to request ID {request_id:?}"))?;
+            }
             let next = VersionedMetadata {
                 version: current.version + 1,
                 metadata,

@@ -120,15 +120,20 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     }
 }
 
-/// Finds the session that was written last.
+/// Finds the session that was written last. The sessions of a request ID are found in the store,
+/// so that a container can start while the database is down.
 async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result<Option<LogId>> {
+    if let Some(request_id) = &filter.request_id {
+        let referenced = logs.referenced_sessions(request_id).await?;
+        return latest_in_store(logs, filter, referenced).await;
+    }
     let query = SessionFilter {
         namespace: logs.namespace.clone(),
         agent: Some(logs.agent.clone()),
         id_prefix: None,
         project: filter.project.clone(),
         status: None,
-        request: filter.request_id.clone(),
+        request: None,
         labels: Vec::new(),
         limit: 1,
         cursor: None,
@@ -143,15 +148,19 @@ async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result
             tracing::warn!(%error, "index query failed; reading the latest session from the store")
         }
     }
-    latest_in_store(logs, filter).await
+    let names = logs.log_names("").await?;
+    let sessions = names.into_iter().filter(|name| !name.is_project());
+    latest_in_store(logs, filter, sessions.map(|name| logs.id(name)).collect()).await
 }
 
-/// Finds the latest session without an index: reads the newest segment of every session.
-async fn latest_in_store(logs: &Logs, filter: &LatestFilter) -> Result<Option<LogId>> {
+/// Finds the latest of `sessions` without an index: reads the newest segment of each.
+async fn latest_in_store(
+    logs: &Logs,
+    filter: &LatestFilter,
+    sessions: Vec<LogId>,
+) -> Result<Option<LogId>> {
     let mut newest = None;
-    let names = logs.log_names("").await?;
-    for name in names.into_iter().filter(|name| !name.is_project()) {
-        let id = logs.id(name);
+    for id in sessions {
         if let Some(request_id) = &filter.request_id
             && !has_request_id(logs, &id, request_id).await?
         {

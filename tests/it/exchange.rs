@@ -22,7 +22,7 @@ const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"cont
 /// A session of every kind of file, with modes and times of their own, and a line that the agent had not finished.
 fn stream(backend: &Backend, home: &TempHome) {
     let root = home.home().join(".claude");
-    let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request-id", "r1"]);
+    let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request", "r1"]);
     append(&transcript(home, "s1"), LINE.repeat(50));
     append(
         &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),

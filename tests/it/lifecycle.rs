@@ -207,7 +207,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
     let mut daemon = backend.daemon(
         &home,
         &[
-            "--request-id",
+            "--request",
             "r 1",
             "--ttl",
             "30d",
@@ -310,7 +310,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
         .run(&home, &["run", "--ttl", "soon", "--", "true"])
         .fails(2, "invalid --ttl value \"soon\"", "7d");
     backend
-        .run(&home, &["run", "--request-id", "a\nb", "--", "true"])
+        .run(&home, &["run", "--request", "a\nb", "--", "true"])
         .fails(2, "invalid request ID", "");
     backend
         .run(&home, &["restore", "--request", ""])

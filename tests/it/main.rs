@@ -54,6 +54,7 @@ mod retention;
 mod session_store;
 mod show_and_tail;
 mod snapshot_props;
+mod start;
 mod store_contract;
 mod streaming;
 mod support;

@@ -156,7 +156,7 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     let before = prompts.next().unwrap()["uuid"].as_str().unwrap().to_owned();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "two\n");
     container
-        .ran(container.command(
+        .run_to_end(container.command(
             Some(&session),
             &["-p", "--resume", &session, "--rewind-files", &before],
         ))
@@ -236,7 +236,8 @@ fn another_directory_and_another_home(one: &Container<'_>) {
     if two.client == Client::ClaudeOld {
         // This is what it is for: where it was, the client does not find it.
         two.sessiond(&["restore", &session]).ok();
-        let ran = two.ran(two.command(Some(&session), &["--resume", &session, "-p", "hello"]));
+        let ran =
+            two.run_to_end(two.command(Some(&session), &["--resume", &session, "-p", "hello"]));
         assert!(
             ran.code() != 0
                 && format!("{}{}", ran.out(), ran.err()).contains("No conversation found"),

@@ -132,6 +132,19 @@ impl Client {
         }
     }
 
+    /// The arguments of a turn that starts or resumes a session, and what the client reads.
+    pub fn turn_with_placeholder(self, prompt: &str) -> (Vec<&str>, Option<&str>) {
+        const PLACEHOLDER: &str = "{session-args}";
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => (vec![PLACEHOLDER, "-p", prompt], None),
+            Client::Codex => (
+                vec!["exec", "--skip-git-repo-check", PLACEHOLDER, prompt],
+                None,
+            ),
+            Client::OpenCode => (vec!["run", PLACEHOLDER], Some(prompt)),
+        }
+    }
+
     /// What its turns have besides.
     pub fn flags(self) -> &'static [&'static str] {
         match self {

@@ -125,6 +125,19 @@ impl<'a> Container<'a> {
         self.prepared(self.backend.command(&self.home, &run))
     }
 
+    /// `sessiond run --request JOB -- claude {session-args} …`: the same command for every start.
+    pub fn job(&self, job: &str, prompt: &str) -> Command {
+        let (arguments, stdin) = self.client.turn_with_placeholder(prompt);
+        let run = [
+            &["run", "--request", job, "--", self.client.program()],
+            &arguments[..],
+            self.client.flags(),
+        ]
+        .concat();
+        let command = self.prepared(self.backend.command(&self.home, &run));
+        self.with_stdin(command, stdin)
+    }
+
     fn prepared(&self, mut command: Command) -> Command {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(
@@ -143,9 +156,12 @@ impl<'a> Container<'a> {
     }
 
     fn turn(&self, session: Option<&str>, prompt: &str) -> Command {
-        let (arguments, reads) = self.client.turn(session, prompt);
-        let mut command = self.command(session, &arguments);
-        if let Some(text) = reads {
+        let (arguments, stdin) = self.client.turn(session, prompt);
+        self.with_stdin(self.command(session, &arguments), stdin)
+    }
+
+    fn with_stdin(&self, mut command: Command, text: Option<&str>) -> Command {
+        if let Some(text) = text {
             let file = self.home.path().join("prompt");
             std::fs::write(&file, text).unwrap();
             command.stdin(std::fs::File::open(file).unwrap());
@@ -155,7 +171,7 @@ impl<'a> Container<'a> {
 
     /// Runs a command of this container to its end.
     #[track_caller]
-    pub fn ran(&self, mut command: Command) -> Ran {
+    pub fn run_to_end(&self, mut command: Command) -> Ran {
         let files = ["out", "err"].map(|name| self.home.path().join(name));
         let [out, err] = files
             .each_ref()
@@ -186,7 +202,7 @@ impl<'a> Container<'a> {
     /// The first turn of a session; answers the id that the client gave it.
     #[track_caller]
     pub fn begin(&self, prompt: &str) -> String {
-        self.ran(self.turn(None, prompt)).ok();
+        self.run_to_end(self.turn(None, prompt)).ok();
         let listed = self.sessiond(&["ls", "--json"]).ok().json();
         let sessions = listed["sessions"].as_array().unwrap();
         assert_eq!(sessions.len(), 1, "{listed}");
@@ -196,24 +212,23 @@ impl<'a> Container<'a> {
     /// A further turn.
     #[track_caller]
     pub fn resume(&self, session: &str, prompt: &str) -> Ran {
-        self.ran(self.turn(Some(session), prompt)).ok()
+        self.run_to_end(self.turn(Some(session), prompt)).ok()
     }
 
     /// A further turn that goes on while the test does.
     pub fn start(&self, session: &str, prompt: &str) -> Running {
+        self.start_command(self.turn(Some(session), prompt))
+    }
+
+    /// Starts a command that runs while the test continues.
+    pub fn start_command(&self, mut command: Command) -> Running {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.home.path().join("run.log"))
             .unwrap();
         let out = log.try_clone().unwrap();
-        Running(
-            self.turn(Some(session), prompt)
-                .stderr(log)
-                .stdout(out)
-                .spawn()
-                .unwrap(),
-        )
+        Running(command.stderr(log).stdout(out).spawn().unwrap())
     }
 
     /// What this home has of a session.
