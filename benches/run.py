@@ -78,10 +78,10 @@ class Bench:
 
 
 def build(short: bool) -> Path:
-    """The release program; in the short form the one that the tests are built with, which CI has: what gets worse does so in both."""
-    subprocess.run(["cargo", "build", "--locked", *([] if short else ["--release"])], cwd=lab.TREE, check=True)
+    """The distributed program; in the short form the one that the tests are built with, which CI has: what gets worse does so in both."""
+    subprocess.run(["cargo", "build", "--locked", *([] if short else ["--profile", "dist"])], cwd=lab.TREE, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", lab.TREE / "target"))
-    return (lab.TREE / target / ("debug" if short else "release") / "sessiond").resolve()
+    return (lab.TREE / target / ("debug" if short else "dist") / "sessiond").resolve()
 
 
 def measure(bench: Bench, names: list[str]) -> tuple[dict[str, Measured], dict[str, str]]:

@@ -265,7 +265,7 @@ FAULTS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sessiond", default=str(TREE / "target/release/sessiond"))
+    parser.add_argument("--sessiond", default=str(TREE / "target/dist/sessiond"))
     parser.add_argument("--out", default=str(TREE / "docs/explanation/comparison.md"))
     args = parser.parse_args()
     found = tools()
@@ -282,7 +282,7 @@ def main() -> None:
                 rows[system] = bench.run(kind, **how)
                 print(name, "|", system, "|", rows[system], flush=True)
             tables.append((name, rows))
-    build = "release" if "/release/" in args.sessiond else "debug"
+    build = next((name for name in ("dist", "release") if f"/{name}/" in args.sessiond), "debug")
     Path(args.out).write_text(document(tables, found["sdk"], version, build))
 
 

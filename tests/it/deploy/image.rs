@@ -42,7 +42,7 @@ impl Container {
             let target = container.root().join(copy.target.trim_start_matches('/'));
             std::fs::create_dir_all(target.parent().unwrap()).unwrap();
             match copy.sources[0].as_str() {
-                "/src/target/release/sessiond" => container.bring_program(&target),
+                "/src/target/dist/sessiond" => container.bring_program(&target),
                 "/etc/ssl/certs/ca-certificates.crt" => {
                     std::fs::copy("/etc/ssl/certs/ca-certificates.crt", &target).unwrap();
                 }
