@@ -351,7 +351,7 @@ impl Run {
                 .machine
                 .process
                 .as_ref()
-                .is_none_or(|process| process.lifetime().is_dead())
+                .is_none_or(|process| process.lifetime().is_killed())
             {
                 self.restart();
             }
