@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::clients::container::{assert_goes_on, transcript};
+use crate::clients::container::{assert_continues, transcript};
 use crate::clients::install::agents;
-use crate::clients::model::{Model, prompt, say};
+use crate::clients::model::{Model, prompt, text_reply};
 use crate::session_store::Server;
 use crate::support::backend::{Backend, Ran, Running, Signal, eventually, transcript as of_home};
 use crate::support::files::append;
@@ -285,7 +285,7 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
             let ran = ask(
                 &one,
                 None,
-                &prompt("first", &[vec![say("first turn done")]]),
+                &prompt("first", &[vec![text_reply("first turn done")]]),
             );
             assert!(
                 ran.out().contains("first turn done"),
@@ -297,7 +297,7 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
             let ran = ask(
                 &two,
                 Some(&session),
-                &prompt("second", &[vec![say("second turn done")]]),
+                &prompt("second", &[vec![text_reply("second turn done")]]),
             );
             assert!(
                 ran.out().contains("second turn done") && session_of(&ran) == session,
@@ -305,9 +305,9 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
                 program.name,
                 ran.out()
             );
-            assert_goes_on(
-                &model.asked("first PLAN"),
-                &model.asked("second PLAN"),
+            assert_continues(
+                &model.wait_for_request("first PLAN"),
+                &model.wait_for_request("second PLAN"),
                 &["first turn done", "second PLAN"],
             );
             let before = std::fs::read(transcript(&one.home(), &session)).unwrap();
@@ -336,7 +336,10 @@ fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
                 let mut command = home.command(&program.command[0]);
                 command
                     .args(&program.command[1..])
-                    .arg(prompt(turn, &[vec![say(&format!("{turn} turn done"))]]))
+                    .arg(prompt(
+                        turn,
+                        &[vec![text_reply(&format!("{turn} turn done"))]],
+                    ))
                     .args(session.as_deref());
                 program.prepare(&mut command, &home, &directory.home(), &model);
                 command
@@ -357,11 +360,11 @@ fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
                     ran.out()
                 );
                 session = Some(session_of(&ran));
-                let asked = model.asked(&format!("{turn} PLAN"));
+                let wait_for_request = model.wait_for_request(&format!("{turn} PLAN"));
                 if let Some(earlier) = told.last() {
-                    assert_goes_on(earlier, &asked, &[&format!("{turn} PLAN")]);
+                    assert_continues(earlier, &wait_for_request, &[&format!("{turn} PLAN")]);
                 }
-                told.push(asked);
+                told.push(wait_for_request);
                 server.process.signal(Signal::TERM);
                 assert_eq!(server.process.code(), Some(0));
             }

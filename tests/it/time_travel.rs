@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::retention::let_pass;
+use crate::retention::age_objects;
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::append;
@@ -318,7 +318,7 @@ fn a_named_checkpoint_survives_gc() {
         .fails(2, "invalid checkpoint name \"7\"", "letters");
     let three = whole_turns("s1", 1..=3);
     assert_eq!(pulled(&backend, "s1", "here"), three);
-    let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+    age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log"))
         .unwrap()
@@ -435,7 +435,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
     backend.run(&home, &["fork", "s1", "--id", "s2"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     for _ in 0..4 {
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert_eq!(pulled(&backend, "s2", "latest"), whole_turns("s2", 1..=2));
@@ -445,7 +445,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
         if !bucket.exists() {
             break;
         }
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert!(!bucket.exists(), "without the fork nothing holds it");
