@@ -17,6 +17,7 @@ use crate::support::TempHome;
 use crate::support::backend::{self, Backend, Signal, eventually, transcript};
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files::append;
+use crate::support::http;
 use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
@@ -102,19 +103,9 @@ impl ObservedDaemon {
     }
 }
 
-/// Sends a request; none if it was not answered.
+/// Sends a request; none without a response.
 fn call(address: SocketAddr, request: &str) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut response = Vec::new();
-    // A server that refuses before it has read everything resets the connection behind its answer.
-    let _ = stream.read_to_end(&mut response);
-    let response = String::from_utf8(response).unwrap();
-    let (head, body) = response.split_once("\r\n\r\n")?;
-    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    http::send(address, request).map(|response| (response.status, response.body))
 }
 
 /// The samples of a metrics page, by name and labels. The parser is as strict as OpenMetrics.

@@ -1,7 +1,7 @@
 //! `sessiond serve-store`: the SDK's conformance suite, killed servers, and takeovers between
 //! servers.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::backend::{Backend, Running, Signal, send_signal};
 use crate::support::fetch;
+use crate::support::http;
 use crate::support::needs_tools;
 use crate::support::on_each_backend;
 use crate::support::rng::TestRng;
@@ -59,26 +60,13 @@ impl Server {
     }
 
     fn send(&self, head: &str, body: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        write!(
-            stream,
+        let request = format!(
             "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
-        )
-        .ok()?;
-        let mut response = Vec::new();
-        stream.read_to_end(&mut response).ok()?;
-        let response = String::from_utf8(response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n")?;
-        let length = head
-            .lines()
-            .find_map(|line| line.strip_prefix("content-length: "))
-            .and_then(|length| length.parse().ok());
-        (length == Some(body.len())).then_some(())?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        );
+        let response =
+            http::send(&self.address, &request).filter(|response| response.is_complete)?;
+        Some((response.status, response.body))
     }
 
     #[track_caller]

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::PATIENCE;
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files;
 use crate::support::slow;
@@ -17,9 +18,6 @@ use sessiond::capture::{IndexTask, StreamerHandle, tracked_log::LogStatus};
 use sessiond::codec::entry::MAX_RAW_BYTES;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
-
-/// Longer than anything here takes on a busy machine; a hang becomes a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shorter than the interval of scans: whatever is stored within it was found by an event.
 const BY_EVENT: Duration = Duration::from_secs(8);

@@ -27,7 +27,7 @@ use super::world::{FaultConditions, HostClock, World};
 
 /// Maximum time until everything is durable after the faults stop: a few steps of the longest
 /// backoff.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The reply to a flush: the version on disk at the request, and the report.
 type Reply = (u64, sessiond::error::Result<FlushReport>);

@@ -19,7 +19,7 @@ use crate::support::backend::{Backend, Ran, Running};
 use crate::support::files::{Files, files_below};
 
 /// Maximum time of a turn, which takes seconds.
-const PATIENCE: Duration = Duration::from_secs(180);
+const MAX_TURN: Duration = Duration::from_secs(180);
 
 /// The model calls Claude Code's Bash tool.
 pub fn bash(command: &str) -> Value {
@@ -162,7 +162,7 @@ impl<'a> Container<'a> {
             .each_ref()
             .map(|path| std::fs::File::create(path).unwrap());
         let mut run = Running(command.stdout(out).stderr(err).spawn().unwrap());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_TURN;
         let status = loop {
             if let Some(status) = run.0.try_wait().unwrap() {
                 break status;
