@@ -51,7 +51,7 @@ def make(bench, count: int) -> Many:
         kept.flush()
         # The index follows behind; what it still waits for would be work at the next start.
         deadline = time.monotonic() + 300
-        while kept.ask({"op": "status"})["status"]["index_backlog"] and time.monotonic() < deadline:
+        while kept.request_control({"op": "status"})["status"]["index_backlog"] and time.monotonic() < deadline:
             time.sleep(0.2)
         daemon.stop()
     return Many(kept, proxy, count, total, time.monotonic() - began)
