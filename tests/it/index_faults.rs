@@ -168,7 +168,7 @@ async fn a_database_that_comes_back_is_used_again() {
             RecordOutcome::Recorded
         );
     }
-    // Away and back between two calls: nobody notices.
+    // Restarted between two calls: no call fails.
     server.stop();
     server.start();
     assert_eq!(
@@ -177,7 +177,8 @@ async fn a_database_that_comes_back_is_used_again() {
     );
 }
 
-/// Passes bytes between a client and `server` until `held`, then keeps the connections open and lets nothing through.
+/// Forwards bytes between a client and `server` until `held`, then keeps the connections open
+/// without forwarding.
 async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -187,7 +188,7 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
                 tokio::net::TcpStream::connect(&server).await.unwrap(),
                 held.clone(),
             );
-            // A connection that was held once is dead for ever, as one through a firewall that forgot it.
+            // A held connection stays dead, like one that a firewall dropped.
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             for (mut from, mut to) in [(from_client, to_server), (from_server, to_client)] {
@@ -384,7 +385,7 @@ async fn foreign_tables_are_left_alone() {
             .unwrap();
         let index = database.open();
         index.ping().await.unwrap_err();
-        // Nothing half done; when they are gone, it works.
+        // Nothing is created; without the foreign tables it works.
         sqlx::raw_sql("DROP TABLE entries")
             .execute(&mut other)
             .await
@@ -393,7 +394,7 @@ async fn foreign_tables_are_left_alone() {
     }
 }
 
-/// Drivers can be installed once; the index may have been first.
+/// Installs the drivers once; the index may have done it already.
 fn drivers() {
     let _ = sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
 }
