@@ -27,7 +27,8 @@ fn transcript(home: &TempHome) -> PathBuf {
         .join(format!(".claude/projects/-work-work/{SESSION}.jsonl"))
 }
 
-/// What the client really wrote in a turn like that of the events: it ends with "The sub-agent is done.".
+/// The lines that the client wrote in a turn like that of the events; the last is "The sub-agent is
+/// done.".
 fn lines() -> Vec<String> {
     let path = fixtures()
         .join("claude/subagent/projects/-work-work/1a471e4f-bd92-4452-a5d6-0999f102be66.jsonl");
@@ -38,7 +39,7 @@ fn lines() -> Vec<String> {
         .collect()
 }
 
-/// A real event, as it would be told in this home.
+/// A real event, with the paths of this home.
 fn event(home: &TempHome, file: &str) -> String {
     let text = std::fs::read_to_string(fixtures().join("claude-hooks").join(file)).unwrap();
     text.replace("/work/home/", &format!("{}/", home.home().display()))
@@ -55,13 +56,14 @@ fn spawn(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // What is in the environment of a real hook.
+    // The environment of a real hook.
     command.env("ANTHROPIC_API_KEY", "sk-very-secret");
     change(&mut command);
     command.spawn().unwrap()
 }
 
-/// Calls the hook as the agent does; it must say nothing on stdout, not more than a line on stderr, and exit with 0.
+/// Calls the hook as the agent does. It must print nothing on stdout, at most one line on stderr,
+/// and exit with 0.
 #[track_caller]
 fn hook_with(
     backend: &Backend,
@@ -73,7 +75,7 @@ fn hook_with(
     let began = Instant::now();
     let mut child = spawn(backend, home, arguments, change);
     let mut input = child.stdin.take().unwrap();
-    // It may be gone already.
+    // It may have ended already.
     let _ = input.write_all(told);
     drop(input);
     let ran = Ran(child.wait_with_output().unwrap());
@@ -90,7 +92,8 @@ fn hook(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> (
     (said, took)
 }
 
-/// A daemon that flushes only when asked: the first change goes out at once, and the next would wait for an hour.
+/// A daemon that flushes only on request: the first change is uploaded immediately, and the next
+/// would wait for an hour.
 fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
     let daemon = backend.daemon(home, &["--flush-interval", "1h"]);
     append(&transcript(home), "{\"type\":\"mode\"}\n");
@@ -103,7 +106,7 @@ fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
     daemon
 }
 
-/// What a restore elsewhere would find.
+/// The transcript that another machine restores.
 fn stored(backend: &Backend) -> String {
     let copy = TempHome::new();
     backend.run(&copy, &["pull", SESSION, "--to", "copy"]).ok();
@@ -205,7 +208,8 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
     for name in names {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
-        // The words of these turns are not in this transcript: they are waited for in vain.
+        // The last messages of these turns are not in this transcript: the hook waits until its
+        // deadline.
         let (said, _) = hook(
             &backend,
             &home,
@@ -226,7 +230,7 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
             "{name}: {said}"
         );
     }
-    // With --after-tools also after a tool, whose answer is not there yet.
+    // With --after-tools also after a tool, whose result is not written yet.
     for name in ["06-PostToolUse.json", "14-PostToolUseFailure.json"] {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
@@ -256,7 +260,7 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
 #[test]
 fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     let mut backend = Backend::file();
-    // Takes connections and never answers.
+    // Accepts connections and never responds.
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     backend.set(
         "SESSIOND_STORE",
@@ -278,7 +282,7 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
             "{took:?}"
         );
     }
-    // A daemon that does not move.
+    // A suspended daemon.
     daemon.signal(Signal::STOP);
     let (said, took) = hook(
         &backend,
@@ -314,7 +318,7 @@ fn the_hook_exits_at_once_without_a_daemon() {
     };
     gone("01-SessionStart.json", "no sessiond is running for");
     gone("09-Stop.json", "cannot make session");
-    // One that was killed leaves its socket behind.
+    // A killed daemon leaves its socket behind.
     backend.daemon(&home, &[]).kill();
     assert!(home.home().join(".claude/.sessiond/socket").exists());
     gone("09-Stop.json", "cannot make session");
@@ -375,7 +379,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
         assert!(seq > last, "{names}");
         last = seq;
     }
-    // Not at other events, and not in another store than the daemon's.
+    // Not for other events, and not in another store than the daemon's.
     let before = named();
     append(&transcript(&home), "{\"type\":\"mode\"}\n");
     hook(
@@ -439,7 +443,7 @@ fn the_hook_never_stops_the_agent() {
         |_| {},
     );
     assert_eq!(said, "", "an unknown event is nothing to us");
-    // Arguments, variables and files that cannot be read: exit code 2 would make the agent go on.
+    // Invalid arguments, variables and files: exit code 2 would make the agent continue its turn.
     let stop = event(&home, "09-Stop.json");
     for arguments in [
         &["--nonsense"][..],
@@ -460,7 +464,7 @@ fn the_hook_never_stops_the_agent() {
             command.env(name, value);
         });
     }
-    // An agent that says nothing and keeps the line open.
+    // An agent that sends nothing and keeps stdin open.
     let began = Instant::now();
     let mut child = spawn(&backend, &home, &["--deadline", "500ms"], |_| {});
     let line = child.stdin.take();
@@ -471,7 +475,7 @@ fn the_hook_never_stops_the_agent() {
         began.elapsed()
     );
     drop(line);
-    // A person who mistypes is told by the code.
+    // An interactive user gets exit code 2.
     assert_eq!(
         backend
             .run(&home, &["hook", "--install", "--nonsense"])
@@ -506,7 +510,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
             (Some("command"), Some(6))
         );
     };
-    // No settings yet.
+    // Without settings.
     assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would add"));
     assert!(!user.exists());
     assert!(
@@ -537,7 +541,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
     installed(&backend, &home, &["--uninstall"]);
     assert_eq!(value(&user), json!({}));
 
-    // A project with hooks of its own, as a real client had them; behind a link, with a mode.
+    // A project with its own hooks, as in a real client; behind a symlink, with a mode.
     let project = home.path().join("my project");
     let real = home.path().join("dotfiles.json");
     std::fs::copy(fixtures().join("claude-hooks/settings.example.json"), &real).unwrap();
@@ -576,7 +580,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
         installed(&backend, &home, &[&["--uninstall"][..], &at].concat()).contains("nothing to do")
     );
 
-    // An empty file, and what is no JSON.
+    // An empty file, and invalid JSON.
     let file = home.path().join("other.json");
     let at = ["--settings", file.to_str().unwrap()];
     std::fs::write(&file, "").unwrap();

@@ -112,7 +112,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
 on_each_backend!(run_restores_streams_launches_and_flushes_what_the_agent_writes_last);
 fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend: Backend) {
     let home = TempHome::new();
-    // Writes once more after SIGTERM, as the real one does.
+    // Writes again after SIGTERM, as the real agent does.
     let agent = script(
         &home,
         "d=$HOME/.claude/projects/-work-app; mkdir -p $d; test -f $d/s1.jsonl && wc -l < $d/s1.jsonl > $HOME/restored\n\
@@ -148,7 +148,7 @@ fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend:
         text(&transcript(&other, "s1")),
         "{\"first\":1}\n{\"last\":1}\n"
     );
-    // The unfinished line is not lost: a copy has it.
+    // The partial line is not lost: a copy has it.
     backend
         .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
         .ok();
@@ -308,7 +308,7 @@ fn a_failed_restore_blocks_the_agent_by_default() {
     );
     run(&["--on-restore-error", "continue"]).ok();
     assert!(other.home().join("launched").exists());
-    // Nothing stored yet is no error, unless it must exist.
+    // A missing session is no error, unless it must exist.
     backend
         .run(&other, &["run", "--session", "unknown", "--", "true"])
         .ok();
@@ -379,7 +379,7 @@ fn the_daemon_notifies_systemd_and_status_shows_lag() {
     let status = || backend.run(&home, &["status", "--json"]).ok().json();
     assert_eq!(status()["ready"], true);
     append(&transcript(&home, "s1"), LINE);
-    // The first change after a quiet time goes out at once, the next waits for the interval.
+    // The first change after a quiet time is uploaded immediately, the next waits for the interval.
     eventually("the first is durable", || {
         status()["sessions"][0]["durable_bytes"] == LINE.len()
     });
@@ -392,7 +392,7 @@ fn the_daemon_notifies_systemd_and_status_shows_lag() {
         .run(&home, &["flush", "--wait", "--session", "s"])
         .ok();
     assert_eq!(status()["sessions"][0]["lag_bytes"], 0);
-    // A second sessiond on the same directory is refused.
+    // A second sessiond on the same directory is rejected.
     backend
         .run(&home, &["daemon"])
         .fails(7, "another sessiond", "status");
@@ -525,7 +525,7 @@ fn a_local_file_that_differs_is_never_overwritten() {
         "{\"mine\":1}\n"
     );
 
-    // One that is ahead is kept and shipped; one that is behind is brought up to date.
+    // A longer file is kept and uploaded; a shorter one is updated.
     let ahead = TempHome::new();
     append(&transcript(&ahead, "s1"), LINE.repeat(5));
     backend
@@ -554,7 +554,8 @@ fn a_restart_continues_with_an_outdated_ledger() {
     std::fs::write(&task, "{\"status\":\"running\"}").unwrap();
     backend.run(&home, &["flush", "--wait"]).ok();
     daemon.kill();
-    // As if the machine had died between the store's answer and the ledger; then the agent changed a file once more.
+    // As if the machine had crashed between the store's reply and the ledger write; then the agent
+    // changed a file again.
     std::fs::write(&ledger, before).unwrap();
     std::fs::write(&task, "{\"status\":\"done\"}").unwrap();
     backend
@@ -569,7 +570,8 @@ fn a_restart_continues_with_an_outdated_ledger() {
     );
     assert_eq!(text(&transcript(&other, "s1")), LINE.repeat(2));
 
-    // The same with no ledger at all: the transcript is here, so what stands beside it is newer than the log.
+    // The same without a ledger: the transcript exists, so the side files next to it are newer than
+    // the log.
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     std::fs::write(&task, "{\"status\":\"again\"}").unwrap();
     backend
@@ -639,7 +641,7 @@ fn pull_never_claims(backend: Backend) {
         .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
         .ok();
     assert!(home.home().join("raw/log/000000000002.gz").exists());
-    // The writer never noticed.
+    // The writer is not affected.
     append(&transcript(&home, "s1"), LINE);
     backend.run(&home, &["flush", "--wait"]).ok();
     let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
@@ -660,11 +662,11 @@ fn two_daemons_on_one_session_never_interleave(backend: Backend) {
     append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
     backend.run(&second, &["flush", "--wait"]).ok();
     append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
-    // What the loser had is durable, and it is told where.
+    // The bytes of the fenced writer are durable, and `flush` reports where.
     backend
         .run(&first, &["flush", "--wait"])
         .fails(4, "another writer owns", "pull s1 --branch");
-    // And told again, also when there is nothing new.
+    // It reports that again, also without new bytes.
     backend
         .run(&first, &["flush", "--wait"])
         .fails(4, "another writer owns", "pull s1 --branch");
@@ -844,9 +846,9 @@ fn progress_is_shown_on_a_terminal_only() {
     let home = TempHome::new();
     append(&transcript(&home, "s1"), "{}\n".repeat(1000));
     backend.run(&home, &["run", "--", "true"]).ok();
-    // Slow enough to be worth a line.
+    // Slow enough to show progress.
     proxy.set(Mode::Delay(Duration::from_millis(400)));
-    // `script` runs a command on a terminal of its own.
+    // `script` runs a command on a new terminal.
     let on_a_terminal = |quiet: &str| {
         let command = backend.command(&home, &[]);
         let program = command.get_program().to_string_lossy().into_owned();

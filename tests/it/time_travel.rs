@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::retention::let_pass;
+use crate::retention::age_objects;
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::append;
 use crate::support::on_each_backend;
 
-/// A turn: a prompt, a tool call and its answer, the end. Without the last lines it was cut short.
+/// The lines of a turn: a prompt, a tool call and its result, the end. Without the last lines it is
+/// incomplete.
 fn turn(session: &str, number: u64) -> Vec<String> {
     let stamp = |second: u64| format!("2026-05-01T12:{number:02}:{second:02}.000Z");
     let line = |kind: &str, second: u64, message: String| {
@@ -57,7 +58,7 @@ fn whole_turns(session: &str, numbers: impl Iterator<Item = u64>) -> String {
     numbers.flat_map(|number| turn(session, number)).collect()
 }
 
-/// Streams these lines, flushed one after the other.
+/// Streams these lines and flushes after each.
 fn stream(backend: &Backend, home: &TempHome, session: &str, pieces: &[String]) {
     let mut daemon = backend.daemon(home, &["--flush-interval", "10ms"]);
     for piece in pieces {
@@ -144,7 +145,7 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
     assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
     assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
 
-    // The last complete turn; what is cut off is told, and kept.
+    // The last complete turn; the rest is reported and stays in the log.
     let other = TempHome::new();
     let report = backend
         .run(&other, &["restore", "s1", "--at", "turn", "--json"])
@@ -162,7 +163,7 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
     );
     assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
 
-    // Going on from turn 2 leaves the others where they are.
+    // The log continues from turn 2, and the later turns stay restorable.
     let third = TempHome::new();
     backend
         .run(&third, &["restore", "s1", "--at", "turn:2"])
@@ -275,7 +276,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
         "{said}"
     );
-    // Going back says what stays behind, in however many entries it is.
+    // A rollback reports what it skips, in any number of entries.
     let said = backend
         .run(
             &TempHome::new(),
@@ -318,14 +319,14 @@ fn a_named_checkpoint_survives_gc() {
         .fails(2, "invalid checkpoint name \"7\"", "letters");
     let three = whole_turns("s1", 1..=3);
     assert_eq!(pulled(&backend, "s1", "here"), three);
-    let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+    age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log"))
         .unwrap()
         .count();
     assert!(left < 20, "{left} entries are left");
     assert_eq!(pulled(&backend, "s1", "here"), three);
-    // What has no name can be cut out of what is left: transcripts only grow.
+    // A point without a name can be cut from a later one: transcripts only grow.
     assert_eq!(pulled(&backend, "s1", "turn:5"), whole_turns("s1", 1..=5));
     assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", 1..=40));
     let listed = backend.run(&home, &["checkpoints", "s1"]).ok().out();
@@ -416,7 +417,7 @@ fn a_fork_shares_entries_and_both_sessions_continue(backend: Backend) {
     backend
         .run(&home, &["fork", "s1", "--id", "s3"])
         .fails(7, "s3 already exists", "--id");
-    // The source may be removed; the fork holds what it needs.
+    // The origin may be removed; the fork keeps the entries it needs.
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     assert_eq!(
         pulled(&backend, "s3", "latest"),
@@ -435,7 +436,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
     backend.run(&home, &["fork", "s1", "--id", "s2"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     for _ in 0..4 {
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert_eq!(pulled(&backend, "s2", "latest"), whole_turns("s2", 1..=2));
@@ -445,7 +446,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
         if !bucket.exists() {
             break;
         }
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert!(!bucket.exists(), "without the fork nothing holds it");
@@ -509,7 +510,7 @@ fn diff_compares_two_points(backend: Backend) {
             .out()
             .contains("no difference between")
     );
-    // By name, too; and what is known of points comes from the bucket.
+    // Also by name; points are read from the bucket.
     backend
         .run(
             &home,
@@ -576,7 +577,7 @@ fn a_fork_inside_a_turn_keeps_earlier_turns() {
     backend.run(&home, &["verify", "--deep"]).ok();
 }
 
-/// A host whose clock is behind says so in its lines; the order of the lines counts.
+/// The lines of a machine with a slow clock have earlier times; the order of the lines counts.
 #[test]
 fn turns_are_counted_regardless_of_clocks() {
     let (backend, home) = (Backend::file(), TempHome::new());
@@ -597,7 +598,7 @@ fn turns_are_counted_regardless_of_clocks() {
         numbers(&points, "turn"),
         [Some(1), Some(2), Some(3), Some(4)]
     );
-    // Written anew, nothing of it counts twice.
+    // Rewritten, no turn counts twice.
     let text = text(&home, "s1");
     std::fs::remove_file(transcript(&home, "s1")).unwrap();
     stream(
@@ -644,7 +645,8 @@ fn the_last_turn_of_a_damaged_log_is_an_error() {
     assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=1));
 }
 
-/// An entrypoint that always asks for the last complete turn, killed before the first flush: what was said since is here.
+/// An entrypoint that always restores the last complete turn, killed before the first flush: later
+/// messages are kept.
 #[test]
 fn appends_after_a_rollback_are_kept_on_the_same_volume() {
     let (backend, home) = (Backend::file(), TempHome::new());
@@ -664,7 +666,7 @@ fn appends_after_a_rollback_are_kept_on_the_same_volume() {
         pulled(&backend, "s1", "latest"),
         whole_turns("s1", [1, 2, 4].into_iter())
     );
-    // Another volume holds something else.
+    // Another volume has other content.
     append(&transcript(&home, "s1"), whole_turns("s1", 5..=5));
     backend
         .run(&home, &["restore", "s1", "--at", "turn:1"])

@@ -33,13 +33,12 @@ use super::disk::{Events, Mount};
 use super::machine::{Cloud, Machine, Process};
 use super::process::ProcessLifetime;
 use super::rng::SeededRng;
+use super::run::PATIENCE;
 use super::world::{FaultConditions, World};
 
 /// Number of seeds of a plain `cargo test`.
 const SEEDS: u64 = 1_500;
 const STEPS: usize = 60;
-/// Maximum time for an operation without faults: a few steps of the longest backoff.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 const SESSIONS: usize = 0;
 const MESSAGES: usize = 1;
@@ -351,7 +350,7 @@ impl Run {
                 .machine
                 .process
                 .as_ref()
-                .is_none_or(|process| process.lifetime().is_dead())
+                .is_none_or(|process| process.lifetime().is_killed())
             {
                 self.restart();
             }
