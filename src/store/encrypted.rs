@@ -264,13 +264,7 @@ mod tests {
     fn store(directory: &std::path::Path, plaintext_reads: PlaintextReads) -> EncryptedStore {
         let keyring = Keyring::new(Vec::new(), vec![Identity::generate()]);
         let inner = Arc::new(FileStore::open(directory.join("store")).unwrap());
-        EncryptedStore::new(
-            inner,
-            EncryptionPolicy {
-                plaintext_reads,
-                ..EncryptionPolicy::new(keyring)
-            },
-        )
+        EncryptedStore::new(inner, EncryptionPolicy::new(keyring, plaintext_reads))
     }
 
     #[tokio::test]
@@ -306,7 +300,10 @@ mod tests {
             let recipients = recipients.iter().map(|key| key.to_public()).collect();
             let identities = identities.iter().map(|key| (*key).clone()).collect();
             let keyring = Keyring::new(recipients, identities);
-            EncryptedStore::new(inner.clone(), EncryptionPolicy::new(keyring))
+            EncryptedStore::new(
+                inner.clone(),
+                EncryptionPolicy::new(keyring, PlaintextReads::Accept),
+            )
         };
         let body = Bytes::from_static(b"{}");
         let both = with(&[&one, &other], &[]);

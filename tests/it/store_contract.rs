@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use sessiond::error::{Error, ErrorKind, Result};
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::{self, KeySettings, Keyring};
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
@@ -477,7 +477,10 @@ fn sealed(inner: impl Store, directory: &Path) -> EncryptedStore {
         ..KeySettings::default()
     })
     .expect("a key");
-    EncryptedStore::new(Arc::new(inner), EncryptionPolicy::new(keyring))
+    EncryptedStore::new(
+        Arc::new(inner),
+        EncryptionPolicy::new(keyring, PlaintextReads::Accept),
+    )
 }
 
 slow!(async encrypted_file_store_keeps_the_contract);

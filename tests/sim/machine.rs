@@ -21,7 +21,7 @@ use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::Store;
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::Keyring;
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::retrying::RetryingReads;
 use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
@@ -67,7 +67,7 @@ impl Cloud {
         let keyring = keyring_of(seed);
         let identity = keyring.is_some().then(|| IDENTITY.clone());
         let bucket = Bucket::new(honors_conditions, identity);
-        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default());
+        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default(), PlaintextReads::Accept);
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
         Cloud {
             world,

@@ -72,6 +72,10 @@ pub enum PlaintextReads {
     #[default]
     Accept,
     /// Rejected, because anyone with write access to the bucket could insert plaintext.
+    #[cfg_attr(
+        not(debug_assertions),
+        expect(dead_code, reason = "no setting selects it yet")
+    )]
     Reject,
 }
 
@@ -85,11 +89,11 @@ pub struct EncryptionPolicy {
 }
 
 impl EncryptionPolicy {
-    /// A policy with these keys that accepts plaintext.
-    pub fn new(keyring: Keyring) -> Self {
+    /// A policy with these keys.
+    pub fn new(keyring: Keyring, plaintext_reads: PlaintextReads) -> Self {
         EncryptionPolicy {
             keyring,
-            plaintext_reads: PlaintextReads::Accept,
+            plaintext_reads,
         }
     }
 
@@ -205,7 +209,7 @@ mod tests {
                     .map(|path| path.to_path_buf())
                     .collect(),
             };
-            EncryptionPolicy::new(Keyring::load(&settings).unwrap())
+            EncryptionPolicy::new(Keyring::load(&settings).unwrap(), PlaintextReads::Accept)
         };
         [
             policy(&[], &[]),
