@@ -27,22 +27,46 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
         Ok(root) => root,
         Err(error) => return findings.fail("directory", &error),
     };
+    let Some(owner) = check_root(root, findings) else {
+        return;
+    };
+    let Ok(disk) = parts.directory() else { return };
+    match scan(&*disk, &*parts.profile, None) {
+        Err(error) => findings.fail("directory", &error),
+        Ok(scan) => {
+            report_scan(root, &scan, findings);
+            check_owners(root, owner, &scan, findings);
+            check_duplicates(&*parts.profile, &scan, findings);
+            check_retention(parts, &*disk, &scan, findings);
+        }
+    }
+    if parts.mirror.is_none() {
+        list_files(&*parts.profile, &*disk, findings);
+    }
+    check_watches(parts, &*disk, findings);
+}
+
+/// Checks that the directory exists and that sessiond can write to it. Returns its owner; none if
+/// there is no directory.
+fn check_root(root: &Path, findings: &mut Findings) -> Option<u32> {
     if root.is_symlink() && !root.exists() {
         let text = format!("{} is a dangling symbolic link", root.display());
-        return findings.add(
+        findings.add(
             "directory",
             Grade::Fail,
             text,
             Some("create its target, or use --root DIR"),
         );
+        return None;
     }
     let Ok(found) = std::fs::metadata(root) else {
-        return findings.add(
+        findings.add(
             "directory",
             Grade::Warn,
             format!("{} does not exist yet", root.display()),
             Some("start the agent or the daemon to create it, or use --root DIR for another directory"),
         );
+        return None;
     };
     let me = rustix::process::geteuid();
     if !me.is_root() && found.uid() != me.as_raw() {
@@ -68,50 +92,33 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
             Some("fix its mount or permissions: sessiond stores its state in it"),
         );
     }
-    let Ok(disk) = parts.directory() else { return };
-    match scan(&*disk, &*parts.profile, None) {
-        Err(error) => findings.fail("directory", &error),
-        Ok(scan) => {
-            let sessions = scan.logs.keys().filter(|name| !name.is_project()).count();
-            let files: usize = scan.logs.values().map(Vec::len).sum();
-            let bytes: u64 = scan
-                .logs
-                .values()
-                .flatten()
-                .map(|file| file.stat.size)
-                .sum();
-            let transcripts = scan
-                .logs
-                .values()
-                .flatten()
-                .filter(|file| file.kind == FileKind::Append)
-                .count();
-            let text = format!(
-                "{}: {} in {} ({}), {}",
-                root.display(),
-                print::plural(sessions, "session", "sessions"),
-                print::plural(files, "file", "files"),
-                print::plural(transcripts, "transcript", "transcripts"),
-                print::bytes(bytes)
-            );
-            findings.ok("directory", text);
-            for skipped in &scan.skipped {
-                findings.add(
-                    "directory",
-                    Grade::Warn,
-                    format!("not stored: {skipped}"),
-                    None,
-                );
-            }
-            check_owners(root, found.uid(), &scan, findings);
-            check_duplicates(&*parts.profile, &scan, findings);
-            check_retention(parts, &*disk, &scan, findings);
-        }
+    Some(found.uid())
+}
+
+/// Reports how much is stored, and what is not.
+fn report_scan(root: &Path, scan: &DirectoryScan, findings: &mut Findings) {
+    let sessions = scan.logs.keys().filter(|name| !name.is_project()).count();
+    let files: usize = scan.logs.values().map(Vec::len).sum();
+    let all = || scan.logs.values().flatten();
+    let bytes: u64 = all().map(|file| file.stat.size).sum();
+    let transcripts = all().filter(|file| file.kind == FileKind::Append).count();
+    let text = format!(
+        "{}: {} in {} ({}), {}",
+        root.display(),
+        print::plural(sessions, "session", "sessions"),
+        print::plural(files, "file", "files"),
+        print::plural(transcripts, "transcript", "transcripts"),
+        print::bytes(bytes)
+    );
+    findings.ok("directory", text);
+    for skipped in &scan.skipped {
+        findings.add(
+            "directory",
+            Grade::Warn,
+            format!("not stored: {skipped}"),
+            None,
+        );
     }
-    if parts.mirror.is_none() {
-        list_files(&*parts.profile, &*disk, findings);
-    }
-    check_watches(parts, &*disk, findings);
 }
 
 /// An agent that does not own its transcript resumes the session, but silently saves nothing.
