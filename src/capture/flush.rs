@@ -502,12 +502,12 @@ fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Res
     // local files contain all its changes.
     let (mut has_appended_lines, mut has_all_changes) = (false, true);
     for moved in &entry.header.moves {
-        let Some(cursor) = files.remove(&moved.from) else {
-            continue;
-        };
-        has_all_changes &= cursor_at(&moved.to, cursor.kind, cursor.len)?
-            .is_some_and(|local| local.hash == cursor.hash);
-        files.insert(moved.to.clone(), cursor);
+        if moved.apply(&mut files)
+            && let Some(cursor) = files.get(&moved.to)
+        {
+            has_all_changes &= cursor_at(&moved.to, cursor.kind, cursor.len)?
+                .is_some_and(|local| local.hash == cursor.hash);
+        }
     }
     for part in &entry.header.parts {
         let cursor = cursor_at(&part.path, part.kind, part.end())?

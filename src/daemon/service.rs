@@ -27,6 +27,7 @@ use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
 use crate::error::{Error, Result};
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
+use crate::sys::output::write_file;
 use crate::sys::{Backoff, Counters};
 use crate::wire::Parts;
 
@@ -121,8 +122,10 @@ impl Service {
         };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
-            std::fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))?;
+            write_file(path, None, |out| {
+                writeln!(out, "{}", std::process::id())
+                    .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))
+            })?;
         }
         health.set_streaming(StreamingState {
             handle: handle.clone(),

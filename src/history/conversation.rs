@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::display::{DisplayBlock, DisplayMessage};
 use super::reader::ConversationVisitor;
 use crate::log::replay::{PerTranscript, TranscriptVisitor};
-use crate::model::{LocatedMessage, RelPath};
+use crate::model::{FileMove, LocatedMessage, RelPath};
 
 /// Number of recent messages among which a rewritten message is looked for.
 const REWRITE_WINDOW: usize = 64;
@@ -69,8 +69,8 @@ impl TranscriptVisitor for Conversation {
         self.messages.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

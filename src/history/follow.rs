@@ -17,7 +17,7 @@ use crate::log::Logs;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
 use crate::log::segments;
-use crate::model::{LocatedMessage, LogId, LogPoint, RelPath, Seq};
+use crate::model::{FileMove, LocatedMessage, LogId, LogPoint, RelPath, Seq};
 
 /// A change of a followed session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,8 +82,8 @@ impl TranscriptVisitor for NewMessages {
         self.messages.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

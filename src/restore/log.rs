@@ -16,10 +16,9 @@ use super::write;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::race::LostRaces;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
-use crate::log::{errors, segments};
+use crate::log::{errors, race, segments};
 use crate::model::{
     FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
 };
@@ -28,16 +27,10 @@ use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
 
 /// Restores the files of one log.
 pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Restored> {
-    let attempts = async {
-        let mut races = LostRaces::default();
-        loop {
-            let prepared = prepare(context, id, options).await?;
-            if let Some(restored) = prepared.finish(context, id).await? {
-                return Ok(restored);
-            }
-            races.count(id)?;
-        }
-    };
+    let attempts = race::retry(id, || async {
+        let prepared = prepare(context, id, options).await?;
+        prepared.finish(context, id).await
+    });
     let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }

@@ -9,7 +9,7 @@ use super::options::{Context, Options};
 use super::plan::{FileAction, FilePlan};
 use super::report::Restored;
 use crate::error::{ErrorContext, ErrorKind, Result};
-use crate::log::race::LostRaces;
+use crate::log::race;
 use crate::model::{LogId, LogName};
 
 /// Restores a session and the projects that its files are in. Returns the session first. If a
@@ -19,24 +19,18 @@ pub async fn restore_with_projects(
     id: &LogId,
     options: &Options,
 ) -> Result<(Restored, Vec<Result<Restored>>)> {
-    let attempts = async {
-        let mut races = LostRaces::default();
-        loop {
-            let prepared = prepare(context, id, options).await?;
-            let projects = projects_of(context, id, &prepared.restored.report.files);
-            // The claim and the projects do not depend on each other. Running them concurrently
-            // saves a round trip.
-            let (restored, projects) = join(
-                prepared.finish(context, id),
-                restore_projects(context, projects, options),
-            )
-            .await;
-            if let Some(restored) = restored? {
-                return Ok((restored, projects));
-            }
-            races.count(id)?;
-        }
-    };
+    let attempts = race::retry(id, || async {
+        let prepared = prepare(context, id, options).await?;
+        let projects = projects_of(context, id, &prepared.restored.report.files);
+        // The claim and the projects do not depend on each other. Running them concurrently saves
+        // a round trip.
+        let (restored, projects) = join(
+            prepared.finish(context, id),
+            restore_projects(context, projects, options),
+        )
+        .await;
+        Ok(restored?.map(|restored| (restored, projects)))
+    });
     let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
     traced(id, attempts, |(restored, _)| &restored.report).await
 }

@@ -238,7 +238,8 @@ impl Directory for Disk {
     fn replace(&self, path: &RelPath, bytes: &[u8], durable: bool) -> io::Result<()> {
         self.create_parents(path, None)?;
         let target = self.path(path);
-        let mut file = AtomicFile::with_suffix(&target, "new")?;
+        // Profiles ignore this name, so that an incomplete file is never uploaded.
+        let mut file = AtomicFile::with_suffix(&target, "tmp")?;
         file.write_all(bytes)?;
         if durable {
             file.commit()

@@ -2,28 +2,25 @@
 //! entry.
 
 use crate::error::Result;
-use crate::log::race::LostRaces;
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::writer::LogWriter;
-use crate::log::{Logs, errors};
+use crate::log::{Logs, errors, race};
 use crate::model::{EntryKind, LogId, Seq};
 use crate::sys::clock::new_writer_id;
 
 /// Removes a session: it can no longer be restored, and garbage collection deletes it after the
 /// grace period. Returns false if it was removed already.
 pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
-    let mut races = LostRaces::default();
-    loop {
+    race::retry(id, || async {
         let end = LogEnd::read(logs, id).await?;
         if end.state.removed.is_some() {
-            return Ok(false);
+            return Ok(Some(false));
         }
-        if end.append_tombstone(logs, id).await? {
-            return Ok(true);
-        }
-        races.count(id)?;
-    }
+        let appended = end.append_tombstone(logs, id).await?;
+        Ok(appended.then_some(true))
+    })
+    .await
 }
 
 /// Removes a session if its last entry is `head` and the session is not removed yet.
@@ -37,20 +34,17 @@ pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
 
 /// Undeletes a removed session. Returns false if it was not removed.
 pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
-    let mut races = LostRaces::default();
-    loop {
+    race::retry(id, || async {
         let mut end = LogEnd::read(logs, id).await?;
         match end.state.removed {
-            None => return Ok(false),
+            None => return Ok(Some(false)),
             Some(EntryKind::Purge) => return Err(errors::removed(id, EntryKind::Purge)),
             Some(_) => {}
         }
         let claimed = logs.claim(id, &mut end.log_writer, end.head).await?;
-        if claimed.is_some() {
-            return Ok(true);
-        }
-        races.count(id)?;
-    }
+        Ok(claimed.map(|_| true))
+    })
+    .await
 }
 
 /// The end of a log, even if it is damaged, and a writer that can append to it.

@@ -68,18 +68,13 @@ impl AppendRecord {
         self.summary.as_ref().map_or(0, |summary| summary.version)
     }
 
-    fn save(&self, directory: &dyn Directory, path: &RelPath, meta: &Meta) -> Result<()> {
+    fn save(&self, directory: &dyn Directory, path: &RelPath) -> Result<()> {
         let bytes = serde_json::to_vec(self).map_err(|cause| {
             Error::new(ErrorKind::Internal, "encode an append record").caused_by(cause)
         })?;
-        // The profile ignores this name, so that an incomplete file is never uploaded.
-        let temporary: RelPath = format!("{path}.tmp").parse()?;
-        let write = || -> std::io::Result<()> {
-            directory.write_at(&temporary, 0, &bytes)?;
-            directory.finish(&temporary, meta)?;
-            directory.rename(&temporary, path, meta.owner)
-        };
-        write().map_err(|cause| Error::io(format!("write {path}"), cause))
+        directory
+            .replace(path, &bytes, true)
+            .map_err(|cause| Error::io(format!("write {path}"), cause))
     }
 
     fn find(&self, id: Option<&str>, path: &RelPath) -> Option<&RecordedBatch> {
@@ -232,7 +227,7 @@ impl TranscriptCache {
         };
         if !is_repeated && (batch.id.is_some() || batch.summary.is_some()) {
             update_record(&mut record, batch, mtime, transcript.len, new.bytes.len());
-            record.save(directory, &record_path, &meta)?;
+            record.save(directory, &record_path)?;
         }
         let count = new.count;
         self.write(directory, path, new, &meta)?;

@@ -16,10 +16,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::disk::{
-    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive, sync_dir,
+    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive,
 };
 use crate::error::{Error, Result};
 use crate::store::{CreateOutcome, Object, Page};
+use crate::sys::atomic_file::sync_directory;
 
 /// Maximum number of objects in a page, by contract.
 const MAX_PAGE: usize = 1000;
@@ -283,7 +284,7 @@ impl ObjectDirectory {
             .take_while(|part| *part != self.root)
             .filter_map(Path::parent)
         {
-            sync_dir(parent)?;
+            sync_directory(parent)?;
         }
         let mut durable_dirs = self.durable_dirs();
         if durable_dirs.len() >= MAX_DURABLE_DIRS {
@@ -301,7 +302,7 @@ impl ObjectDirectory {
 
     fn sync_parent(&self, path: &Path) -> Result<()> {
         let directory = path.parent().unwrap_or(&self.root);
-        match sync_dir(directory) {
+        match sync_directory(directory) {
             // A concurrent delete of the object removed its directory, so there is nothing to make
             // durable.
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
