@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::key::TranscriptKey;
+use crate::codec::version;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Digest, FileStat, RelPath};
 use crate::sys::{Directory, Meta};
@@ -21,8 +22,9 @@ const RECORDED_BATCHES: usize = 4;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The append record of a session: a file in the session's log, next to its transcripts.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct AppendRecord {
+    version: u32,
     /// The last batches, oldest first.
     #[serde(default)]
     batches: Vec<RecordedBatch>,
@@ -52,15 +54,31 @@ pub struct Summary {
     pub data: Box<RawValue>,
 }
 
+impl Default for AppendRecord {
+    fn default() -> Self {
+        AppendRecord {
+            version: version::APPEND_RECORD,
+            batches: Vec::new(),
+            summary: None,
+        }
+    }
+}
+
 impl AppendRecord {
-    /// Loads a record. A missing or damaged record is empty.
+    /// Loads a record. A missing or damaged record is empty; a record of a newer sessiond is an
+    /// error.
     pub fn load(directory: &dyn Directory, path: &RelPath) -> Result<AppendRecord> {
         let bytes = directory
             .read(path)
             .map_err(|cause| Error::io(format!("read {path}"), cause))?;
-        Ok(bytes
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default())
+        let Some(bytes) = bytes else {
+            return Ok(AppendRecord::default());
+        };
+        match version::read(path.as_str(), &bytes, version::APPEND_RECORD) {
+            Ok(1) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::NewerFormat => Err(error),
+            _ => Ok(AppendRecord::default()),
+        }
     }
 
     /// The version of the summary; 0 if there is none.
