@@ -20,7 +20,7 @@ use crate::index::sql::{IndexOptions, SqlIndex};
 use crate::log::Logs;
 use crate::log::fence::{Fencing, FencingPolicy};
 use crate::mirror::Mirror;
-use crate::model::{AgentName, Namespace};
+use crate::model::{AgentName, Namespace, Patterns};
 use crate::store::Store;
 use crate::store::encrypted::EncryptedStore;
 use crate::store::encrypted::keyring::{KeySettings, Keyring};
@@ -423,7 +423,7 @@ fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
     }
     match (name.as_str(), &settings.profile) {
         (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
-        (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
+        (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &Patterns::default())?)),
         (other, None) => Err(Error::usage(format!(
             "invalid --agent value {other:?}: unknown agent"
         ))
