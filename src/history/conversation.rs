@@ -16,7 +16,7 @@ const REWRITE_WINDOW: usize = 64;
 
 /// A visitor that keeps what is displayed of each message.
 pub struct Conversation {
-    full: bool,
+    verbose: bool,
     messages: PerTranscript<DisplayMessage>,
 }
 
@@ -45,7 +45,7 @@ impl TranscriptVisitor for Conversation {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous.saturating_add(1));
-        let Some(message) = DisplayMessage::new(located, position, self.full) else {
+        let Some(message) = DisplayMessage::new(located, position, self.verbose) else {
             return;
         };
         // Some agents write a message again when it has changed.
@@ -83,10 +83,10 @@ impl TranscriptVisitor for Conversation {
 }
 
 impl Conversation {
-    /// An empty conversation. With `full`, it keeps complete tool inputs and results.
-    pub fn new(full: bool) -> Conversation {
+    /// An empty conversation. With `verbose`, it keeps complete tool inputs and results.
+    pub fn new(verbose: bool) -> Conversation {
         Conversation {
-            full,
+            verbose,
             messages: PerTranscript::default(),
         }
     }

@@ -44,7 +44,7 @@ pub struct Follower<'a> {
 /// A visitor that keeps the messages that were not shown yet.
 #[derive(Debug, Clone, Default)]
 struct NewMessages {
-    full: bool,
+    verbose: bool,
     /// The keys of the messages that were shown.
     shown: HashSet<u64>,
     /// The time of the newest of them.
@@ -65,7 +65,7 @@ impl TranscriptVisitor for NewMessages {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous);
-        let Some(message) = DisplayMessage::new(located, position, self.full) else {
+        let Some(message) = DisplayMessage::new(located, position, self.verbose) else {
             return;
         };
         let is_older = self
@@ -122,10 +122,10 @@ impl<'a> Follower<'a> {
         profile: &'a dyn Profile,
         id: &LogId,
         last: usize,
-        full: bool,
+        verbose: bool,
     ) -> Result<(Follower<'a>, Vec<FollowEvent>)> {
         let visitor = NewMessages {
-            full,
+            verbose,
             ..NewMessages::default()
         };
         let mut follower = Follower {
