@@ -23,7 +23,7 @@ use crate::daemon::health::{HealthState, StreamingState};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
-use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
+use crate::daemon::socket::{self, DaemonStatus, Request, RequestHandler, Response};
 use crate::error::{Error, Result};
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
@@ -250,7 +250,7 @@ fn start_streamer(
         parts.profile.clone(),
         events.clone(),
     );
-    let context = capture::Context {
+    let context = capture::CaptureContext {
         directory,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
@@ -398,13 +398,13 @@ impl ControlHandler {
         self.handle.flush(session).await
     }
 
-    async fn status(&self) -> Result<Status> {
+    async fn status(&self) -> Result<DaemonStatus> {
         let database_error = self
             .parts
             .mirror
             .as_ref()
             .and_then(|mirror| mirror.failure());
-        Ok(Status {
+        Ok(DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             ready: true,

@@ -251,7 +251,7 @@ impl Importer<'_> {
             .await?;
         let head = read.head;
         report.head = head;
-        let ExistingLog { state, writers } = read.require_intact(self.id)?;
+        let ExistingLog { state, writers } = read.require_undamaged(self.id)?;
         let mut digest = state.digest;
         match state.removed {
             // The session was purged, so the import has no predecessor.

@@ -24,7 +24,7 @@ pub use message::{
     Block, LocatedMessage, Message, ParsedTranscripts, Role, Tokens, ToolCall, TranscriptLine,
     TurnBoundary,
 };
-pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, Status, Ttl};
+pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, SessionStatus, Ttl};
 pub use patterns::Patterns;
 pub use point::{LogPoint, PointSpec, ResolvedPoint};
 pub use prices::Prices;

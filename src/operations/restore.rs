@@ -17,7 +17,9 @@ use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
-use crate::restore::{Context, Options, RestoreReport, Restored, restore, restore_with_projects};
+use crate::restore::{
+    Options, RestoreContext, RestoreReport, Restored, restore, restore_with_projects,
+};
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
 use crate::sys::lock::{RootLock, lock_root};
@@ -459,8 +461,8 @@ impl RestoreService {
         Ok(Outcome::History(Box::new(FallbackHistory { file, cause })))
     }
 
-    fn context(&self) -> Context {
-        Context {
+    fn context(&self) -> RestoreContext {
+        RestoreContext {
             directory: self.disk.clone(),
             profile: self.parts.profile.clone(),
             logs: self.parts.logs.clone(),

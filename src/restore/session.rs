@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 
 use super::log::{self, prepare, traced};
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::plan::{FileAction, FilePlan};
 use super::report::Restored;
 use crate::error::{ErrorContext, ErrorKind, Result};
@@ -15,7 +15,7 @@ use crate::model::{LogId, LogName};
 /// Restores a session and the projects that its files are in. Returns the session first. If a
 /// project fails, the session stays restored, and the error is part of the list.
 pub async fn restore_with_projects(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
 ) -> Result<(Restored, Vec<Result<Restored>>)> {
@@ -36,7 +36,7 @@ pub async fn restore_with_projects(
 }
 
 /// The projects that the files are in.
-fn projects_of(context: &Context, id: &LogId, files: &[FilePlan]) -> BTreeSet<LogName> {
+fn projects_of(context: &RestoreContext, id: &LogId, files: &[FilePlan]) -> BTreeSet<LogName> {
     files
         .iter()
         .filter(|file| !id.name.is_project() && file.action != FileAction::Aside)
@@ -45,7 +45,7 @@ fn projects_of(context: &Context, id: &LogId, files: &[FilePlan]) -> BTreeSet<Lo
 }
 
 async fn restore_projects(
-    context: &Context,
+    context: &RestoreContext,
     projects: BTreeSet<LogName>,
     options: &Options,
 ) -> Vec<Result<Restored>> {

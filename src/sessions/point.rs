@@ -133,7 +133,7 @@ async fn checkpoint_at(
     point: &ResolvedPoint,
 ) -> Result<Checkpoint> {
     let read = logs.read_turns(profile, id, point).await?;
-    let (seq, (state, replay)) = (read.seq, read.require_intact(id)?);
+    let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
     let turns = replay.visitor.tracker();
     let transcripts = state
         .files

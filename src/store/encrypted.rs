@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use self::policy::{EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption};
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
 
@@ -235,7 +235,7 @@ impl Store for EncryptedStore {
             .transpose()
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.inner.list(prefix, after).await
     }
 

@@ -20,7 +20,7 @@ use self::disk::{
     STORE_ID_FILE, TEMP_DIR, TempFile, delete_stale_files, make_dirs, rename_exclusive,
 };
 use self::objects::{ObjectDirectory, check_key};
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, Result};
 use crate::sys::atomic_file::sync_directory;
 use crate::sys::{Rng, SystemRng};
@@ -142,7 +142,7 @@ impl Store for FileStore {
             .await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         let (directory, name_prefix) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         if !directory.is_empty() {
             check_key(directory)?;

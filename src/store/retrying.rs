@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::Result;
 use crate::sys::{Rng, backoff};
 
@@ -41,7 +41,7 @@ impl Store for RetryingReads {
         backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.get(key)).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.list(prefix, after)).await
     }
 

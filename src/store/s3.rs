@@ -29,7 +29,7 @@ use jiff::Timestamp;
 
 use self::failure::{classify, status_and_code};
 pub use self::settings::{Checksums, Credentials, S3Settings, Sse};
-use super::{CreateOutcome, Object, Page, Store};
+use super::{CreateOutcome, ListPage, Object, Store};
 use crate::error::{Error, Result};
 use crate::sys::outbound::tls_context;
 
@@ -184,11 +184,11 @@ impl S3Store {
         response: &ListObjectsV2Output,
         after: Option<&str>,
         token: Option<&str>,
-    ) -> Result<Page> {
+    ) -> Result<ListPage> {
         let is_after = |key: &&str| after.is_none_or(|after| *key > after);
         let without_prefix =
             |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
-        let mut page = Page::default();
+        let mut page = ListPage::default();
         for found in response.contents() {
             let size = found
                 .size()
@@ -382,7 +382,7 @@ impl Store for S3Store {
         }
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         let context = self.context("list", prefix);
         let token = after.and_then(|after| after.strip_prefix(TOKEN_PREFIX));
         let after = after.filter(|_| token.is_none());

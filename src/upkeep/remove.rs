@@ -13,7 +13,7 @@ use crate::sys::clock::new_writer_id;
 /// grace period. Returns false if it was removed already.
 pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
     race::retry(id, || async {
-        let end = LogEnd::read(logs, id).await?;
+        let end = AppendPosition::read(logs, id).await?;
         if end.state.removed.is_some() {
             return Ok(Some(false));
         }
@@ -25,7 +25,7 @@ pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
 
 /// Removes a session if its last entry is `head` and the session is not removed yet.
 pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
-    let end = LogEnd::read(logs, id).await?;
+    let end = AppendPosition::read(logs, id).await?;
     if end.head == head && end.state.removed.is_none() {
         end.append_tombstone(logs, id).await?;
     }
@@ -35,7 +35,7 @@ pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
 /// Undeletes a removed session. Returns false if it was not removed.
 pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
     race::retry(id, || async {
-        let mut end = LogEnd::read(logs, id).await?;
+        let mut end = AppendPosition::read(logs, id).await?;
         match end.state.removed {
             None => return Ok(Some(false)),
             Some(EntryKind::Purge) => return Err(errors::removed(id, EntryKind::Purge)),
@@ -48,14 +48,14 @@ pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
 }
 
 /// The end of a log, even if it is damaged, and a writer that can append to it.
-struct LogEnd {
+struct AppendPosition {
     log_writer: LogWriter,
     state: LogState,
     head: Seq,
 }
 
-impl LogEnd {
-    async fn read(logs: &Logs, id: &LogId) -> Result<LogEnd> {
+impl AppendPosition {
+    async fn read(logs: &Logs, id: &LogId) -> Result<AppendPosition> {
         let read = logs
             .read_log(id, ReadOptions::default(), LogState::default)
             .await?;
@@ -64,7 +64,7 @@ impl LogEnd {
             return Err(errors::not_found(id));
         }
         let writer = new_writer_id(&logs.rng);
-        Ok(LogEnd {
+        Ok(AppendPosition {
             log_writer: LogWriter::unclaimed(writer, read.seq, read.digest, logs.clock.now()),
             state: read.sink,
             head,

@@ -186,7 +186,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     );
     // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
     let target = Disk::new(world.path("target"));
-    let context = restore::Context {
+    let context = restore::RestoreContext {
         directory: Arc::new(target),
         profile: world.writer.context.profile.clone(),
         logs,

@@ -594,7 +594,7 @@ fn metrics_count_flushes_restores_and_errors() {
     let mut now = before;
     eventually("all is quiet", || {
         now = daemon.metrics();
-        now.of("sessiond_index_lag_entries") == 0.0 && now.of("sessiond_logs_unflushed") == 0.0
+        now.of("sessiond_index_backlog_entries") == 0.0 && now.of("sessiond_logs_unflushed") == 0.0
     });
     assert_eq!(now.of("sessiond_uploaded_raw_bytes_total"), bytes as f64);
     let flushes = now.of("sessiond_flushes_total");
@@ -706,7 +706,8 @@ fn an_index_outage_is_visible_and_streaming_continues() {
     backend.run(&home, &["flush", "--wait"]).ok();
     eventually("the index is away", || {
         let metrics = daemon.metrics();
-        metrics.of("sessiond_index_up") == 0.0 && metrics.of("sessiond_index_lag_entries") >= 1.0
+        metrics.of("sessiond_index_up") == 0.0
+            && metrics.of("sessiond_index_backlog_entries") >= 1.0
     });
     let metrics = daemon.metrics();
     assert!(metrics.errors("index", "unavailable") >= 1.0);

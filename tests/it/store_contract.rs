@@ -16,7 +16,7 @@ use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::{CreateOutcome, Object, Page, Store, list_dirs, list_objects};
+use sessiond::store::{CreateOutcome, ListPage, Object, Store, list_dirs, list_objects};
 
 use crate::support::needs_servers;
 use crate::support::servers::{S3, s3};
@@ -429,7 +429,7 @@ impl Store for Below {
         self.0.get(&format!("{LOG}{key}")).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         // Where a page ends is the store's own to say, and may be no key.
         let after = after.map(|after| {
             after
@@ -441,7 +441,7 @@ impl Store for Below {
             .list(&format!("{LOG}{prefix}"), after.as_deref())
             .await?;
         let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
-        Ok(Page {
+        Ok(ListPage {
             objects: page
                 .objects
                 .into_iter()

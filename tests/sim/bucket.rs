@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
-use sessiond::store::{CreateOutcome, Object, Page, Store};
+use sessiond::store::{CreateOutcome, ListPage, Object, Store};
 
 use super::process::ProcessLifetime;
 use super::world::{Fate, World};
@@ -169,7 +169,7 @@ impl Bucket {
         }
     }
 
-    fn list(&self, prefix: &str, after: Option<&str>) -> Page {
+    fn list(&self, prefix: &str, after: Option<&str>) -> ListPage {
         let inner = self.inner();
         let (mut objects, mut directories) = (Vec::new(), BTreeSet::new());
         let from = after
@@ -192,7 +192,7 @@ impl Bucket {
                 }),
             }
         }
-        Page {
+        ListPage {
             objects,
             directories: directories.into_iter().collect(),
             next: None,
@@ -333,7 +333,7 @@ impl Store for Connection {
         .await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.read("list", prefix, |bucket| bucket.list(prefix, after))
             .await
     }
@@ -374,7 +374,7 @@ impl Store for Plain {
             .map(|stored| stored.bytes.clone()))
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         Ok(self.0.list(prefix, after))
     }
 

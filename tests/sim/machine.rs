@@ -242,7 +242,7 @@ impl Machine {
         let (logs, index) = cloud.logs(&lifetime, self.disk.clock.clone());
         let directory = self.mount(cloud, &lifetime);
         let hints = Arc::new(EventBuffer::default());
-        let context = capture::Context {
+        let context = capture::CaptureContext {
             directory: directory.clone(),
             profile: cloud.profile.clone(),
             logs: logs.clone(),
@@ -288,7 +288,7 @@ impl Machine {
         let before = self.disk.files();
         let lifetime = self.new_life(number);
         let (logs, _) = cloud.logs(&lifetime, self.disk.clock.clone());
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory: self.mount(cloud, &lifetime),
             profile: cloud.profile.clone(),
             logs,

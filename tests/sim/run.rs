@@ -597,7 +597,7 @@ impl Run {
             world: quiet,
             lifetime,
         });
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory,
             profile: self.cloud.profile.clone(),
             logs,

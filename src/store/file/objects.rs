@@ -19,7 +19,7 @@ use super::disk::{
     STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive,
 };
 use crate::error::{Error, Result};
-use crate::store::{CreateOutcome, Object, Page};
+use crate::store::{CreateOutcome, ListPage, Object};
 use crate::sys::atomic_file::sync_directory;
 
 /// Maximum number of objects in a page, by contract.
@@ -142,13 +142,13 @@ impl ObjectDirectory {
         directory: &str,
         name_prefix: &str,
         after: Option<&str>,
-    ) -> Result<Page> {
+    ) -> Result<ListPage> {
         let path = self.root.join(directory);
         let failed = |cause| Error::io(format!("read directory {}", path.display()), cause);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,
             Err(cause) if is_missing(&cause) => {
-                return self.check_identity().map(|()| Page::default());
+                return self.check_identity().map(|()| ListPage::default());
             }
             Err(cause) => return Err(failed(cause)),
         };
@@ -182,10 +182,10 @@ impl ObjectDirectory {
         self.page(keys, has_more)
     }
 
-    fn page(&self, keys: Vec<String>, has_more: bool) -> Result<Page> {
-        let mut page = Page {
+    fn page(&self, keys: Vec<String>, has_more: bool) -> Result<ListPage> {
+        let mut page = ListPage {
             next: keys.last().filter(|_| has_more).cloned(),
-            ..Page::default()
+            ..ListPage::default()
         };
         for key in keys {
             if key.ends_with('/') {
