@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
+use sessiond::model::keys::holds_content;
 use sessiond::store::{CreateOutcome, ListPage, Object, Store};
 
 use super::process::ProcessLifetime;
@@ -96,6 +97,19 @@ impl Bucket {
                 Bytes::from(age::decrypt(identity, body).expect("encrypted to this identity"))
             }
             _ => body.clone(),
+        }
+    }
+
+    /// Checks that every object with content is encrypted, if the run has keys.
+    pub fn check_encryption(&self) -> std::result::Result<(), String> {
+        let inner = self.inner();
+        let mut stored = inner.objects.iter().chain(&inner.archive);
+        let plaintext = stored.find(|(key, stored)| {
+            holds_content(key) && !stored.raw.starts_with(b"age-encryption.org/v1")
+        });
+        match plaintext {
+            Some((key, _)) if self.identity.is_some() => Err(format!("{key} is plaintext")),
+            _ => Ok(()),
         }
     }
 

@@ -127,7 +127,9 @@ impl Run {
             step.await.map_err(|what| Violation { what, at })?;
         }
         self.cloud.world.note(|| "— the faults stop".to_owned());
-        self.settle().await.map_err(|what| Violation {
+        let settled = self.settle().await;
+        let encrypted = settled.and_then(|()| self.cloud.bucket.check_encryption());
+        encrypted.map_err(|what| Violation {
             what,
             at: schedule.actions.len(),
         })?;

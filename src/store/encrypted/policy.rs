@@ -7,6 +7,7 @@
 use super::keyring::Keyring;
 pub use super::mode::EncryptionMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::mutation::{Mutation, is_active};
 
 /// How one stored object is protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +137,9 @@ impl EncryptionPolicy {
     /// plaintext session continues encrypted once a key is configured.
     pub fn for_entry(&self, log: ProtectionSummary) -> Result<WriteEncryption> {
         self.require_key(log)?;
+        if is_active(Mutation::WritePlaintext) {
+            return Ok(WriteEncryption::Plaintext);
+        }
         Ok(self.default_encryption())
     }
 
