@@ -193,7 +193,7 @@ impl RestoreService {
         Ok(service)
     }
 
-    /// A service for a dry run, or for a caller that holds the lock.
+    /// A service for a dry run.
     pub fn without_lock(
         parts: &Parts,
         owner: Option<Owner>,
@@ -246,7 +246,9 @@ impl RestoreService {
         let options = self.options(request, ResolvedPoint::default());
         let report = inline::restore(&self.context(), session, &options)?;
         self.push_to_database(&report, request.dry_run).await?;
-        self.hand_over_state(request.dry_run)?;
+        if !request.dry_run {
+            self.chown_state()?;
+        }
         let summary = RestoreSummary {
             restored: vec![report],
             ..RestoreSummary::default()
@@ -393,7 +395,9 @@ impl RestoreService {
         for project in projects {
             restored.push(project?);
         }
-        self.hand_over_state(request.dry_run)?;
+        if !request.dry_run {
+            self.chown_state()?;
+        }
         Ok(restored)
     }
 
@@ -408,9 +412,10 @@ impl RestoreService {
         Ok(())
     }
 
-    /// Gives sessiond's own directory to the owner of the files.
-    fn hand_over_state(&self, dry_run: bool) -> Result<()> {
-        match self.owner.filter(|_| !dry_run) {
+    /// Gives the state directory to the owner of the files, so that the next sessiond can run as
+    /// that user.
+    pub fn chown_state(&self) -> Result<()> {
+        match self.owner {
             Some(owner) => self
                 .disk
                 .chown_state(owner)

@@ -63,11 +63,13 @@ impl Disk {
             let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
                 continue;
             };
-            std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid))?;
-            if found.is_dir() {
-                pending.extend(
-                    fs::read_dir(&path)?.filter_map(|item| item.ok().map(|item| item.path())),
-                );
+            let changed = std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid));
+            // A running streamer may remove a file at any time.
+            if missing_is_none(changed)?.is_none() || !found.is_dir() {
+                continue;
+            }
+            for item in missing_is_none(fs::read_dir(&path))?.into_iter().flatten() {
+                pending.extend(item.ok().map(|item| item.path()));
             }
         }
         Ok(())
