@@ -14,7 +14,8 @@ pub async fn retry<T, F: Future<Output = Result<Option<T>>>>(
 ) -> Result<T> {
     let mut races = LostRaces::default();
     loop {
-        if let Some(value) = attempt().await? {
+        // On the heap: an attempt contains a whole restore, which would not fit on the stack twice.
+        if let Some(value) = Box::pin(attempt()).await? {
             return Ok(value);
         }
         races.count(id)?;
