@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use regex_lite::Regex;
 
 use super::{FileClass, NewSessionArgs, Profile, is_never_stored};
-use crate::config::Patterns;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
+use crate::model::{AgentName, FileKind, LogName, Patterns, RelPath, SessionId, TranscriptLine};
 
 /// A profile made of patterns.
 pub struct Generic {

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use super::Context;
+use super::CaptureContext;
 use super::flush::{FlushOutcome, LogFlusher};
 use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
@@ -55,7 +55,7 @@ struct Shutdown {
 
 /// The streamer.
 pub struct Streamer {
-    context: Context,
+    context: CaptureContext,
     root: PathBuf,
     events: Arc<EventBuffer>,
     watcher: Box<dyn Watcher>,
@@ -82,7 +82,7 @@ impl Streamer {
     /// Scans the directory, then streams in the background until `StreamerHandle::finish`. Returns
     /// when all existing files are known and watched.
     pub fn start(
-        context: Context,
+        context: CaptureContext,
         root: PathBuf,
         events: Arc<EventBuffer>,
         watcher: Box<dyn Watcher>,

@@ -18,7 +18,7 @@ pub const AT_HELP: &str =
 /// The page of a listing, and its format.
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
-pub struct Page {
+pub struct PageArgs {
     /// Maximum number of rows
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: u32,

@@ -38,7 +38,7 @@ pub struct Args {
 
     /// Show thinking, complete tool inputs and results, and system messages
     #[arg(long)]
-    pub full: bool,
+    pub verbose: bool,
 
     /// Print one JSON object per line
     #[arg(long)]
@@ -68,7 +68,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let id = find::by_id(&parts.logs, &args.id).await?;
     let style = Style {
         color: print::colors_stdout(),
-        full: args.full,
+        verbose: args.verbose,
         markdown: false,
     };
     let mut renderer = Renderer::new(style, HashMap::new());
@@ -78,7 +78,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
         })
     };
     let (mut follower, events) =
-        Follower::start(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
+        Follower::start(&parts.logs, &*parts.profile, &id, args.last, args.verbose).await?;
     let is_damaged = events
         .iter()
         .any(|event| matches!(event, FollowEvent::Damaged(_)));

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args as _;
 use serde::Deserialize;
 
-use super::{Patterns, Prices, Settings, StreamConfig};
+use super::{Settings, StreamConfig};
 use crate::error::{Error, Result};
+use crate::model::{Patterns, Prices};
 
 /// A configuration file that was read.
 #[derive(Debug, Clone, Default)]

@@ -23,10 +23,11 @@ use crate::daemon::health::{HealthState, StreamingState};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
-use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
+use crate::daemon::socket::{self, DaemonStatus, Request, RequestHandler, Response};
 use crate::error::{Error, Result};
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
+use crate::sys::output::write_file;
 use crate::sys::{Backoff, Counters};
 use crate::wire::Parts;
 
@@ -123,8 +124,10 @@ impl Service {
         };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
-            std::fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))?;
+            write_file(path, None, |out| {
+                writeln!(out, "{}", std::process::id())
+                    .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))
+            })?;
         }
         health.set_streaming(StreamingState {
             handle: handle.clone(),
@@ -257,7 +260,7 @@ fn start_streamer(
         parts.profile.clone(),
         events.clone(),
     );
-    let context = capture::Context {
+    let context = capture::CaptureContext {
         directory,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
@@ -412,13 +415,13 @@ impl ControlHandler {
         self.handle.flush(session).await
     }
 
-    async fn status(&self) -> Result<Status> {
+    async fn status(&self) -> Result<DaemonStatus> {
         let database_error = self
             .parts
             .mirror
             .as_ref()
             .and_then(|mirror| mirror.failure());
-        Ok(Status {
+        Ok(DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             ready: true,

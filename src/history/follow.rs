@@ -17,7 +17,7 @@ use crate::log::Logs;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
 use crate::log::segments;
-use crate::model::{LocatedMessage, LogId, LogPoint, RelPath, Seq};
+use crate::model::{FileMove, LocatedMessage, LogId, LogPoint, RelPath, Seq};
 
 /// A change of a followed session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Follower<'a> {
 /// A visitor that keeps the messages that were not shown yet.
 #[derive(Debug, Clone, Default)]
 struct NewMessages {
-    full: bool,
+    verbose: bool,
     /// The keys of the messages that were shown.
     shown: HashSet<u64>,
     /// The time of the newest of them.
@@ -65,7 +65,7 @@ impl TranscriptVisitor for NewMessages {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous);
-        let Some(message) = DisplayMessage::new(located, position, self.full) else {
+        let Some(message) = DisplayMessage::new(located, position, self.verbose) else {
             return;
         };
         let is_older = self
@@ -82,8 +82,8 @@ impl TranscriptVisitor for NewMessages {
         self.messages.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
@@ -122,10 +122,10 @@ impl<'a> Follower<'a> {
         profile: &'a dyn Profile,
         id: &LogId,
         last: usize,
-        full: bool,
+        verbose: bool,
     ) -> Result<(Follower<'a>, Vec<FollowEvent>)> {
         let visitor = NewMessages {
-            full,
+            verbose,
             ..NewMessages::default()
         };
         let mut follower = Follower {

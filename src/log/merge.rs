@@ -59,22 +59,17 @@ impl Merger {
 
     fn apply_moves(&mut self, header: &EntryHeader) -> Result<()> {
         for (index, moved) in header.moves.iter().enumerate() {
-            match self.files.remove(&moved.from) {
-                Some(file) => {
-                    self.files.insert(moved.to.clone(), file);
-                }
-                // It is unknown whether the moved file existed before the range, and the range has
-                // a file at the new path, which the move may replace.
-                None if !self.starts_log
-                    && self.files.contains_key(&moved.to)
-                    && !is_rewritten(header, index) =>
-                {
-                    return Err(Error::conflict(format!(
-                        "the range does not show whether {} existed when it was moved to {}",
-                        moved.from, moved.to
-                    )));
-                }
-                None => {}
+            // If the moved file is not in the range, it may have existed before. A file of the
+            // range at the new path may then have been replaced.
+            if !moved.apply(&mut self.files)
+                && !self.starts_log
+                && self.files.contains_key(&moved.to)
+                && !is_rewritten(header, index)
+            {
+                return Err(Error::conflict(format!(
+                    "the range does not show whether {} existed when it was moved to {}",
+                    moved.from, moved.to
+                )));
             }
             if !self.starts_log {
                 self.moves.push(moved.clone());

@@ -14,7 +14,7 @@ use super::state::LogState;
 use crate::agent::Profile;
 use crate::error::Result;
 use crate::model::message::TurnEvent;
-use crate::model::{LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
+use crate::model::{FileMove, LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
 
 /// The turn events of all transcripts of a session.
 #[derive(Debug, Clone, Default)]
@@ -41,8 +41,8 @@ impl TranscriptVisitor for TurnEvents {
         self.0.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.0.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.0.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

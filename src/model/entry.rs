@@ -210,10 +210,17 @@ impl FileMove {
     /// ignored; one at the new path is replaced.
     pub fn apply_all<T>(moves: &[FileMove], files: &mut BTreeMap<RelPath, T>) {
         for step in moves {
-            if let Some(file) = files.remove(&step.from) {
-                files.insert(step.to.clone(), file);
-            }
+            step.apply(files);
         }
+    }
+
+    /// Applies one move. Returns false if the file is not there.
+    pub fn apply<T>(&self, files: &mut BTreeMap<RelPath, T>) -> bool {
+        let Some(file) = files.remove(&self.from) else {
+            return false;
+        };
+        files.insert(self.to.clone(), file);
+        true
     }
 }
 

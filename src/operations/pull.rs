@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::log::errors;
 use crate::model::{LogId, PointSpec, RelPath, ResolvedPoint, ToolCall, WriterId, keys};
 use crate::restore::repair::RepairedFile;
-use crate::restore::{self, Context, Options, RestoreReport};
+use crate::restore::{self, Options, RestoreContext, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
 use crate::sys::{Disk, STATE_DIR};
@@ -107,8 +107,8 @@ pub async fn copy(
     Ok(restore::restore(&context, id, &options).await?.report)
 }
 
-fn context(parts: &Parts, directory: Arc<Disk>) -> Context {
-    Context {
+fn context(parts: &Parts, directory: Arc<Disk>) -> RestoreContext {
+    RestoreContext {
         directory,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Result};
 
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::repair;
 use crate::log::assemble::StagedFile;
 use crate::log::ledger::{FileCursor, Ledger};
@@ -49,7 +49,7 @@ impl LocalFile {
 
 /// Compares a stored file with the local file at `local_path`.
 pub fn compare(
-    context: &Context,
+    context: &RestoreContext,
     options: &Options,
     local_path: &RelPath,
     stored: (&FileState, &StagedFile),

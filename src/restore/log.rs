@@ -8,7 +8,7 @@ use tracing::Instrument;
 use tracing::field::{Empty, display};
 
 use super::claim::{LogEnd, Takeover, take_over};
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::plan::{self, FilePlan, LedgerState};
 use super::project;
 use super::report::{RestoreReport, Restored};
@@ -16,10 +16,9 @@ use super::write;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::race::LostRaces;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
-use crate::log::{errors, segments};
+use crate::log::{errors, race, segments};
 use crate::model::{
     FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
 };
@@ -27,17 +26,11 @@ use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
 
 /// Restores the files of one log.
-pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Restored> {
-    let attempts = async {
-        let mut races = LostRaces::default();
-        loop {
-            let prepared = prepare(context, id, options).await?;
-            if let Some(restored) = prepared.finish(context, id).await? {
-                return Ok(restored);
-            }
-            races.count(id)?;
-        }
-    };
+pub async fn restore(context: &RestoreContext, id: &LogId, options: &Options) -> Result<Restored> {
+    let attempts = race::retry(id, || async {
+        let prepared = prepare(context, id, options).await?;
+        prepared.finish(context, id).await
+    });
     let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }
@@ -78,7 +71,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Claims the log. Returns `None` if another writer appended in between.
-    pub async fn finish(self, context: &Context, id: &LogId) -> Result<Option<Restored>> {
+    pub async fn finish(self, context: &RestoreContext, id: &LogId) -> Result<Option<Restored>> {
         match self.takeover {
             Some(takeover) => take_over(context, id, takeover, self.restored).await,
             None => Ok(Some(self.restored)),
@@ -87,7 +80,11 @@ impl Prepared {
 }
 
 /// Reads a log and writes its files.
-pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) -> Result<Prepared> {
+pub(super) async fn prepare(
+    context: &RestoreContext,
+    id: &LogId,
+    options: &Options,
+) -> Result<Prepared> {
     if let Some(prepared) = prepare_up_to_date(context, id, options).await? {
         return Ok(prepared);
     }
@@ -119,7 +116,7 @@ pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) ->
 }
 
 async fn read_and_write(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     stage: &RelPath,
@@ -152,7 +149,7 @@ async fn read_and_write(
 }
 
 /// Checks that the branch of a writer exists.
-async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Result<()> {
+async fn check_branch(context: &RestoreContext, id: &LogId, writer: &WriterId) -> Result<()> {
     if !context
         .logs
         .list_branch_segments(id, writer)
@@ -175,7 +172,7 @@ async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Resul
 
 /// Reads the log up to the point; with `salvage`, up to the last undamaged entry.
 async fn read_point<'a>(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     assembler: &mut (impl FnMut() -> FileAssembler<'a> + Send),
@@ -220,7 +217,7 @@ fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error
 
 /// Reads the end of the log, after which the claim is written.
 async fn read_end<'a>(
-    context: &'a Context,
+    context: &'a RestoreContext,
     id: &LogId,
     options: &Options,
     read: &ReadOutcome<FileAssembler<'_>>,
@@ -253,7 +250,7 @@ fn log_end(read: &ReadOutcome<FileAssembler<'_>>) -> LogEnd {
 
 /// Plans and writes the files of a log that was read.
 async fn write(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     mut read: ReadOutcome<FileAssembler<'_>>,
@@ -330,7 +327,7 @@ async fn write(
 /// The content of a log after the restored point: bytes by transcript, and the calls that are
 /// pending at its end.
 async fn rewound(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     restored: &FileAssembler<'_>,
 ) -> Result<(BTreeMap<RelPath, u64>, Vec<ToolCall>)> {
@@ -356,7 +353,7 @@ async fn rewound(
 /// Prepares a log that this volume wrote last: its files are equal to the log or newer, so nothing
 /// is read. Returns `None` if that is not the case.
 async fn prepare_up_to_date(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
 ) -> Result<Option<Prepared>> {
@@ -376,10 +373,10 @@ async fn prepare_up_to_date(
     if !is_current || !stays_in_project(context, id, options, &ledger)? {
         return Ok(None);
     }
-    let is_intact = ledger.files.iter().all(|(path, cursor)| {
+    let is_undamaged = ledger.files.iter().all(|(path, cursor)| {
         holds_uploaded_bytes(&*context.directory, path, cursor).unwrap_or(false)
     });
-    if !is_intact {
+    if !is_undamaged {
         return Ok(None);
     }
     let files = ledger
@@ -415,7 +412,7 @@ async fn prepare_up_to_date(
 
 /// Whether no file of the session has to move, and no other project has a copy of its transcript.
 fn stays_in_project(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     ledger: &Ledger,

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::compare::{Comparison, LocalFile, compare};
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::project;
 use crate::agent::FileClass;
 use crate::error::{Error, Result};
@@ -147,7 +147,7 @@ fn decide(
 
 /// Plans every file of log `id`.
 pub(super) fn plan_files(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     moves: &[FileMove],
@@ -208,7 +208,7 @@ pub(super) fn plan_files(
 
 /// Compares every file of the log with the local one.
 fn compare_files<'f>(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &'f FileAssembler<'_>,
     moves: &[FileMove],
     ledger: Option<&Ledger>,
@@ -237,7 +237,7 @@ fn compare_files<'f>(
 /// The newest entry of each transcript, by file name: a transcript that moved to another directory
 /// has its earlier path in the log too.
 fn newest_transcripts<'f>(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &'f FileAssembler<'_>,
 ) -> BTreeMap<&'f str, Seq> {
     let mut newest = BTreeMap::new();
@@ -251,7 +251,11 @@ fn newest_transcripts<'f>(
 }
 
 /// The path of the local file to compare with: the same, or the one before a move of this restore.
-fn local_path(context: &Context, path: &RelPath, moves: &[FileMove]) -> std::io::Result<RelPath> {
+fn local_path(
+    context: &RestoreContext,
+    path: &RelPath,
+    moves: &[FileMove],
+) -> std::io::Result<RelPath> {
     match moves.iter().find(|moved| moved.to == *path) {
         Some(moved) if context.directory.stat(path)?.is_none() => Ok(moved.from.clone()),
         _ => Ok(path.clone()),
@@ -260,7 +264,7 @@ fn local_path(context: &Context, path: &RelPath, moves: &[FileMove]) -> std::io:
 
 /// Plans the local copies of the session's transcript in other projects.
 fn plan_duplicates(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     ledger: Option<&Ledger>,
@@ -301,7 +305,7 @@ fn plan_duplicates(
 /// Rejects files that the agent's profile would not have uploaded: a manipulated store must not be
 /// able to overwrite the agent's settings. sessiond's own directory is never written.
 fn reject_foreign_files(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     options: &Options,

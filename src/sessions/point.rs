@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::agent::Profile;
+use crate::codec::pin::NamedCheckpoint;
 use crate::error::{Error, Result};
-use crate::log::pins::NamedCheckpoint;
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::log::state::LogState;
@@ -35,7 +35,7 @@ pub async fn resolve_in(
                 checkpoint: None,
             });
         }
-        PointSpec::Name(name) => match named(logs, id, name).await? {
+        PointSpec::Name(name) => match logs.named_checkpoint(id, name).await? {
             Some(named) => named.checkpoint,
             None => return Err(no_point(logs, id, point).await),
         },
@@ -118,16 +118,11 @@ pub async fn create(
 /// Deletes a named checkpoint. Garbage collection may then delete the entry it pinned.
 pub async fn delete(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
     let name = point::parse_checkpoint_name(name)?;
-    if named(logs, id, &name).await?.is_none() {
+    let key = keys::checkpoint_pin(id, &name);
+    if logs.store.get(&key).await?.is_none() {
         return Err(no_point(logs, id, &PointSpec::Name(name)).await);
     }
-    logs.store.delete(&keys::checkpoint_pin(id, &name)).await
-}
-
-/// The checkpoint of this name, if there is one.
-async fn named(logs: &Logs, id: &LogId, name: &str) -> Result<Option<NamedCheckpoint>> {
-    let all = logs.named_checkpoints(id).await?;
-    Ok(all.into_iter().find(|named| named.name == name))
+    logs.store.delete(&key).await
 }
 
 /// A checkpoint at the end of an entry, with the tool calls that are pending there.
@@ -138,7 +133,7 @@ async fn checkpoint_at(
     point: &ResolvedPoint,
 ) -> Result<Checkpoint> {
     let read = logs.read_turns(profile, id, point).await?;
-    let (seq, (state, replay)) = (read.seq, read.require_intact(id)?);
+    let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
     let turns = replay.visitor.tracker();
     let transcripts = state
         .files

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::{Logs, errors};
-use crate::model::{Closed, ClosedStatus, LogId, SessionMetadata, Status};
+use crate::model::{Closed, ClosedStatus, LogId, SessionMetadata, SessionStatus};
 
 /// A change of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,22 +44,24 @@ impl StatusChange {
     }
 
     /// The status after the change; none if the change is invalid for this status. Pure.
-    fn apply_to(self, status: Status) -> Option<NewStatus> {
+    fn apply_to(self, status: SessionStatus) -> Option<NewStatus> {
         match (self, status) {
-            (StatusChange::Close, Status::Active) => {
+            (StatusChange::Close, SessionStatus::Active) => {
                 Some(NewStatus::Closed(ClosedStatus::Completed))
             }
-            (StatusChange::Archive, Status::Completed) => {
+            (StatusChange::Archive, SessionStatus::Completed) => {
                 Some(NewStatus::Closed(ClosedStatus::Archived))
             }
-            (StatusChange::Reopen, Status::Completed | Status::Archived) => Some(NewStatus::Active),
+            (StatusChange::Reopen, SessionStatus::Completed | SessionStatus::Archived) => {
+                Some(NewStatus::Active)
+            }
             _ => None,
         }
     }
 }
 
 /// Changes the status, and returns the new one. A session that grows becomes active again.
-pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Result<Status> {
+pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Result<SessionStatus> {
     let raw_bytes = raw_bytes(logs, id).await?;
     let update = logs.update_metadata(id, |current| {
         let status = current.status(raw_bytes);
@@ -84,14 +86,14 @@ async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
-    let state = read.require_intact(id)?;
+    let state = read.require_undamaged(id)?;
     match state.removed {
         Some(by) => Err(errors::removed(id, by)),
         None => Ok(state.raw_bytes),
     }
 }
 
-fn invalid_change(id: &LogId, change: StatusChange, status: Status) -> Error {
+fn invalid_change(id: &LogId, change: StatusChange, status: SessionStatus) -> Error {
     let valid: Vec<String> = StatusChange::ALL
         .iter()
         .filter(|other| other.apply_to(status).is_some())
@@ -112,8 +114,8 @@ mod tests {
 
     #[test]
     fn only_valid_changes_are_allowed() {
-        use Status::{Active, Archived, Completed, Created};
-        let allowed = |status: Status| {
+        use SessionStatus::{Active, Archived, Completed, Created};
+        let allowed = |status: SessionStatus| {
             StatusChange::ALL
                 .into_iter()
                 .filter(|change| change.apply_to(status).is_some())

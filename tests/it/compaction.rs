@@ -103,7 +103,7 @@ async fn a_restore_takes_three_sequential_round_trips() {
         }
     }
     let elsewhere = Arc::new(Disk::new(world.path("elsewhere")));
-    let context = restore::Context {
+    let context = restore::RestoreContext {
         directory: elsewhere,
         profile: world.writer.context.profile.clone(),
         logs: world.logs(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 // Where `checks` and `seeds` look for them.
-use sessiond::{agent, codec, config, error, model};
+use sessiond::{agent, codec, error, model};
 
 #[path = "../../fuzz/src/checks.rs"]
 mod checks;

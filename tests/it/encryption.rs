@@ -10,7 +10,7 @@ use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::{KeySettings, Keyring};
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::sys::{SystemClock, SystemRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
@@ -538,7 +538,7 @@ fn keys_rotate_as_old_entries_are_merged() {
     .unwrap();
     let store = Arc::new(EncryptedStore::new(
         Arc::new(FileStore::open(bucket(&backend)).unwrap()),
-        EncryptionPolicy::new(keyring),
+        EncryptionPolicy::new(keyring, PlaintextReads::Accept),
     ));
     let index = sessiond::index::sql::SqlIndex::open(&format!(
         "sqlite://{}",

@@ -187,7 +187,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     );
     // A point inside a merge cannot be restored any more, and the error lists the points that can.
     let target = Disk::new(world.path("target"));
-    let context = restore::Context {
+    let context = restore::RestoreContext {
         directory: Arc::new(target),
         profile: world.writer.context.profile.clone(),
         logs,

@@ -591,7 +591,7 @@ fn metrics_count_flushes_restores_and_errors() {
     let mut now = before;
     eventually("all is quiet", || {
         now = daemon.metrics();
-        now.value("sessiond_index_lag_entries") == 0.0
+        now.value("sessiond_index_backlog_entries") == 0.0
             && now.value("sessiond_logs_unflushed") == 0.0
     });
     assert_eq!(now.value("sessiond_uploaded_raw_bytes_total"), bytes as f64);
@@ -705,7 +705,7 @@ fn an_index_outage_is_visible_and_streaming_continues() {
     eventually("the index is away", || {
         let metrics = daemon.metrics();
         metrics.value("sessiond_index_up") == 0.0
-            && metrics.value("sessiond_index_lag_entries") >= 1.0
+            && metrics.value("sessiond_index_backlog_entries") >= 1.0
     });
     let metrics = daemon.metrics();
     assert!(metrics.errors("index", "unavailable") >= 1.0);

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use sessiond::capture::IndexTask;
 use sessiond::capture::flush::LogFlusher;
-use sessiond::config::Prices;
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
     Catalog, GroupBy, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SearchQuery,
     SessionRow, StatsFilter, StatsRow,
 };
-use sessiond::model::{LogId, PathState, Role};
+use sessiond::model::{LogId, PathState, Prices, Role};
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::RetentionPolicy;
 use sessiond::upkeep::compact::compact;

@@ -105,7 +105,10 @@ The sub-agent is done.
 "
     );
     assert_eq!(markdown, want);
-    let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
+    let full = backend
+        .run(&home, &["show", &session, "--verbose"])
+        .ok()
+        .out();
     assert!(
         full.contains("\"run_in_background\": false") && full.contains("system  environment"),
         "{full}"

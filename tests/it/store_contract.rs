@@ -12,11 +12,11 @@ use futures_util::future::join_all;
 use sessiond::error::{Error, ErrorKind, Result};
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::{self, KeySettings, Keyring};
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::{CreateOutcome, Object, Page, Store, list_dirs, list_objects};
+use sessiond::store::{CreateOutcome, ListPage, Object, Store, list_dirs, list_objects};
 
 use crate::support::needs_servers;
 use crate::support::servers::{S3, s3};
@@ -432,7 +432,7 @@ impl Store for PrefixedStore {
         self.0.get(&format!("{LOG}{key}")).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         // A page token is opaque and may not be a key.
         let after = after.map(|after| {
             after
@@ -444,7 +444,7 @@ impl Store for PrefixedStore {
             .list(&format!("{LOG}{prefix}"), after.as_deref())
             .await?;
         let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
-        Ok(Page {
+        Ok(ListPage {
             objects: page
                 .objects
                 .into_iter()
@@ -480,7 +480,10 @@ fn encrypted(inner: impl Store, directory: &Path) -> EncryptedStore {
         ..KeySettings::default()
     })
     .expect("a key");
-    EncryptedStore::new(Arc::new(inner), EncryptionPolicy::new(keyring))
+    EncryptedStore::new(
+        Arc::new(inner),
+        EncryptionPolicy::new(keyring, PlaintextReads::Accept),
+    )
 }
 
 slow!(async encrypted_file_store_fulfills_the_contract);

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
-use sessiond::store::{CreateOutcome, Object, Page, Store};
+use sessiond::model::keys::holds_content;
+use sessiond::store::{CreateOutcome, ListPage, Object, Store};
 
 use super::process::ProcessLifetime;
 use super::world::{InjectedOutcome, World};
@@ -99,6 +100,19 @@ impl Bucket {
         }
     }
 
+    /// Checks that every object with content is encrypted, if the run has keys.
+    pub fn check_encryption(&self) -> std::result::Result<(), String> {
+        let inner = self.inner();
+        let mut stored = inner.objects.iter().chain(&inner.archive);
+        let plaintext = stored.find(|(key, stored)| {
+            holds_content(key) && !stored.raw.starts_with(b"age-encryption.org/v1")
+        });
+        match plaintext {
+            Some((key, _)) if self.identity.is_some() => Err(format!("{key} is plaintext")),
+            _ => Ok(()),
+        }
+    }
+
     pub fn objects(&self) -> Objects {
         self.inner().objects.clone()
     }
@@ -169,7 +183,7 @@ impl Bucket {
         }
     }
 
-    fn list(&self, prefix: &str, after: Option<&str>) -> Page {
+    fn list(&self, prefix: &str, after: Option<&str>) -> ListPage {
         let inner = self.inner();
         let (mut objects, mut directories) = (Vec::new(), BTreeSet::new());
         let from = after
@@ -192,7 +206,7 @@ impl Bucket {
                 }),
             }
         }
-        Page {
+        ListPage {
             objects,
             directories: directories.into_iter().collect(),
             next: None,
@@ -335,7 +349,7 @@ impl Store for Connection {
         .await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.read("list", prefix, |bucket| bucket.list(prefix, after))
             .await
     }
@@ -376,7 +390,7 @@ impl Store for Plain {
             .map(|stored| stored.bytes.clone()))
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         Ok(self.0.list(prefix, after))
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sessiond::capture::watch::{EventBuffer, Watcher};
 use sessiond::model::{FileStat, RelPath};
-use sessiond::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner, STATE_DIR};
+use sessiond::sys::{Directory, FileAttributes, Item, ItemKind, OpenFile, Owner, STATE_DIR};
 
 use super::history::Files;
 use super::process::ProcessLifetime;
@@ -423,14 +423,14 @@ impl Directory for Mount {
         })
     }
 
-    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
+    fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()> {
         self.change("finish", path, false, |inner| {
             let node = inner
                 .nodes
                 .get(path.as_str())
                 .ok_or(io::ErrorKind::NotFound)?;
             let mut node = lock(node);
-            (node.mode, node.mtime_ns) = (meta.mode & 0o777, meta.mtime_ns);
+            (node.mode, node.mtime_ns) = (attributes.mode & 0o777, attributes.mtime_ns);
             Ok(())
         })
     }

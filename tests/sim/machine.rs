@@ -21,7 +21,7 @@ use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::Store;
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::Keyring;
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::retrying::RetryingReads;
 use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
@@ -67,7 +67,7 @@ impl Cloud {
         let keyring = keyring_of(seed);
         let identity = keyring.is_some().then(|| IDENTITY.clone());
         let bucket = Bucket::new(honors_conditions, identity);
-        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default());
+        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default(), PlaintextReads::Accept);
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
         Cloud {
             world,
@@ -242,7 +242,7 @@ impl Machine {
         let (logs, index) = cloud.logs(&lifetime, self.disk.clock.clone());
         let directory = self.mount(cloud, &lifetime);
         let hints = Arc::new(EventBuffer::default());
-        let context = capture::Context {
+        let context = capture::CaptureContext {
             directory: directory.clone(),
             profile: cloud.profile.clone(),
             logs: logs.clone(),
@@ -288,7 +288,7 @@ impl Machine {
         let before = self.disk.files();
         let lifetime = self.start_process(number);
         let (logs, _) = cloud.logs(&lifetime, self.disk.clock.clone());
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory: self.mount(cloud, &lifetime),
             profile: cloud.profile.clone(),
             logs,

@@ -484,7 +484,12 @@ impl Run {
     }
 }
 
-fn simulate(seed: u64, traced: bool) -> (Result<(u64, u64), String>, Vec<String>) {
+/// Runs the seeds in order; returns the first one that fails, and why.
+pub fn first_failure(seeds: u64) -> Option<(u64, String)> {
+    (0..seeds).find_map(|seed| Some((seed, simulate(seed, false).0.err()?)))
+}
+
+pub fn simulate(seed: u64, traced: bool) -> (Result<(u64, u64), String>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -132,7 +132,9 @@ impl Run {
             step.await.map_err(|what| Violation { what, at })?;
         }
         self.cloud.world.note(|| "— the faults stop".to_owned());
-        self.settle().await.map_err(|what| Violation {
+        let settled = self.settle().await;
+        let encrypted = settled.and_then(|()| self.cloud.bucket.check_encryption());
+        encrypted.map_err(|what| Violation {
             what,
             at: schedule.actions.len(),
         })?;
@@ -609,7 +611,7 @@ impl Run {
             world: quiet,
             lifetime,
         });
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory,
             profile: self.cloud.profile.clone(),
             logs,

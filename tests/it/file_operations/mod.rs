@@ -246,7 +246,7 @@ impl Case {
     }
 
     /// The streamer knows every path from its scan.
-    fn scanned(&mut self) -> sessiond::capture::Context {
+    fn scanned(&mut self) -> sessiond::capture::CaptureContext {
         let context = self.world.context();
         let seen = scan(&*context.directory, &*context.profile, None).unwrap();
         self.flusher
