@@ -173,7 +173,8 @@ async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Resul
     )))
 }
 
-/// Reads the log up to the point; with `salvage`, up to the last undamaged entry.
+/// Reads the log up to the point; with `salvage`, up to the last undamaged entry. An undamaged part
+/// that the agent cannot resume is not restored: a claim would hide the damage after it.
 async fn read_point<'a>(
     context: &Context,
     id: &LogId,
@@ -181,6 +182,7 @@ async fn read_point<'a>(
     assembler: &mut (impl FnMut() -> FileAssembler<'a> + Send),
 ) -> Result<ReadOutcome<FileAssembler<'a>>> {
     let mut at = options.point.at;
+    let mut salvaged: Option<Error> = None;
     loop {
         let read_options = ReadOptions {
             at,
@@ -191,19 +193,40 @@ async fn read_point<'a>(
             .logs
             .read_log(id, read_options, &mut *assembler)
             .await?;
-        match read.damage.take() {
-            None => return Ok(read),
-            Some(error) if options.salvage && read.seq > 0 => {
-                tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
-                at = LogPoint::Seq(read.seq);
+        let error = match (read.damage.take(), salvaged.take()) {
+            (None, Some(error)) if !is_resumable(context, id, &read) => {
+                return Err(with_damage_hint(context, id, &read, error));
             }
-            Some(error) => return Err(with_damage_hint(id, &read, error)),
+            (None, _) => return Ok(read),
+            (Some(_), Some(first)) => first,
+            (Some(error), None) => error,
+        };
+        if !options.salvage || read.seq == 0 {
+            return Err(with_damage_hint(context, id, &read, error));
         }
+        tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
+        at = LogPoint::Seq(read.seq);
+        salvaged = Some(error);
     }
 }
 
+/// Whether the agent can resume what was read: it holds the session's transcript.
+fn is_resumable(context: &Context, id: &LogId, read: &ReadOutcome<FileAssembler<'_>>) -> bool {
+    let files = &read.sink.state.files;
+    let mut files = files.iter().filter(|(_, file)| file.len > 0);
+    if id.name.is_project() || !context.profile.knows_transcripts() {
+        return files.next().is_some();
+    }
+    files.any(|(path, _)| context.profile.is_transcript(path))
+}
+
 /// Adds the other damage that was found, and what the user can do.
-fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error {
+fn with_damage_hint(
+    context: &Context,
+    id: &LogId,
+    read: &ReadOutcome<FileAssembler<'_>>,
+    error: Error,
+) -> Error {
     let hint = error.hint_text().map(str::to_owned);
     let error = match read.redundant_damage.as_slice() {
         [] => error,
@@ -211,6 +234,7 @@ fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
         0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        _ if !is_resumable(context, id, read) => errors::history_hint(id),
         seq => format!(
             "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
             id.name, read.head
