@@ -495,6 +495,48 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
     assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
 }
 
+on_each_backend!(a_restore_does_not_change_which_session_is_the_latest);
+fn a_restore_does_not_change_which_session_is_the_latest(mut backend: Backend) {
+    let home = TempHome::new();
+    for session in ["older", "newer"] {
+        append(&transcript(&home, session), LINE);
+        backend
+            .run(&home, &["run", "--request-id", "job", "--", "true"])
+            .ok();
+    }
+    let times = |backend: &Backend| {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        let time = |row: &serde_json::Value| (row["id"].clone(), row["updated"].clone());
+        rows.iter().map(time).collect::<Vec<_>>()
+    };
+    let before = times(&backend);
+    assert_eq!(before[0].0, "newer");
+    // A restore claims the session, and a daemon with nothing to upload claims it again.
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "older"]).ok();
+    let third = TempHome::new();
+    backend
+        .run(&third, &["run", "--session", "older", "--", "true"])
+        .ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    let latest = |backend: &Backend| {
+        for arguments in [&["--latest"][..], &["--request", "job"]] {
+            let restored = backend.run(
+                &TempHome::new(),
+                &[&["restore", "--json", "--dry-run"], arguments].concat(),
+            );
+            assert_eq!(restored.ok().json()[0]["session"], "newer", "{arguments:?}");
+        }
+    };
+    latest(&backend);
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    // The store alone gives the same answer.
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    latest(&backend);
+}
+
 #[test]
 fn a_local_file_that_differs_is_never_overwritten() {
     let backend = Backend::file();

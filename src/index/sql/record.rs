@@ -299,6 +299,14 @@ async fn update_session(
     // was recorded first. A log that starts over determines them again, because its earlier entries
     // may be deleted.
     let is_first = before.head == 0 || header.resets_log();
+    let written_at = header.written_at().map(format_time);
+    // A claim changes nothing that a user sees, so it does not make a session the latest one.
+    let updated = match (&written_at, is_first || before.raw_bytes == 0) {
+        (Some(written_at), true) => written_at.as_str(),
+        (Some(written_at), false) => written_at.as_str().max(before.updated.as_str()),
+        (None, _) if is_first => at,
+        (None, _) => before.updated.as_str(),
+    };
     sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
@@ -309,11 +317,7 @@ async fn update_session(
         } else {
             before.created.as_str()
         })
-        .bind(if is_first {
-            at
-        } else {
-            at.max(before.updated.as_str())
-        })
+        .bind(updated)
         .bind(to_bigint("sequence number", header.seq)?)
         .bind(header.writer.as_str())
         .bind(to_bigint("length", raw_bytes)?)
