@@ -296,6 +296,53 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     );
 }
 
+on_each_backend!(the_listed_time_of_a_checkpoint_finds_that_checkpoint);
+fn the_listed_time_of_a_checkpoint_finds_that_checkpoint(backend: Backend) {
+    let home = TempHome::new();
+    // All turns arrive in two entries, long after they ended: an import, or a late upload.
+    let late = |numbers: std::ops::RangeInclusive<u64>| {
+        whole_turns("s1", numbers).replace(":03.000Z", ":03.456Z")
+    };
+    stream(&backend, &home, "s1", &[late(1..=2), late(3..=4)]);
+    let listed = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    let table = backend.run(&home, &["checkpoints", "s1"]).ok().out();
+    for number in 1..=4 {
+        let exact = listed["checkpoints"][number as usize - 1]["at"]
+            .as_str()
+            .unwrap();
+        let seconds = format!("2026-05-01T12:{number:02}:03Z");
+        assert!(table.contains(&seconds), "{table}");
+        for time in [exact, &seconds, &format!("2026-05-01T12:{number:02}:50Z")] {
+            assert_eq!(pulled(&backend, "s1", time), late(1..=number), "{time}");
+        }
+    }
+    let seen = backend
+        .run(&home, &["inspect", "s1@2026-05-01T12:02:03Z", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (&seen["turn"], &seen["checkpoint"]["number"]),
+        (&2.into(), &2.into())
+    );
+    // A time after the last entry is the end; one before the first turn is no point.
+    assert_eq!(pulled(&backend, "s1", "2099-01-01"), late(1..=4));
+    let early = ["restore", "s1", "--at", "2026-05-01T12:00:00Z"];
+    backend.run(&TempHome::new(), &early).fails(3, "", "");
+
+    // A session that was imported keeps its times.
+    backend
+        .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+        .ok();
+    let (copy, other) = (Backend::file(), TempHome::new());
+    let archive = home.home().join("s1.tar.gz");
+    copy.run(&other, &["import", &archive.to_string_lossy()])
+        .ok();
+    assert_eq!(pulled(&copy, "s1", "2026-05-01T12:03:03Z"), late(1..=3));
+}
+
 #[test]
 fn a_named_checkpoint_survives_gc() {
     let backend = Backend::file();
