@@ -21,7 +21,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, segments};
 use crate::model::{
-    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
+    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
@@ -400,17 +400,13 @@ async fn prepare_up_to_date(
     if !is_current || !stays_in_project(context, id, options, &ledger)? {
         return Ok(None);
     }
-    let is_intact = ledger.files.iter().all(|(path, cursor)| {
-        holds_uploaded_bytes(&*context.directory, path, cursor).unwrap_or(false)
-    });
-    if !is_intact {
-        return Ok(None);
+    let mut files = Vec::new();
+    for (path, cursor) in &ledger.files {
+        match intact_file(&*context.directory, path, cursor) {
+            Ok(Some(stat)) => files.push(FilePlan::kept(path, cursor, &stat)),
+            Ok(None) | Err(_) => return Ok(None),
+        }
     }
-    let files = ledger
-        .files
-        .iter()
-        .map(|(path, cursor)| FilePlan::kept(path, cursor))
-        .collect();
     let report = RestoreReport {
         seq: head,
         head,
@@ -462,23 +458,23 @@ fn stays_in_project(
     Ok(true)
 }
 
-/// Whether a local file still holds the bytes that were uploaded: a power failure can cut its end.
-fn holds_uploaded_bytes(
+/// The metadata of a local file that still holds the bytes that were uploaded: a power failure can
+/// cut its end.
+fn intact_file(
     directory: &dyn Directory,
     path: &RelPath,
     cursor: &FileCursor,
-) -> std::io::Result<bool> {
+) -> std::io::Result<Option<FileStat>> {
     let Some(file) = directory.open(path)? else {
-        return Ok(false);
+        return Ok(None);
     };
     let stat = file.stat()?;
-    if stat == cursor.stat {
-        return Ok(true);
-    }
-    match cursor.kind {
-        FileKind::Append => Ok(FileCursor::read(&*file, cursor.kind, cursor.len)?
-            .is_some_and(|current| current.hash == cursor.hash)),
+    let is_intact = match cursor.kind {
+        _ if stat == cursor.stat => true,
+        FileKind::Append => FileCursor::read(&*file, cursor.kind, cursor.len)?
+            .is_some_and(|current| current.hash == cursor.hash),
         // The agent may have replaced it since, but not with an empty file.
-        FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
-    }
+        FileKind::Whole => stat.size > 0 || cursor.len == 0,
+    };
+    Ok(is_intact.then_some(stat))
 }
