@@ -72,6 +72,10 @@ const UPSERT_CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, sess
 
 const DELETE_OLD_CHECKPOINTS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
+/// Sets the bytes of the entries before a reset to 0: they no longer belong to the session.
+const CLEAR_RAW_BYTES: &str = "UPDATE entries SET raw_bytes = 0 \
+     WHERE namespace = $1 AND agent = $2 AND session = $3 AND branch = '' AND seq < $4 AND raw_bytes > 0";
+
 /// Deletes the rows that are derived from the entries of a log.
 const DELETE_CONTENT: [&str; 4] = [
     "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
@@ -133,7 +137,7 @@ pub(super) async fn record(
     if header.resets_log() || header.kind == EntryKind::Snapshot {
         totals = RunningTotals::default();
         (before.raw_bytes, before.stored_bytes) = (0, 0);
-        delete_content(transaction, &record.log).await?;
+        delete_content(transaction, record).await?;
     }
     if header.kind == EntryKind::Purge {
         metadata::clear(transaction, &record.log).await?;
@@ -213,8 +217,11 @@ async fn insert_entry(
 }
 
 /// Deletes the rows that are derived from the earlier entries of a log.
-async fn delete_content(transaction: &mut AnyConnection, log: &LogId) -> Result<(), SqlError> {
-    let (namespace, agent, id) = log_columns(log);
+async fn delete_content(
+    transaction: &mut AnyConnection,
+    record: &EntryRecord,
+) -> Result<(), SqlError> {
+    let (namespace, agent, id) = log_columns(&record.log);
     for sql in DELETE_CONTENT {
         sqlx::query(sql)
             .bind(namespace)
@@ -223,6 +230,13 @@ async fn delete_content(transaction: &mut AnyConnection, log: &LogId) -> Result<
             .execute(&mut *transaction)
             .await?;
     }
+    sqlx::query(CLEAR_RAW_BYTES)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(to_bigint("sequence number", record.header.seq)?)
+        .execute(transaction)
+        .await?;
     Ok(())
 }
 
