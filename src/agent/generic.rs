@@ -131,6 +131,10 @@ impl Profile for Generic {
         false
     }
 
+    fn knows_transcripts(&self) -> bool {
+        false
+    }
+
     fn has_messages(&self, _path: &RelPath) -> bool {
         false
     }

@@ -78,6 +78,11 @@ pub trait Profile: Send + Sync + 'static {
     /// Whether a file is the transcript of a session, and not of a sub-agent. A session has one.
     fn is_transcript(&self, path: &RelPath) -> bool;
 
+    /// Whether the profile knows which file is the transcript of a session.
+    fn knows_transcripts(&self) -> bool {
+        true
+    }
+
     /// Whether a file is parsed: a transcript of a session or of a sub-agent.
     fn has_messages(&self, path: &RelPath) -> bool;
 

@@ -14,8 +14,12 @@ const MAX_INPUT_LEN: usize = 200;
 
 /// Prints a restored session.
 pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
+    let kept = match report.count(FileAction::Keep) {
+        0 => "0 kept".to_owned(),
+        count => format!("{count} kept ({})", print::bytes(report.kept_bytes())),
+    };
     print::line(format_args!(
-        "{} {} at entry {}: {} written ({}), {} kept, in {}",
+        "{} {} at entry {}: {} written ({}), {kept}, in {}",
         if report.dry_run {
             "would restore"
         } else {
@@ -25,9 +29,23 @@ pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
         report.seq,
         print::plural(report.written(), "file", "files"),
         print::bytes(report.bytes),
-        report.count(FileAction::Keep),
         root.display()
     ))?;
+    // A session from a variable has no log.
+    if report.count(FileAction::Keep) > 0 && report.seq > 0 {
+        let lag = match report.lag_bytes {
+            0 => String::new(),
+            bytes => format!(
+                "; {} of kept files are not in the log yet",
+                print::bytes(bytes)
+            ),
+        };
+        print::line(format_args!(
+            "  the log holds {} ({}){lag}",
+            print::plural(report.log_files(), "file", "files"),
+            print::bytes(report.log_bytes)
+        ))?;
+    }
     if report.dry_run {
         for file in &report.files {
             let action = format!("{:?}", file.action).to_lowercase();

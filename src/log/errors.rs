@@ -24,6 +24,14 @@ pub fn removed(id: &LogId, by: EntryKind) -> Error {
     ))
 }
 
+/// The hint for a damaged log whose undamaged part holds no transcript.
+pub fn history_hint(id: &LogId) -> String {
+    format!(
+        "run \"sessiond restore {} --fallback history\" to write the readable messages as text",
+        id.name
+    )
+}
+
 /// Checks that a log exists and that it reaches the point it was read up to.
 pub fn check_point<S>(id: &LogId, at: LogPoint, read: &ReadOutcome<S>) -> Result<()> {
     if read.head == 0 {

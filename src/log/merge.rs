@@ -27,6 +27,7 @@ pub struct Merger {
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
     last: Option<Last>,
+    written_at: Option<Timestamp>,
     entries: u64,
     raw_bytes: u64,
     stored_bytes: u64,
@@ -124,6 +125,7 @@ impl Merger {
             first_seq: if self.starts_log { 1 } else { first_seq },
             digest: last.digest,
             first_at: first.at,
+            written_at: self.written_at,
             entries: self.entries,
             raw_bytes: self.raw_bytes,
             stored_bytes: self.stored_bytes,
@@ -201,6 +203,7 @@ impl EntrySink for Merger {
             prev_digest: header.prev_digest,
             at: covers.map_or(header.at, |covers| covers.first_at),
         });
+        self.written_at = self.written_at.max(header.written_at());
         self.entries += covers.map_or(1, |covers| covers.entries);
         self.raw_bytes += covers.map_or(header.body_len(), |covers| covers.raw_bytes);
         self.stored_bytes += covers.map_or(entry.stored_bytes, |covers| covers.stored_bytes);

@@ -171,9 +171,14 @@ impl<T> PerTranscript<T> {
 
     /// See `TranscriptVisitor::truncate`.
     pub fn truncate(&mut self, path: &RelPath, from: u64) {
-        if let Some(items) = self.0.get_mut(path) {
-            items.retain(|(end, _)| *end <= from && from > 0);
+        let Some(items) = self.0.get_mut(path) else {
+            return;
+        };
+        if from == 0 {
+            items.clear();
         }
+        // The items are in order, so only the discarded ones are visited.
+        while items.pop_if(|(end, _)| *end > from).is_some() {}
     }
 
     /// See `TranscriptVisitor::rename`.

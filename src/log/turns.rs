@@ -23,9 +23,9 @@ pub struct TurnEvents(PerTranscript<TurnEvent>);
 impl TurnEvents {
     /// The state that the events lead to.
     pub fn tracker(&self) -> TurnTracker {
-        let events: Vec<TurnEvent> = self.0.iter().map(|(_, event)| event.clone()).collect();
+        let events = self.0.iter().map(|(_, event)| event);
         let mut turns = TurnTracker::default();
-        turns.apply(&events, &BTreeMap::new());
+        turns.apply_each(events, &BTreeMap::new(), drop);
         turns
     }
 }

@@ -81,8 +81,16 @@ pub async fn pull(
                 Some(branch) => Some(complete_writer(parts, id, branch).await?),
                 None => None,
             };
+            let point = match (&point, &branch) {
+                // A branch has its own entries, and no checkpoints of the main log.
+                (PointSpec::Log(at), Some(_)) => ResolvedPoint {
+                    at: *at,
+                    checkpoint: None,
+                },
+                _ => point::resolve(&parts.logs, id, &point).await?,
+            };
             let options = Options {
-                point: point::resolve(&parts.logs, id, &point).await?,
+                point,
                 branch,
                 repair,
                 ..Options::default()

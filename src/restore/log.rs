@@ -20,7 +20,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, race, segments};
 use crate::model::{
-    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
+    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
@@ -170,7 +170,8 @@ async fn check_branch(context: &RestoreContext, id: &LogId, writer: &WriterId) -
     )))
 }
 
-/// Reads the log up to the point; with `salvage`, up to the last undamaged entry.
+/// Reads the log up to the point; with `salvage`, up to the last undamaged entry. An undamaged part
+/// that the agent cannot resume is not restored: a claim would hide the damage after it.
 async fn read_point<'a>(
     context: &RestoreContext,
     id: &LogId,
@@ -178,6 +179,7 @@ async fn read_point<'a>(
     assembler: &mut (impl FnMut() -> FileAssembler<'a> + Send),
 ) -> Result<ReadOutcome<FileAssembler<'a>>> {
     let mut at = options.point.at;
+    let mut salvaged: Option<Error> = None;
     loop {
         let read_options = ReadOptions {
             at,
@@ -188,19 +190,44 @@ async fn read_point<'a>(
             .logs
             .read_log(id, read_options, &mut *assembler)
             .await?;
-        match read.damage.take() {
-            None => return Ok(read),
-            Some(error) if options.salvage && read.seq > 0 => {
-                tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
-                at = LogPoint::Seq(read.seq);
+        let error = match (read.damage.take(), salvaged.take()) {
+            (None, Some(error)) if !is_resumable(context, id, &read) => {
+                return Err(with_damage_hint(context, id, &read, error));
             }
-            Some(error) => return Err(with_damage_hint(id, &read, error)),
+            (None, _) => return Ok(read),
+            (Some(_), Some(first)) => first,
+            (Some(error), None) => error,
+        };
+        if !options.salvage || read.seq == 0 {
+            return Err(with_damage_hint(context, id, &read, error));
         }
+        tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
+        at = LogPoint::Seq(read.seq);
+        salvaged = Some(error);
     }
 }
 
+/// Whether the agent can resume what was read: it holds the session's transcript.
+fn is_resumable(
+    context: &RestoreContext,
+    id: &LogId,
+    read: &ReadOutcome<FileAssembler<'_>>,
+) -> bool {
+    let files = &read.sink.state.files;
+    let mut files = files.iter().filter(|(_, file)| file.len > 0);
+    if id.name.is_project() || !context.profile.knows_transcripts() {
+        return files.next().is_some();
+    }
+    files.any(|(path, _)| context.profile.is_transcript(path))
+}
+
 /// Adds the other damage that was found, and what the user can do.
-fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error {
+fn with_damage_hint(
+    context: &RestoreContext,
+    id: &LogId,
+    read: &ReadOutcome<FileAssembler<'_>>,
+    error: Error,
+) -> Error {
     let hint = error.hint_text().map(str::to_owned);
     let error = match read.redundant_damage.as_slice() {
         [] => error,
@@ -208,6 +235,7 @@ fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
         0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        _ if !is_resumable(context, id, read) => errors::history_hint(id),
         seq => format!(
             "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
             id.name, read.head
@@ -373,17 +401,13 @@ async fn prepare_up_to_date(
     if !is_current || !stays_in_project(context, id, options, &ledger)? {
         return Ok(None);
     }
-    let is_undamaged = ledger.files.iter().all(|(path, cursor)| {
-        holds_uploaded_bytes(&*context.directory, path, cursor).unwrap_or(false)
-    });
-    if !is_undamaged {
-        return Ok(None);
+    let mut files = Vec::new();
+    for (path, cursor) in &ledger.files {
+        match unchanged_file(&*context.directory, path, cursor) {
+            Ok(Some(stat)) => files.push(FilePlan::kept(path, cursor, &stat)),
+            Ok(None) | Err(_) => return Ok(None),
+        }
     }
-    let files = ledger
-        .files
-        .iter()
-        .map(|(path, cursor)| FilePlan::kept(path, cursor))
-        .collect();
     let report = RestoreReport {
         seq: head,
         head,
@@ -435,23 +459,23 @@ fn stays_in_project(
     Ok(true)
 }
 
-/// Whether a local file still holds the bytes that were uploaded: a power failure can cut its end.
-fn holds_uploaded_bytes(
+/// The metadata of a local file that still holds the bytes that were uploaded: a power failure can
+/// cut its end.
+fn unchanged_file(
     directory: &dyn Directory,
     path: &RelPath,
     cursor: &FileCursor,
-) -> std::io::Result<bool> {
+) -> std::io::Result<Option<FileStat>> {
     let Some(file) = directory.open(path)? else {
-        return Ok(false);
+        return Ok(None);
     };
     let stat = file.stat()?;
-    if stat == cursor.stat {
-        return Ok(true);
-    }
-    match cursor.kind {
-        FileKind::Append => Ok(FileCursor::read(&*file, cursor.kind, cursor.len)?
-            .is_some_and(|current| current.hash == cursor.hash)),
+    let is_unchanged = match cursor.kind {
+        _ if stat == cursor.stat => true,
+        FileKind::Append => FileCursor::read(&*file, cursor.kind, cursor.len)?
+            .is_some_and(|current| current.hash == cursor.hash),
         // The agent may have replaced it since, but not with an empty file.
-        FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
-    }
+        FileKind::Whole => stat.size > 0 || cursor.len == 0,
+    };
+    Ok(is_unchanged.then_some(stat))
 }

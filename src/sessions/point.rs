@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
+
 use crate::agent::Profile;
 use crate::codec::pin::NamedCheckpoint;
 use crate::error::{Error, Result};
@@ -30,10 +32,19 @@ pub async fn resolve_in(
 ) -> Result<ResolvedPoint> {
     let checkpoint = match point {
         PointSpec::Log(at) => {
-            return Ok(ResolvedPoint {
-                at: *at,
-                checkpoint: None,
-            });
+            let checkpoint = match at {
+                LogPoint::Time(time) => checkpoint_by_time(logs, id, *time).await?,
+                LogPoint::Latest | LogPoint::Seq(_) => None,
+            };
+            match checkpoint {
+                Some(checkpoint) => checkpoint,
+                None => {
+                    return Ok(ResolvedPoint {
+                        at: *at,
+                        checkpoint: None,
+                    });
+                }
+            }
         }
         PointSpec::Name(name) => match logs.named_checkpoint(id, name).await? {
             Some(named) => named.checkpoint,
@@ -69,6 +80,48 @@ pub async fn resolve_in(
         at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
         checkpoint: Some(checkpoint),
     })
+}
+
+/// The checkpoint that a time selects; none if the time selects a whole entry.
+///
+/// A checkpoint has the time of its last message, and an entry has the time of its upload, which is
+/// later: much later in an imported session. A time that is listed for a checkpoint selects that
+/// checkpoint. Any other time selects the last checkpoint or entry before it, whichever is later.
+async fn checkpoint_by_time(
+    logs: &Logs,
+    id: &LogId,
+    time: Timestamp,
+) -> Result<Option<Checkpoint>> {
+    let (state, damage) = read_state(logs, id).await?;
+    let named = logs.named_checkpoints(id).await?;
+    let named = named.into_iter().map(|named| named.checkpoint);
+    let mut checkpoints: Vec<Checkpoint> = state.checkpoints.into_iter().chain(named).collect();
+    checkpoints.sort_by_key(|checkpoint| (checkpoint.at, checkpoint.number));
+    if let Some(listed) = checkpoints
+        .iter()
+        .rfind(|checkpoint| is_listed_as(checkpoint.at, time))
+    {
+        return Ok(Some(listed.clone()));
+    }
+    let before = checkpoints
+        .into_iter()
+        .rfind(|checkpoint| checkpoint.at < time);
+    // In a damaged log there may be later checkpoints that cannot be read.
+    let (Some(before), None) = (before, damage) else {
+        return Ok(None);
+    };
+    let options = ReadOptions {
+        at: LogPoint::Time(time),
+        ..ReadOptions::default()
+    };
+    let read = logs.read_log(id, options, LogState::default).await?;
+    let is_later = read.damage.is_none() && before.seq.is_some_and(|seq| seq > read.seq);
+    Ok(is_later.then_some(before))
+}
+
+/// Whether `time` is the time `at` as a list shows it: exact in JSON, in seconds in a table.
+fn is_listed_as(at: Timestamp, time: Timestamp) -> bool {
+    at == time || time.subsec_nanosecond() == 0 && at.as_second() == time.as_second()
 }
 
 /// The checkpoints of a session.

@@ -242,6 +242,29 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     );
 }
 
+#[test]
+fn an_undamaged_part_without_a_transcript_is_not_restored_and_not_claimed() {
+    let backend = stored();
+    // The claim before it is undamaged, but holds no file.
+    damage(&backend, 2);
+    let home = TempHome::new();
+    restore(&backend, &home, &["--salvage"]).fails(6, "000000000002.gz", "--fallback history");
+    let text = stderr_of(&restore(
+        &backend,
+        &home,
+        &["--salvage", "--fallback", "history"],
+    ));
+    assert!(text.contains("All done: a.txt has 2 lines."), "{text}");
+    assert!(
+        is_unchanged(&home) && !entry(&backend, ENTRIES + 2).exists(),
+        "something was restored or claimed"
+    );
+    // The damage is still reported afterwards.
+    restore(&backend, &TempHome::new(), &[]).fails(6, "000000000002.gz", "--fallback history");
+    let verified = backend.run(&home, &["verify", TOOLS]);
+    verified.fails(6, "damaged", "--fallback history");
+}
+
 on_each_backend!(a_session_of_a_newer_agent_is_rejected_or_written_as_history);
 fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend) {
     let backend = stored_in(backend);

@@ -307,7 +307,7 @@ proptest! {
         });
         let first = header(state.seq, None, Some(0), "w");
         let (digest, began) = (state.digest.unwrap(), first.at);
-        let covers = CoveredRange { first_seq: 1, digest, first_at: began, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
+        let covers = CoveredRange { first_seq: 1, digest, first_at: began, written_at: None, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
         let snapshot = EntryHeader { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
         let mut again = LogState::default();
         let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };

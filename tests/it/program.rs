@@ -495,6 +495,103 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
     assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
 }
 
+on_each_backend!(a_restore_does_not_change_which_session_is_the_latest);
+fn a_restore_does_not_change_which_session_is_the_latest(mut backend: Backend) {
+    let home = TempHome::new();
+    for session in ["older", "newer"] {
+        append(&transcript(&home, session), LINE);
+        backend
+            .run(&home, &["run", "--request-id", "job", "--", "true"])
+            .ok();
+    }
+    let times = |backend: &Backend| {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        let time = |row: &serde_json::Value| (row["id"].clone(), row["updated"].clone());
+        rows.iter().map(time).collect::<Vec<_>>()
+    };
+    let before = times(&backend);
+    assert_eq!(before[0].0, "newer");
+    // A restore claims the session, and a daemon with nothing to upload claims it again.
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "older"]).ok();
+    let third = TempHome::new();
+    backend
+        .run(&third, &["run", "--session", "older", "--", "true"])
+        .ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    let latest = |backend: &Backend| {
+        for arguments in [&["--latest"][..], &["--request", "job"]] {
+            let restored = backend.run(
+                &TempHome::new(),
+                &[&["restore", "--json", "--dry-run"], arguments].concat(),
+            );
+            assert_eq!(restored.ok().json()[0]["session"], "newer", "{arguments:?}");
+        }
+    };
+    latest(&backend);
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    // The store alone gives the same answer.
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    latest(&backend);
+}
+
+#[test]
+fn a_restore_on_its_own_volume_reports_what_the_log_holds() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    append(&transcript(&home, "s1"), LINE);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    // The agent wrote another line, and no sessiond was running.
+    append(&transcript(&home, "s1"), LINE);
+    let stored = LINE.len() as u64;
+    let report = backend.run(&home, &["restore", "s1", "--json"]).ok().json()[0].clone();
+    assert_eq!(
+        (&report["log_bytes"], &report["lag_bytes"], &report["bytes"]),
+        (&stored.into(), &stored.into(), &0.into()),
+        "{report}"
+    );
+    let file = &report["files"][0];
+    assert_eq!(
+        (&file["action"], &file["log_bytes"], &file["bytes"]),
+        (&"keep".into(), &stored.into(), &(2 * stored).into()),
+        "{report}"
+    );
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    let expected = format!(
+        "0 files written (0 B), 1 kept ({} B), in {}\n  the log holds 1 file ({stored} B); {stored} B of kept files are not in the log yet\n",
+        2 * stored,
+        home.home().join(".claude").display()
+    );
+    assert!(said.contains(&expected), "{said}");
+    // The same without a ledger, where the files are compared with the log.
+    std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(said.contains(&expected), "{said}");
+    // A partial line that only the disk has is not in the log.
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), "{\"half");
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.kill();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(
+        !said.contains("partial line")
+            && said.contains("; 6 B of kept files are not in the log yet"),
+        "{said}"
+    );
+    append(&transcript(&home, "s1"), "\"}\n");
+    // Once everything is uploaded, only the total is left to say.
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(
+        said.contains(&format!(
+            "\n  the log holds 1 file ({} B)\n",
+            2 * stored + 9
+        )),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_local_file_that_differs_is_never_overwritten() {
     let backend = Backend::file();

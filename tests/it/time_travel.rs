@@ -297,6 +297,136 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     );
 }
 
+on_each_backend!(the_listed_time_of_a_checkpoint_finds_that_checkpoint);
+fn the_listed_time_of_a_checkpoint_finds_that_checkpoint(backend: Backend) {
+    let home = TempHome::new();
+    // All turns arrive in two entries, long after they ended: an import, or a late upload.
+    let late = |numbers: std::ops::RangeInclusive<u64>| {
+        whole_turns("s1", numbers).replace(":03.000Z", ":03.456Z")
+    };
+    stream(&backend, &home, "s1", &[late(1..=2), late(3..=4)]);
+    let listed = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    let table = backend.run(&home, &["checkpoints", "s1"]).ok().out();
+    for number in 1..=4 {
+        let exact = listed["checkpoints"][number as usize - 1]["at"]
+            .as_str()
+            .unwrap();
+        let seconds = format!("2026-05-01T12:{number:02}:03Z");
+        assert!(table.contains(&seconds), "{table}");
+        for time in [exact, &seconds, &format!("2026-05-01T12:{number:02}:50Z")] {
+            assert_eq!(pulled(&backend, "s1", time), late(1..=number), "{time}");
+        }
+    }
+    let seen = backend
+        .run(&home, &["inspect", "s1@2026-05-01T12:02:03Z", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (&seen["turn"], &seen["checkpoint"]["number"]),
+        (&2.into(), &2.into())
+    );
+    // A time after the last entry is the end; one before the first turn is no point.
+    assert_eq!(pulled(&backend, "s1", "2099-01-01"), late(1..=4));
+    let early = ["restore", "s1", "--at", "2026-05-01T12:00:00Z"];
+    backend.run(&TempHome::new(), &early).fails(3, "", "");
+
+    // A session that was imported keeps its times.
+    backend
+        .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+        .ok();
+    let (copy, other) = (Backend::file(), TempHome::new());
+    let archive = home.home().join("s1.tar.gz");
+    copy.run(&other, &["import", &archive.to_string_lossy()])
+        .ok();
+    assert_eq!(pulled(&copy, "s1", "2026-05-01T12:03:03Z"), late(1..=3));
+}
+
+on_each_backend!(the_days_add_up_to_the_total);
+fn the_days_add_up_to_the_total(mut backend: Backend) {
+    let home = TempHome::new();
+    let config = home.path().join("prices.toml");
+    std::fs::write(&config, "[prices]\nopus = { input = 3.3, output = 1.1 }\n").unwrap();
+    backend.set("SESSIOND_CONFIG", config.to_string_lossy());
+    let on_day =
+        |day: u32, lines: String| lines.replace("2026-05-01T", &format!("2026-05-{day:02}T"));
+    let reported = "{\"type\":\"cost-state\",\"totalCostUSD\":1.000001}\n".to_owned();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[
+            whole_turns("s1", 1..=3),
+            on_day(2, whole_turns("s1", 4..=4)),
+            on_day(3, whole_turns("s1", 5..=5)),
+            reported,
+        ],
+    );
+    // A rollback rewinds turns, and the conversation continues on another day.
+    stream(
+        &backend,
+        &home,
+        "s2",
+        &[
+            whole_turns("s2", 1..=2),
+            on_day(2, whole_turns("s2", 3..=4)),
+        ],
+    );
+    let other = TempHome::new();
+    backend
+        .run(&other, &["restore", "s2", "--at", "turn:2"])
+        .ok();
+    stream(
+        &backend,
+        &other,
+        "s2",
+        &[on_day(4, whole_turns("s2", 5..=5))],
+    );
+    // A fork starts with turns of its origin; another session has no messages at all.
+    backend
+        .run(&home, &["fork", "s1", "--at", "turn:4", "--id", "fork"])
+        .ok();
+    stream(&backend, &home, "empty", &["{\"n\":1}\n".to_owned()]);
+    for range in [&[][..], &["--since", "2026-05-02", "--until", "2026-05-03"]] {
+        let stats = backend
+            .run(
+                &home,
+                &[&["stats", "--by", "day", "--json"], range].concat(),
+            )
+            .ok()
+            .json();
+        let column = |row: &Value, name: &str| match name {
+            // In millionths of a dollar.
+            "/cost_usd" => (row.pointer(name).unwrap().as_f64().unwrap() * 1e6).round() as u64,
+            _ => row.pointer(name).unwrap().as_u64().unwrap(),
+        };
+        for name in [
+            "/sessions",
+            "/messages",
+            "/turns",
+            "/tokens/input",
+            "/tokens/output",
+            "/cost_usd",
+            "/raw_bytes",
+        ] {
+            let rows = stats["rows"].as_array().unwrap().iter();
+            assert_eq!(
+                rows.map(|row| column(row, name)).sum::<u64>(),
+                column(&stats["total"], name),
+                "{name} of {range:?}: {stats:#}"
+            );
+        }
+    }
+    let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+    assert_eq!(
+        (&stats["total"]["sessions"], &stats["total"]["turns"]),
+        (&4.into(), &(5 + 3 + 4).into()),
+        "{stats:#}"
+    );
+}
+
 #[test]
 fn a_named_checkpoint_survives_gc() {
     let backend = Backend::file();

@@ -82,7 +82,11 @@ impl Rows {
                 .map(|(_, metadata)| metadata.labels.clone())
                 .unwrap_or_default(),
             created: first.header.at,
-            updated: last.header.at,
+            updated: rows
+                .values()
+                .filter_map(|row| row.header.written_at())
+                .max()
+                .unwrap_or(first.header.at),
             head: last.header.seq,
             writer: last.header.writer.to_string(),
             raw_bytes: rows.values().map(|row| row.header.body_len()).sum(),
