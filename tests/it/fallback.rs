@@ -249,7 +249,7 @@ fn an_undamaged_part_without_a_transcript_is_not_restored_and_not_claimed() {
     damage(&backend, 2);
     let home = TempHome::new();
     restore(&backend, &home, &["--salvage"]).fails(6, "000000000002.gz", "--fallback history");
-    let text = stderr_of(&restore(
+    let text = history_file(&restore(
         &backend,
         &home,
         &["--salvage", "--fallback", "history"],
