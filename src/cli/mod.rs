@@ -1,7 +1,6 @@
 //! The command line. A command's file parses its arguments, calls the library once and prints the
 //! result.
 
-pub mod agent_version;
 pub mod checkpoints;
 pub mod complete;
 pub mod config;

@@ -242,7 +242,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     );
     let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
     assert_eq!(
-        (&seen["turn"], &seen["is_turn_open"]),
+        (&seen["turn"], &seen["turn_open"]),
         (&1.into(), &true.into()),
         "{seen}"
     );
@@ -257,7 +257,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     assert_eq!(
         (
             &seen["sub_agents"][0]["id"],
-            &seen["sub_agents"][0]["is_active"]
+            &seen["sub_agents"][0]["active"]
         ),
         (&"a1".into(), &true.into())
     );
@@ -266,7 +266,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         .ok()
         .json();
     assert_eq!(
-        (&seen["pending_calls"], &seen["is_turn_open"]),
+        (&seen["pending_calls"], &seen["turn_open"]),
         (&serde_json::json!([]), &false.into()),
         "{seen}"
     );

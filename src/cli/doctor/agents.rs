@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::{DoctorReport, Grade};
 use crate::agent::Profile;
-use crate::cli::agent_version::installed_version;
+use crate::sys::program_version::installed_version;
 use crate::wire::{self, Parts};
 
 /// Checks each agent that has a profile.

@@ -1,4 +1,4 @@
-//! The version of an agent that is installed on this machine.
+//! The version of a program that is installed on this machine.
 
 use std::io::Read;
 use std::path::Path;
