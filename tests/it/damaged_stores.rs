@@ -123,17 +123,17 @@ fn verify_report(fixture: &Fixture) -> String {
 fn difference(recorded: &str, now: &str) -> String {
     let (recorded, now): (Vec<&str>, Vec<&str>) =
         (recorded.lines().collect(), now.lines().collect());
-    let mut told = String::new();
+    let mut report = String::new();
     for at in 0..recorded.len().max(now.len()) {
         let (old, new) = (recorded.get(at), now.get(at));
         if old != new {
             old.into_iter()
-                .for_each(|line| writeln!(told, "  {:>3} - {line}", at + 1).unwrap());
+                .for_each(|line| writeln!(report, "  {:>3} - {line}", at + 1).unwrap());
             new.into_iter()
-                .for_each(|line| writeln!(told, "  {:>3} + {line}", at + 1).unwrap());
+                .for_each(|line| writeln!(report, "  {:>3} + {line}", at + 1).unwrap());
         }
     }
-    told
+    report
 }
 
 slow!(each_damaged_store_gets_its_recorded_verify_report);

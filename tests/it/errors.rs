@@ -31,7 +31,7 @@ struct Step {
     command: String,
     /// The command as in the file.
     typed: Vec<String>,
-    said: Vec<String>,
+    output: Vec<String>,
     /// The text before the next command.
     prose: Vec<String>,
 }
@@ -45,17 +45,17 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
             steps.push(Step {
                 command: command.to_owned(),
                 typed: vec![line.to_owned()],
-                said: Vec::new(),
+                output: Vec::new(),
                 prose: Vec::new(),
             });
         } else if let Some(step) = steps.last_mut() {
             match line.strip_prefix("    > ") {
-                Some(more) if step.said.is_empty() => {
+                Some(more) if step.output.is_empty() => {
                     write!(step.command, "\n{more}").unwrap();
                     step.typed.push(line.to_owned());
                 }
                 _ if step.prose.is_empty() && (line.is_empty() || line.starts_with("    ")) => {
-                    step.said.push(line.to_owned())
+                    step.output.push(line.to_owned())
                 }
                 _ => step.prose.push(line.to_owned()),
             }
@@ -66,11 +66,11 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
     for step in &mut steps {
         // An empty line after the output is not part of it.
         let end = step
-            .said
+            .output
             .iter()
             .rposition(|line| !line.is_empty())
             .map_or(0, |last| last + 1);
-        let empty: Vec<String> = step.said.drain(end..).collect();
+        let empty: Vec<String> = step.output.drain(end..).collect();
         step.prose.splice(0..0, empty);
     }
     (title, steps)
@@ -78,8 +78,8 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
 
 /// Runs the commands in one shell. Returns the output and the exit code of each.
 fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<Vec<String>> {
-    let said = home.path().join("said");
-    std::fs::create_dir(&said).unwrap();
+    let outputs = home.path().join("outputs");
+    std::fs::create_dir(&outputs).unwrap();
     // Tests run concurrently, and there is one default port.
     write(
         &home.home().join(".config/sessiond/config.toml"),
@@ -87,7 +87,7 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
     );
     let mut script = "set -o pipefail\ntrap 'kill -9 $(jobs -p) 2> /dev/null' EXIT\n".to_owned();
     for (at, step) in steps.iter().enumerate() {
-        let file = said.join(at.to_string());
+        let file = outputs.join(at.to_string());
         writeln!(
             script,
             "{{\n{}\n}} > {file} 2>&1 < /dev/null; echo $? > {file}.code",
@@ -107,8 +107,8 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
         "the shell says: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let told = |at: usize| -> Vec<String> {
-        let file = said.join(at.to_string());
+    let read_output = |at: usize| -> Vec<String> {
+        let file = outputs.join(at.to_string());
         let code = std::fs::read_to_string(file.with_extension("code"))
             .unwrap_or_else(|_| panic!("never came to {}", steps[at].command));
         let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
@@ -123,7 +123,7 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
             .map(|line| format!("    {line}").trim_end().to_owned())
             .collect()
     };
-    (0..steps.len()).map(told).collect()
+    (0..steps.len()).map(read_output).collect()
 }
 
 /// Replaces what differs between runs: directories, servers, times and random names.
@@ -155,13 +155,13 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     let (title, steps) = read(&std::fs::read_to_string(&path).unwrap());
     let now = run(&steps, home, environment);
     if is_update() {
-        let said = steps
+        let output = steps
             .iter()
             .zip(&now)
-            .flat_map(|(step, said)| step.typed.iter().chain(said).chain(&step.prose));
+            .flat_map(|(step, output)| step.typed.iter().chain(output).chain(&step.prose));
         let text: String = title
             .iter()
-            .chain(said)
+            .chain(output)
             .map(|line| format!("{line}\n"))
             .collect();
         return std::fs::write(&path, text).unwrap();
@@ -170,10 +170,10 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     for (step, now) in steps
         .iter()
         .zip(&now)
-        .filter(|(step, now)| step.said != **now)
+        .filter(|(step, now)| step.output != **now)
     {
         writeln!(wrong, "$ {}", step.command).unwrap();
-        step.said
+        step.output
             .iter()
             .for_each(|line| writeln!(wrong, "  -{line}").unwrap());
         now.iter()
@@ -181,7 +181,7 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     }
     assert!(
         wrong.is_empty(),
-        "{name}.md: something else is said:\n{wrong}{UPDATE_HINT}"
+        "{name}.md: the output differs:\n{wrong}{UPDATE_HINT}"
     );
 }
 

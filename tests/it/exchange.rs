@@ -378,10 +378,10 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
         crate::support::backend::Ran(command.output().unwrap())
     };
     let there = TempHome::new();
-    let said = from_env(&there, "s1", &blob, &[]).ok().out();
+    let output = from_env(&there, "s1", &blob, &[]).ok().out();
     assert!(
-        said.contains("resume with s1") && said.contains("partial line"),
-        "{said}"
+        output.contains("resume with s1") && output.contains("partial line"),
+        "{output}"
     );
     let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
     let (mut sent, got) = (files_below(&root), files_below(&copy));

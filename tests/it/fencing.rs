@@ -202,7 +202,7 @@ async fn run_random_operations(storage: &Storage, seed: u64) {
         let Some(ledger) = writer.ledger(&session) else {
             assert!(
                 writer.files().is_empty(),
-                "{what}: nothing is shipped without a ledger"
+                "{what}: nothing is uploaded without a ledger"
             );
             continue;
         };
@@ -363,7 +363,7 @@ async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(storage: Storage) 
     assert_eq!(
         raw_bytes(&storage).await,
         writer.files()[TRANSCRIPT].len() as u64,
-        "{}: bytes shipped twice",
+        "{}: bytes uploaded twice",
         storage.name
     );
     let numbers: Vec<u64> = storage
@@ -650,7 +650,7 @@ async fn a_restored_session_continues_and_a_restart_downloads_nothing(storage: S
     assert_eq!(
         raw_bytes(&storage).await,
         before + line("three").len() as u64,
-        "{}: shipped again",
+        "{}: uploaded again",
         storage.name
     );
 

@@ -69,14 +69,14 @@ fn hook_with(
     backend: &Backend,
     home: &TempHome,
     arguments: &[&str],
-    told: &[u8],
+    input_text: &[u8],
     change: impl FnOnce(&mut std::process::Command),
 ) -> (String, Duration) {
     let began = Instant::now();
     let mut child = spawn(backend, home, arguments, change);
     let mut input = child.stdin.take().unwrap();
     // It may have ended already.
-    let _ = input.write_all(told);
+    let _ = input.write_all(input_text);
     drop(input);
     let ran = Ran(child.wait_with_output().unwrap());
     let took = began.elapsed();
@@ -86,10 +86,15 @@ fn hook_with(
 }
 
 #[track_caller]
-fn hook(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> (String, Duration) {
-    let (said, took) = hook_with(backend, home, arguments, told.as_bytes(), |_| {});
-    assert!(said.lines().count() <= 1, "{said}");
-    (said, took)
+fn hook(
+    backend: &Backend,
+    home: &TempHome,
+    arguments: &[&str],
+    input_text: &str,
+) -> (String, Duration) {
+    let (stderr, took) = hook_with(backend, home, arguments, input_text.as_bytes(), |_| {});
+    assert!(stderr.lines().count() <= 1, "{stderr}");
+    (stderr, took)
 }
 
 /// A daemon that flushes only on request: the first change is uploaded immediately, and the next
@@ -122,9 +127,9 @@ fn the_stop_hook_makes_the_turn_durable(backend: Backend) {
     let home = TempHome::new();
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), lines().concat());
-    let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    let (stderr, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     daemon.kill();
-    assert_eq!(said, "", "{took:?}");
+    assert_eq!(stderr, "", "{took:?}");
     assert_eq!(
         stored(&backend),
         std::fs::read_to_string(transcript(&home)).unwrap()
@@ -143,7 +148,7 @@ fn the_hook_waits_for_the_last_message() {
             .unwrap(),
     );
     append(&transcript(&home), lines.concat());
-    let (said, took) = std::thread::scope(|scope| {
+    let (stderr, took) = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             append(&transcript(&home), &late[0]);
@@ -156,7 +161,7 @@ fn the_hook_waits_for_the_last_message() {
         )
     });
     daemon.kill();
-    assert!(said.contains("is durable at entry"), "{said}");
+    assert!(stderr.contains("is durable at entry"), "{stderr}");
     assert!(took >= Duration::from_millis(300), "{took:?}");
     assert!(stored(&backend).ends_with(&late[0]));
 }
@@ -166,20 +171,20 @@ fn a_missing_last_message_is_reported_and_the_rest_is_durable() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), lines()[..20].concat());
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "1s"],
         &event(&home, "09-Stop.json"),
     );
-    assert!(said.contains("without the last message"), "{said}");
+    assert!(stderr.contains("without the last message"), "{stderr}");
     assert!(
         took >= Duration::from_millis(400) && took < Duration::from_secs(4),
         "{took:?}"
     );
     // A compaction names a sub-agent whose transcript never exists: nothing to wait for.
-    let (said, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
-    assert_eq!(said, "");
+    let (stderr, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
+    assert_eq!(stderr, "");
     assert!(took < Duration::from_millis(3500), "{took:?}");
     daemon.kill();
     assert_eq!(
@@ -210,7 +215,7 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
         // The last messages of these turns are not in this transcript: the hook waits until its
         // deadline.
-        let (said, _) = hook(
+        let (stderr, _) = hook(
             &backend,
             &home,
             &["--deadline", "400ms"],
@@ -226,8 +231,8 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
         .any(|end| name.ends_with(end));
         assert_eq!(head() - before, u64::from(ends), "{name}");
         assert!(
-            said.is_empty() || said.contains("without the last message"),
-            "{name}: {said}"
+            stderr.is_empty() || stderr.contains("without the last message"),
+            "{name}: {stderr}"
         );
     }
     // With --after-tools also after a tool, whose result is not written yet.
@@ -275,8 +280,8 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     let daemon = backend.daemon(&home, &[]);
     append(&transcript(&home), lines().concat());
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
-        let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
-        assert!(said.contains("not durable after 1s"), "{said}");
+        let (stderr, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
+        assert!(stderr.contains("not durable after 1s"), "{stderr}");
         assert!(
             took >= Duration::from_secs(1) && took < Duration::from_secs(4),
             "{took:?}"
@@ -284,25 +289,25 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     }
     // A suspended daemon.
     daemon.signal(Signal::STOP);
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "500ms"],
         &event(&home, "09-Stop.json"),
     );
     assert!(
-        said.contains("not durable after 500ms") && took < Duration::from_millis(3500),
-        "{took:?}: {said}"
+        stderr.contains("not durable after 500ms") && took < Duration::from_millis(3500),
+        "{took:?}: {stderr}"
     );
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "500ms"],
         &event(&home, "01-SessionStart.json"),
     );
     assert!(
-        !said.is_empty() && took < Duration::from_millis(3500),
-        "{took:?}: {said}"
+        !stderr.is_empty() && took < Duration::from_millis(3500),
+        "{took:?}: {stderr}"
     );
     daemon.signal(Signal::CONT);
 }
@@ -312,8 +317,8 @@ fn the_hook_exits_at_once_without_a_daemon() {
     let (backend, home) = (Backend::file(), TempHome::new());
     append(&transcript(&home), lines().concat());
     let gone = |file: &str, word: &str| {
-        let (said, took) = hook(&backend, &home, &[], &event(&home, file));
-        assert!(said.contains(word), "{file}: {said}");
+        let (stderr, took) = hook(&backend, &home, &[], &event(&home, file));
+        assert!(stderr.contains(word), "{file}: {stderr}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     };
     gone("01-SessionStart.json", "no sessiond is running for");
@@ -323,7 +328,7 @@ fn the_hook_exits_at_once_without_a_daemon() {
     assert!(home.home().join(".claude/.sessiond/socket").exists());
     gone("09-Stop.json", "cannot make session");
     // Neither a root nor a home.
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &[],
@@ -332,7 +337,7 @@ fn the_hook_exits_at_once_without_a_daemon() {
             command.env_remove("HOME").env_remove("SESSIOND_ROOT");
         },
     );
-    assert!(!said.is_empty());
+    assert!(!stderr.is_empty());
 }
 
 #[test]
@@ -341,8 +346,8 @@ fn the_hook_reports_a_takeover() {
     let _daemon = slow_daemon(&backend, &home);
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), lines().concat());
-    let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-    assert!(said.contains("it is durable on branch"), "{said}");
+    let (stderr, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    assert!(stderr.contains("it is durable on branch"), "{stderr}");
 }
 
 #[test]
@@ -390,7 +395,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
     );
     assert_eq!(named(), before);
     let stop = event(&home, "10-SessionEnd.json");
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &["--checkpoint", "other"],
@@ -403,8 +408,8 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
         },
     );
     assert!(
-        said.contains("cannot create checkpoint other") && said.contains("elsewhere"),
-        "{said}"
+        stderr.contains("cannot create checkpoint other") && stderr.contains("elsewhere"),
+        "{stderr}"
     );
     assert_eq!(named(), before);
     assert!(
@@ -431,18 +436,18 @@ fn the_hook_never_stops_the_agent() {
         b"\xff\xfe\0\n",
         b"{\"hook_event_name\":\"Stop\"}\n",
     ] {
-        let (said, took) = hook_with(&backend, &home, &[], garbage, |_| {});
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let (stderr, took) = hook_with(&backend, &home, &[], garbage, |_| {});
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     }
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &[],
         b"{\"hook_event_name\":\"Tomorrow\",\n\"x\":[1]}",
         |_| {},
     );
-    assert_eq!(said, "", "an unknown event is nothing to us");
+    assert_eq!(stderr, "", "an unknown event is nothing to us");
     // Invalid arguments, variables and files: exit code 2 would make the agent continue its turn.
     let stop = event(&home, "09-Stop.json");
     for arguments in [

@@ -825,10 +825,10 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
         return;
     };
     let home = TempHome::new();
-    let heard = RequestRecorder::start();
+    let recorder = RequestRecorder::start();
     backend.set(
         "SESSIOND_HEARTBEAT_URL",
-        format!("http://{}/ping/{SECRET}?key={SECRET}", heard.address),
+        format!("http://{}/ping/{SECRET}?key={SECRET}", recorder.address),
     );
     let arguments = [
         "--heartbeat-interval",
@@ -841,8 +841,8 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
         "debug",
     ];
     let daemon = ObservedDaemon::daemon(&backend, &home, &arguments);
-    eventually("it beats", || heard.count() >= 2);
-    let head = heard.request_heads().remove(0);
+    eventually("it beats", || recorder.count() >= 2);
+    let head = recorder.request_heads().remove(0);
     assert!(
         head.starts_with(&format!("GET /ping/{SECRET}?key={SECRET} HTTP/1.1"))
             && head.contains("sessiond/"),
@@ -860,33 +860,35 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
             >= 1.0
     });
     // From then on none is sent while the outage lasts.
-    let before = heard.count();
+    let before = recorder.count();
     eventually("it is withheld again and again", || {
         daemon
             .metrics()
             .value("sessiond_heartbeats_total{result=\"withheld\"}")
             >= 4.0
     });
-    assert_eq!(heard.count(), before);
+    assert_eq!(recorder.count(), before);
     proxy.set(Mode::Pass);
-    eventually("it beats again", || heard.count() > before);
+    eventually("it beats again", || recorder.count() > before);
     assert_eq!(daemon.metrics().value("sessiond_lag_sum_bytes"), 0.0);
 
     // A server that rejects heartbeats is logged once.
-    heard.status.store(500, Ordering::SeqCst);
+    recorder.status.store(500, Ordering::SeqCst);
     eventually("it fails", || {
         daemon
             .metrics()
             .value("sessiond_heartbeats_total{result=\"failed\"}")
             >= 3.0
     });
-    heard.status.store(200, Ordering::SeqCst);
+    recorder.status.store(200, Ordering::SeqCst);
     let failed = daemon
         .metrics()
         .value("sessiond_heartbeats_total{result=\"failed\"}");
     let sent = |metrics: &Metrics| metrics.value("sessiond_heartbeats_total{result=\"sent\"}");
     let so_far = sent(&daemon.metrics());
-    eventually("it is heard again", || sent(&daemon.metrics()) > so_far);
+    eventually("heartbeats are accepted again", || {
+        sent(&daemon.metrics()) > so_far
+    });
     assert!(
         failed >= 3.0
             && daemon
@@ -927,7 +929,7 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
     }
     backend.set(
         "SESSIOND_HEARTBEAT_URL",
-        format!("http://{}", heard.address),
+        format!("http://{}", recorder.address),
     );
     backend
         .run(&home, &["daemon", "--heartbeat-interval", "0s"])
@@ -937,12 +939,12 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
 #[test]
 fn flushes_and_restores_are_exported_as_traces() {
     let mut backend = Backend::file();
-    let heard = RequestRecorder::start();
+    let recorder = RequestRecorder::start();
     stored(&backend);
     let home = TempHome::new();
     backend.set(
         "SESSIOND_OTLP_ENDPOINT",
-        format!("http://{}/otlp", heard.address),
+        format!("http://{}/otlp", recorder.address),
     );
     backend.set(
         "OTEL_EXPORTER_OTLP_HEADERS",
@@ -959,7 +961,7 @@ fn flushes_and_restores_are_exported_as_traces() {
     assert!(!log_text.contains(SECRET), "{log_text}");
     // Log lines do not carry the spans.
     assert!(!log_text.contains("restore{"), "{log_text}");
-    for head in heard.request_heads() {
+    for head in recorder.request_heads() {
         assert!(head.starts_with("POST /otlp/v1/traces HTTP/1.1"), "{head}");
         assert!(
             head.contains("content-type: application/json")
@@ -967,7 +969,7 @@ fn flushes_and_restores_are_exported_as_traces() {
             "{head}"
         );
     }
-    let raw: Vec<u8> = heard
+    let raw: Vec<u8> = recorder
         .requests
         .lock()
         .unwrap()
@@ -982,7 +984,7 @@ fn flushes_and_restores_are_exported_as_traces() {
         "{raw}"
     );
 
-    let spans = heard.spans();
+    let spans = recorder.spans();
     let named = |name: &str| {
         spans
             .iter()

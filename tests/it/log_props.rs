@@ -160,16 +160,16 @@ proptest! {
 
         let ours: Vec<usize> = (0..all.len()).filter(|at| !all[*at].is_orphan).collect();
         let damage = ours.iter().position(|at| fate(*at) != Damage::Sound);
-        let sound: Vec<Entry> = ours[..damage.unwrap_or(ours.len())].iter().map(|at| all[*at].entry.clone()).collect();
-        prop_assert!(numbers(&out).starts_with(&numbers(&sound)), "{:?} of {:?}", numbers(&out), numbers(&sound));
+        let undamaged: Vec<Entry> = ours[..damage.unwrap_or(ours.len())].iter().map(|at| all[*at].entry.clone()).collect();
+        prop_assert!(numbers(&out).starts_with(&numbers(&undamaged)), "{:?} of {:?}", numbers(&out), numbers(&undamaged));
         let Some(damage) = damage else {
-            prop_assert_eq!(numbers(&out), numbers(&sound));
+            prop_assert_eq!(numbers(&out), numbers(&undamaged));
             prop_assert!(error.is_none());
             return Ok(());
         };
         // Of the later entries only an orphan can be read, because no later entry skips it.
         let (before, at) = (damage.checked_sub(1).map(|before| ours[before]), ours[damage]);
-        let rest = &out[sound.len()..];
+        let rest = &out[undamaged.len()..];
         prop_assert!(rest.iter().all(|entry| entry.header.seq < all[at].entry.header.seq && entry.header.writer.as_str().starts_with("dead")));
         // A log that only ends earlier is valid.
         let goes_on = (at + 1..all.len()).any(|at| fate(at) != Damage::Missing);

@@ -245,8 +245,8 @@ fn doctor_reports_unstorable_files_and_a_dangling_root() {
         LINE,
     )
     .unwrap();
-    let said = backend.run(&home, &["doctor"]).ok().out();
-    assert!(said.contains("is not UTF-8"), "{said}");
+    let output = backend.run(&home, &["doctor"]).ok().out();
+    assert!(output.contains("is not UTF-8"), "{output}");
     let other = TempHome::new();
     std::os::unix::fs::symlink("/no/such/place", other.home().join(".claude")).unwrap();
     let ran = backend.run(&other, &["doctor"]);

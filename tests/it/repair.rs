@@ -80,15 +80,15 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
     );
 
     let other = TempHome::new();
-    let told = backend
+    let output = backend
         .run(&other, &["restore", "s1", "--repair", "--dry-run"])
         .ok()
         .out();
     assert!(
-        told.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
-        "{told}"
+        output.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
+        "{output}"
     );
-    let told = backend
+    let output = backend
         .run(&other, &["restore", "s1", "--repair"])
         .ok()
         .out();
@@ -101,7 +101,7 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
         "added the newline at the end",
         ".damaged",
     ] {
-        assert!(told.contains(change), "{change} is not in\n{told}");
+        assert!(output.contains(change), "{change} is not in\n{output}");
     }
     assert_eq!(text(transcript(&other, "s1")), undamaged_lines(6));
     assert_eq!(files_moved_aside(other.home().join(".claude")), [damaged()]);

@@ -154,8 +154,8 @@ fn a_second_copy_is_moved_aside_and_never_lost() {
         .ok();
     append(&other.transcript("-else"), MORE);
     backend.run(&other.0, &["run", "--", "true"]).ok();
-    let said = backend.run(&here.0, &["restore", "s1"]).ok().out();
-    assert!(said.contains("a second copy of the session"), "{said}");
+    let output = backend.run(&here.0, &["restore", "s1"]).ok().out();
+    assert!(output.contains("a second copy of the session"), "{output}");
     let (files, aside) = here.files();
     assert_eq!(aside, ["projects/-work-app/s1.jsonl"]);
     assert!(!here.transcript("-work-app").exists(), "{:?}", files.keys());

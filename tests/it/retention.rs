@@ -148,8 +148,8 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     backend.run(&home, &["ttl", "s1", "never"]).ok();
     backend.run(&home, &["gc"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
-    let said = backend.run(&home, &["ttl", "s1", "9d"]);
-    assert!(said.out().contains("9 days"), "{}", said.out());
+    let output = backend.run(&home, &["ttl", "s1", "9d"]);
+    assert!(output.out().contains("9 days"), "{}", output.out());
     backend.run(&home, &["gc"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
 

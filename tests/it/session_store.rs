@@ -153,19 +153,19 @@ fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
     let mut home = TempHome::new();
     let (mut sent, mut sent_below) = (Vec::new(), Vec::new());
     let mut number = 0;
-    for life in 0..=RESTARTS {
+    for restart in 0..=RESTARTS {
         let server = Server::start(&backend, &home);
         let victim = server.process.0.id();
-        let last = life == RESTARTS;
+        let last = restart == RESTARTS;
         // After some responses, at a random moment of the next calls.
         let (answers, after) = (
             1 + dice.below(6) as usize,
             Duration::from_micros(dice.below(30_000)),
         );
-        let (answered, heard) = std::sync::mpsc::channel();
+        let (answered, responses) = std::sync::mpsc::channel();
         let killer = std::thread::spawn(move || {
             if !last {
-                heard.iter().take(answers).for_each(drop);
+                responses.iter().take(answers).for_each(drop);
                 std::thread::sleep(after);
                 send_signal(victim, Signal::KILL);
             }
@@ -210,7 +210,7 @@ fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
                 server.expect(200, "list-subkeys", &json!({ "key": main_key() })),
                 r#"{"subkeys":["subagents/agent-1"]}"#
             );
-        } else if life % 2 == 0 {
+        } else if restart % 2 == 0 {
             home = TempHome::new();
         }
     }

@@ -237,7 +237,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         texts(&follower.poll(true).await.unwrap()),
         ["after the rewrite"]
     );
-    // Merged and collected while nobody looked: every entry is gone.
+    // Merged and collected between two polls: every entry is gone.
     number = 100;
     let mut write = async |shipment: &mut LogFlusher| {
         number += 1;
@@ -298,7 +298,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
     write(&mut shipment).await;
     assert!(
         shipment.ledger.as_ref().unwrap().log_writer.seq < 10,
-        "it begins anew"
+        "it starts again"
     );
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n143"]);
     // The end is read from few objects, for `tail` and for `show`.
@@ -406,7 +406,7 @@ fn tail_follow_shows_messages_from_another_machine(backend: Backend) {
             &transcript(&home, "s1"),
             line(number, "assistant", &format!("answer {number}")),
         );
-        eventually("what was written is shown", || {
+        eventually("the new message is shown", || {
             shown().contains(&format!("answer {number}"))
         });
     }

@@ -507,16 +507,19 @@ async fn encrypted_file_store_fulfills_the_contract() {
         .await
         .expect("get")
         .expect("there");
-    assert!(stored.starts_with(b"age-encryption.org/v1"), "it is sealed");
+    assert!(
+        stored.starts_with(b"age-encryption.org/v1"),
+        "it is encrypted"
+    );
     assert!(
         !stored.windows(5).any(|window| window == b"third"),
-        "it is sealed"
+        "it is encrypted"
     );
 }
 
 needs_servers!(async encrypted_s3_store_fulfills_the_contract);
 async fn encrypted_s3_store_fulfills_the_contract() {
-    let Some(server) = server("encrypted_s3_store_keeps_the_contract") else {
+    let Some(server) = server("encrypted_s3_store_fulfills_the_contract") else {
         return;
     };
     let directory = tempfile::tempdir().expect("directory");
@@ -529,7 +532,7 @@ async fn encrypted_s3_store_fulfills_the_contract() {
 
 needs_servers!(async s3_store_fulfills_the_contract);
 async fn s3_store_fulfills_the_contract() {
-    let Some(server) = server("s3_store_keeps_the_contract") else {
+    let Some(server) = server("s3_store_fulfills_the_contract") else {
         return;
     };
     let store = S3Store::connect(settings(server, &server.fresh_bucket(), ""))
@@ -541,7 +544,7 @@ async fn s3_store_fulfills_the_contract() {
 
 needs_servers!(async limited_s3_store_with_a_prefix_fulfills_the_contract);
 async fn limited_s3_store_with_a_prefix_fulfills_the_contract() {
-    let Some(server) = server("limited_s3_store_below_a_prefix_keeps_the_contract") else {
+    let Some(server) = server("limited_s3_store_with_a_prefix_fulfills_the_contract") else {
         return;
     };
     let settings = S3Settings {
@@ -694,7 +697,7 @@ async fn a_missing_bucket_is_a_usage_error() {
 
 needs_servers!(async wrong_credentials_are_rejected);
 async fn wrong_credentials_are_rejected() {
-    let Some(server) = server("wrong_credentials_are_refused") else {
+    let Some(server) = server("wrong_credentials_are_rejected") else {
         return;
     };
     let bucket = server.fresh_bucket();

@@ -397,13 +397,13 @@ async fn an_unreadable_file_delays_no_other_file() {
     world
         .wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), PATIENCE)
         .await;
-    wait_until("the failure is told", async || {
+    wait_until("the failure is reported", async || {
         status(&handle, "s").await.last_error.is_some()
     })
     .await;
-    let told = status(&handle, "s").await;
-    assert!(told.last_error.unwrap().contains("closed.txt"));
-    assert!(told.lag_bytes > 0, "what is not durable is lag");
+    let log_status = status(&handle, "s").await;
+    assert!(log_status.last_error.unwrap().contains("closed.txt"));
+    assert!(log_status.lag_bytes > 0, "what is not durable is lag");
     directory.deny_open(None);
     flush(&handle).await;
     assert_eq!(world.stored("s").await.unwrap().len(), 2);
@@ -572,9 +572,9 @@ async fn a_failing_session_delays_no_other() {
         status(&handle, "bad").await.failed_attempts >= 3
     })
     .await;
-    let told = status(&handle, "bad").await;
-    assert!(told.last_error.unwrap().contains("the test fails"));
-    assert!(told.lag_bytes > 0);
+    let log_status = status(&handle, "bad").await;
+    assert!(log_status.last_error.unwrap().contains("the test fails"));
+    assert!(log_status.lag_bytes > 0);
     let mut attempts = Vec::new();
     while let Some(task) = world.writer.context.index_queue.try_next() {
         if let IndexTask::Failure(failure) = task {

@@ -271,7 +271,7 @@ fn tcp_proxy_cuts_requests_and_closes_one_direction() {
 }
 
 #[test]
-#[ignore = "runs in the child process of servers_and_their_directories_go_when_the_tests_are_killed"]
+#[ignore = "runs in the child process of servers_and_their_directories_are_removed_when_the_tests_are_killed"]
 fn holds_servers_until_killed() {
     let (Some(postgres), Some(s3)) = (servers::postgres(), servers::s3()) else {
         return;

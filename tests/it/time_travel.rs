@@ -271,13 +271,13 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         "{seen}"
     );
     assert_eq!(seen["checkpoint"]["stop_reason"], "end_turn");
-    let said = backend.run(&home, &["inspect", "s1"]).ok().out();
+    let output = backend.run(&home, &["inspect", "s1"]).ok().out();
     assert!(
-        said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
-        "{said}"
+        output.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
+        "{output}"
     );
     // A rollback reports what it skips, in any number of entries.
-    let said = backend
+    let output = backend
         .run(
             &TempHome::new(),
             &["restore", "s1", "--at", "turn", "--dry-run"],
@@ -288,12 +288,12 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         "  {} B after that point stay in the log: projects/-work-app/s1.jsonl",
         begun.len()
     );
-    assert!(said.contains(&stays), "{said}");
+    assert!(output.contains(&stays), "{output}");
     assert!(
-        said.contains(
+        output.contains(
             "  pending tool call since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
         ),
-        "{said}"
+        "{output}"
     );
 }
 
@@ -618,9 +618,9 @@ fn diff_compares_two_points(backend: Backend) {
         ]
     );
     assert_eq!(difference["removed"], serde_json::json!([]));
-    let mut said = String::new();
+    let mut output = String::new();
     write!(
-        said,
+        output,
         "{}",
         backend
             .run(&home, &["diff", "s1", "latest", "turn:2"])
@@ -628,10 +628,10 @@ fn diff_compares_two_points(backend: Backend) {
             .out()
     )
     .unwrap();
-    assert!(said.starts_with("- user      prompt 3\n"), "{said}");
+    assert!(output.starts_with("- user      prompt 3\n"), "{output}");
     assert!(
-        said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
-        "{said}"
+        output.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
+        "{output}"
     );
     assert!(
         backend

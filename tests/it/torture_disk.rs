@@ -137,8 +137,8 @@ fn a_full_disk_under_the_store_only_delays_uploads() {
             number += 1;
             append(&load.home, &mut rng, number).unwrap();
         }
-        if let Err(said) = load.flush(&backend, "1s") {
-            assert!(said.contains("No space left on device"), "{said}");
+        if let Err(output) = load.flush(&backend, "1s") {
+            assert!(output.contains("No space left on device"), "{output}");
             late += 1;
         }
         if rng.below(3) == 0 {
