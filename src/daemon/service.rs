@@ -187,7 +187,7 @@ impl Service {
         notify_service_manager(NotifyState::Stopping);
         self.health.set_stopping();
         if let Some(mirror) = &self.mirror {
-            match timeout_at(deadline, mirror.update_files(UpdateMode::Always)).await {
+            match timeout_at(deadline, mirror.update_files(UpdateMode::Complete)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::error!(%error, "the last changes of the agent's database are not uploaded")

@@ -94,14 +94,14 @@ impl MirroredRows {
         }
     }
 
-    /// Whether the number of rows in a table differs from `counts`: rows were deleted.
-    pub fn has_deleted_rows(&self, counts: &[(usize, usize)]) -> bool {
-        counts.iter().any(|(table, count)| {
+    /// Whether every table has this number of rows.
+    pub fn has_counts(&self, counts: &[(usize, usize)]) -> bool {
+        counts.iter().all(|(table, count)| {
             self.rows.get(*table).is_some_and(|rows| {
                 rows.values()
                     .filter(|fingerprint| **fingerprint != DELETED)
                     .count()
-                    != *count
+                    == *count
             })
         })
     }

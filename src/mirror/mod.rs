@@ -44,6 +44,8 @@ pub enum UpdateMode {
     IfChanged,
     /// All active sessions; on the first update, all sessions.
     Always,
+    /// As `Always`, and every row of them, whatever its time says.
+    Complete,
 }
 
 /// The mirror of a database.
@@ -152,7 +154,7 @@ impl Mirror {
             return Ok(());
         }
         let mut snapshot = self.database.snapshot().await?;
-        let result = self.update_from(&mut *snapshot, &mut state).await;
+        let result = self.update_from(&mut *snapshot, &mut state, mode).await;
         snapshot.close().await;
         result?;
         state.stamp = Some(stamp);
@@ -163,6 +165,7 @@ impl Mirror {
         &self,
         snapshot: &mut dyn DatabaseSnapshot,
         state: &mut State,
+        mode: UpdateMode,
     ) -> Result<()> {
         let Some(sessions) = snapshot.sessions().await? else {
             return Ok(());
@@ -176,7 +179,10 @@ impl Mirror {
                 None => MirroredRows::load(&*self.files, id),
             };
             let updated = match mirrored {
-                Ok(mirrored) => self.update_session(snapshot, id, mirrored, &schema).await,
+                Ok(mirrored) => {
+                    self.update_session(snapshot, id, mirrored, &schema, mode)
+                        .await
+                }
                 Err(error) => Err(error),
             };
             match updated {
@@ -202,22 +208,32 @@ impl Mirror {
         id: &str,
         mut mirrored: MirroredRows,
         schema: &str,
+        mode: UpdateMode,
     ) -> Result<MirroredRows> {
         let mut writer = LineWriter::new(&*self.files, id);
         mirrored.update_schema(schema, &mut writer)?;
         if let Some(project) = snapshot.project(id).await? {
             mirrored.update(&project, &mut writer)?;
         }
-        let since_ms = mirrored
-            .last_change_ms
-            .saturating_sub(COMMIT_DELAY_MS)
-            .max(0);
+        let since_ms = match mode {
+            UpdateMode::Complete => 0,
+            UpdateMode::IfChanged | UpdateMode::Always => mirrored
+                .last_change_ms
+                .saturating_sub(COMMIT_DELAY_MS)
+                .max(0),
+        };
         snapshot
             .changed_rows(id, since_ms, &mut |row| mirrored.update(&row, &mut writer))
             .await?;
-        if mirrored.has_deleted_rows(&snapshot.row_counts(id).await?)
-            && !is_active(Mutation::ForgetDeletedRows)
-        {
+        let counts = snapshot.row_counts(id).await?;
+        if !mirrored.has_counts(&counts) && since_ms > 0 {
+            // A row can be new and have an old time: an imported session, or a clock that was set
+            // back.
+            snapshot
+                .changed_rows(id, 0, &mut |row| mirrored.update(&row, &mut writer))
+                .await?;
+        }
+        if !mirrored.has_counts(&counts) && !is_active(Mutation::ForgetDeletedRows) {
             let present = snapshot.row_keys(id).await?;
             mirrored.delete_missing(&present, &mut writer)?;
         }

@@ -181,6 +181,28 @@ fn raw_bytes(ran: Ran) -> u64 {
         .unwrap()
 }
 
+#[test]
+fn a_new_row_with_an_old_time_is_stored() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::create(&home);
+    database.session("ses_a", None);
+    database.turn("ses_a", 100);
+    let mut daemon = backend.daemon(&home, &[]);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    // An imported sub-agent has the times of its origin, and a clock can be set back.
+    database.session("ses_child", Some("ses_a"));
+    database.turn("ses_child", 1);
+    database.run("INSERT INTO todo VALUES ('ses_a', 'first', 0, 1)");
+    database.changed("ses_a", 2000);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.kill();
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "ses_a"]).ok();
+    assert_eq!(Database::at(&other).rows(), database.rows());
+}
+
 on_each_backend!(an_opencode_session_restores_row_by_row_without_secrets);
 fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend) {
     backend.set("SESSIOND_AGENT", "opencode");
