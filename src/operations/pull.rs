@@ -16,7 +16,7 @@ use crate::restore::repair::RepairedFile;
 use crate::restore::{self, Context, Options, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
-use crate::sys::{Disk, STATE_DIR};
+use crate::sys::{Directory, Disk, STATE_DIR};
 use crate::wire::Parts;
 
 /// What to fetch.
@@ -97,7 +97,7 @@ pub async fn copy(
     parts: &Parts,
     id: &LogId,
     point: ResolvedPoint,
-    directory: Arc<Disk>,
+    directory: Arc<dyn Directory>,
 ) -> Result<RestoreReport> {
     let options = Options {
         point,
@@ -107,7 +107,7 @@ pub async fn copy(
     Ok(restore::restore(&context, id, &options).await?.report)
 }
 
-fn context(parts: &Parts, directory: Arc<Disk>) -> Context {
+fn context(parts: &Parts, directory: Arc<dyn Directory>) -> Context {
     Context {
         directory,
         profile: parts.profile.clone(),

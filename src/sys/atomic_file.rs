@@ -87,7 +87,7 @@ impl Drop for AtomicFile {
 }
 
 /// Makes the name of a file durable.
-pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(directory) if directory.as_os_str().is_empty() => File::open(".")?.sync_all(),
         Some(directory) => File::open(directory)?.sync_all(),

@@ -51,6 +51,7 @@ mod regressions;
 mod repair;
 mod restore_cwd;
 mod retention;
+mod scratch;
 mod session_store;
 mod show_and_tail;
 mod snapshot_props;

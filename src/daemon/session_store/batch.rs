@@ -77,7 +77,9 @@ impl AppendRecord {
         let write = || -> std::io::Result<()> {
             directory.write_at(&temporary, 0, &bytes)?;
             directory.finish(&temporary, meta)?;
-            directory.rename(&temporary, path, meta.owner)
+            directory.sync_files(std::slice::from_ref(&temporary))?;
+            directory.rename(&temporary, path, meta.owner)?;
+            directory.sync_names(std::slice::from_ref(path))
         };
         write().map_err(|cause| Error::io(format!("write {path}"), cause))
     }
@@ -253,6 +255,7 @@ impl TranscriptCache {
             directory
                 .write_at(path, start, &new.bytes)
                 .and_then(|()| directory.finish(path, meta))
+                .and_then(|()| directory.sync_files(std::slice::from_ref(path)))
                 .and_then(|()| directory.stat(path))
         };
         match write().map_err(|cause| Error::io(format!("write {path}"), cause)) {
