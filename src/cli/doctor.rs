@@ -265,13 +265,19 @@ async fn check_index(parts: &Parts, findings: &mut Findings) {
 
 async fn check_daemon(parts: &Parts, findings: &mut Findings) {
     let Ok(root) = parts.root() else { return };
-    let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await else {
-        return findings.add(
-            "daemon",
-            Grade::Warn,
-            format!("no sessiond is running for {}", root.display()),
-            Some("run \"sessiond daemon\" to start one"),
-        );
+    let status = match socket::send_request(root, &Request::Status).await {
+        Ok(Response::Status(status)) => status,
+        Err(error) if !error.to_string().contains(socket::NOT_RUNNING) => {
+            return findings.add("daemon", Grade::Fail, error.to_string(), error.hint_text());
+        }
+        _ => {
+            return findings.add(
+                "daemon",
+                Grade::Warn,
+                format!("{} for {}", socket::NOT_RUNNING, root.display()),
+                Some("run \"sessiond daemon\" to start one"),
+            );
+        }
     };
     check_lag(&status, findings);
     findings.ok(

@@ -55,6 +55,7 @@ mod scratch;
 mod session_store;
 mod show_and_tail;
 mod snapshot_props;
+mod stopping;
 mod store_contract;
 mod streaming;
 mod support;
