@@ -66,10 +66,14 @@ pub struct Status {
     pub store: String,
     /// The index.
     pub index: String,
-    /// Whether the last update of the index succeeded.
+    /// Whether the last update or check of the index succeeded.
     pub index_reachable: bool,
     /// Number of updates that the index has not received yet.
     pub index_backlog: usize,
+    /// How often the index lost entries that this process had recorded, for example because its
+    /// database was recreated. This process sends them again.
+    #[serde(default)]
+    pub index_losses: u64,
     /// The fence in use.
     pub fencing: String,
     /// Why the agent's database cannot be read, if the agent has one. Its changes are not uploaded

@@ -104,7 +104,9 @@ pub async fn copy(
         ..Options::default()
     };
     let context = context(parts, directory);
-    Ok(restore::restore(&context, id, &options).await?.report)
+    // Boxed, because the future of a restore is large.
+    let restored = Box::pin(restore::restore(&context, id, &options)).await?;
+    Ok(restored.report)
 }
 
 fn context(parts: &Parts, directory: Arc<dyn Directory>) -> Context {

@@ -223,7 +223,8 @@ impl RestoreService {
     pub async fn restore(&self, request: &RestoreRequest) -> Result<RestoreSummary> {
         let _running = self.running.lock().await;
         let started = Instant::now();
-        let result = self.restore_all(request).await;
+        // Boxed: the future of a restore is large, and each caller would hold a copy on its stack.
+        let result = Box::pin(self.restore_all(request)).await;
         match &result {
             Ok(summary) if summary.restored.is_empty() => {}
             Ok(summary) => self.count(&summary.restored, started),

@@ -52,6 +52,7 @@ mod repair;
 mod restore_cwd;
 mod retention;
 mod scratch;
+mod self_healing;
 mod session_store;
 mod show_and_tail;
 mod snapshot_props;
