@@ -61,7 +61,7 @@ fn spawn(
     command.spawn().unwrap()
 }
 
-/// Calls the hook as the agent does; it must say nothing on stdout, not more than a line on stderr, and exit with 0.
+/// Calls the hook as the agent does; it must say nothing but a message on stdout, not more than a line on stderr, and exit with 0.
 #[track_caller]
 fn hook_with(
     backend: &Backend,
@@ -78,7 +78,21 @@ fn hook_with(
     drop(input);
     let ran = Ran(child.wait_with_output().unwrap());
     let took = began.elapsed();
-    assert_eq!((ran.code(), ran.out().as_str()), (0, ""), "{}", ran.err());
+    assert_eq!(ran.code(), 0, "{}", ran.err());
+    // Plain text would reach the model; this message reaches the user, or a headless caller.
+    if !ran.out().is_empty() {
+        let lines: Vec<Value> = ran
+            .out()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let messages: Vec<String> = ran.err().lines().map(str::to_owned).collect();
+        let expected: Vec<Value> = messages
+            .iter()
+            .map(|message| json!({ "systemMessage": message }))
+            .collect();
+        assert_eq!(lines, expected);
+    }
     assert!(!ran.err().contains("secret"), "{}", ran.err());
     (ran.err(), took)
 }
@@ -88,6 +102,14 @@ fn hook(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> (
     let (said, took) = hook_with(backend, home, arguments, told.as_bytes(), |_| {});
     assert!(said.lines().count() <= 1, "{said}");
     (said, took)
+}
+
+/// What the hook tells the client on standard output.
+fn shown(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> Value {
+    let mut child = spawn(backend, home, arguments, |_| {});
+    let _ = child.stdin.take().unwrap().write_all(told.as_bytes());
+    let ran = Ran(child.wait_with_output().unwrap());
+    ran.json()
 }
 
 /// A daemon that flushes only when asked: the first change goes out at once, and the next would wait for an hour.
@@ -273,6 +295,10 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
         let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
         assert!(said.contains("not durable after 1s"), "{said}");
+        // A headless caller does not see the standard error of a hook.
+        let shown = shown(&backend, &home, &["--deadline", "1s"], &event(&home, file));
+        let message = shown["systemMessage"].as_str().unwrap_or_default();
+        assert!(message.contains("not durable after 1s"), "{shown}");
         assert!(
             took >= Duration::from_secs(1) && took < Duration::from_secs(4),
             "{took:?}"
