@@ -18,3 +18,4 @@ pub mod signals;
 pub mod socket;
 pub mod state_guard;
 pub mod traces;
+pub mod write_limit;
