@@ -421,7 +421,7 @@ pub struct MetadataConfig {
     )]
     pub label: Vec<String>,
 
-    /// TTL of every session this process writes, or never [default: set by gc]
+    /// TTL of every session this process writes, or never [default: none]
     ///
     /// The TTL starts with the last change of the session. "sessiond gc" removes expired sessions.
     #[arg(long, env = "SESSIOND_TTL", value_name = "TIME")]

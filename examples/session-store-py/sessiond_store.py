@@ -39,8 +39,9 @@ class Fenced(StoreError):
 
 
 class SessiondStore(SessionStore):
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str | None = None) -> None:
         self._address = address
+        self._token = token
         self._nonce = os.urandom(16)
         self._appended: dict[str, int] = {}
         self._summaries: dict[tuple[str, str], tuple[int, dict[str, Any] | None]] = {}
@@ -124,7 +125,10 @@ class SessiondStore(SessionStore):
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         connection = _connection(self._address)
         try:
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if self._token is not None:
+                headers["Authorization"] = f"Bearer {self._token}"
+            connection.request("POST", path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:

@@ -35,13 +35,18 @@ export class Fenced extends StoreError {}
 
 export class SessiondStore implements SessionStore {
   readonly #address: URL;
+  readonly #token: string | undefined;
   readonly #nonce = randomBytes(16);
   readonly #appended = new Map<string, number>();
   readonly #summaries = new Map<string, Summary>();
 
-  /** `unix:///PATH` or `http://127.0.0.1:PORT`, as the server prints when it starts. */
-  constructor(address: string) {
+  /**
+   * `unix:///PATH` or `http://127.0.0.1:PORT`, as the server prints when it starts, and the token of its
+   * `--token-file`.
+   */
+  constructor(address: string, token?: string) {
     this.#address = new URL(address);
+    this.#token = token;
   }
 
   async append(key: SessionKey, entries: SessionStoreEntry[]): Promise<void> {
@@ -122,7 +127,8 @@ export class SessiondStore implements SessionStore {
   #post(path: string, body: Buffer): Promise<Response> {
     const { protocol, hostname, port, pathname } = this.#address;
     const where = protocol === "unix:" ? { socketPath: decodeURIComponent(pathname) } : { host: hostname.replace(/^\[|\]$/g, ""), port };
-    const headers = { "content-type": "application/json", "content-length": body.length };
+    const authorization = this.#token === undefined ? {} : { authorization: `Bearer ${this.#token}` };
+    const headers = { "content-type": "application/json", "content-length": body.length, ...authorization };
     return new Promise((resolve, reject) => {
       const call = request({ ...where, method: "POST", path, headers, timeout: TIMEOUT }, (response) => {
         const chunks: Buffer[] = [];

@@ -5,12 +5,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cli::start::{self, RestoreArgs, TakeoverArgs};
 use crate::cli::{exit, print};
 use crate::config::{Settings, StreamConfig};
-use crate::daemon::service::Service;
+use crate::daemon::service::{Service, ServiceOptions};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::sys::{Disk, Owner};
@@ -23,8 +23,8 @@ const FLUSH_RESERVE: Duration = Duration::from_secs(1);
 
 /// Stream the agent's directory until stopped, then flush
 ///
-/// SIGTERM or SIGINT starts the final flush. A second signal ends it early, with exit code 9. As a
-/// sidecar that restores first, /readyz returns 200 once the agent may start.
+/// SIGTERM or SIGINT starts the final flush, also while the daemon starts. A second signal ends it
+/// early, with exit code 9. As a sidecar that restores first, /readyz returns 200 once the agent may start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond daemon --store 's3://bucket/agents' --index postgres://sessiond@db/sessiond
@@ -62,14 +62,22 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         Some(number) => Pid::from_raw(number),
         None => None,
     };
+    let mut signals = Signals::for_termination()?;
     let options = start::options(settings, &args.stream).await?;
     let health = start::start_probes(&args.stream, false).await?;
-    let mut signals = Signals::for_termination()?;
+    let prepare = start::prepare(
+        settings,
+        &args.restore,
+        &args.stream,
+        options.clone(),
+        &health,
+    );
     let prepared = tokio::select! {
-        prepared = Box::pin(start::prepare(settings, &args.restore, &args.stream, options, &health)) => prepared,
+        prepared = Box::pin(prepare) => prepared,
         signal = signals.termination() => {
-            tracing::info!(signal = signal.number, "stopped before streaming started");
-            return Ok(exit::OK);
+            tracing::info!(signal = signal.number, "stopping before streaming started; flushing");
+            let deadline = Instant::now() + flush_deadline;
+            return flush_unstarted(settings, &args, options, deadline, &mut signals).await;
         }
     };
     let streaming = match prepared {
@@ -129,6 +137,36 @@ impl FinalFlush {
             FinalFlush::NotDurable => exit::NOT_DURABLE,
         }
     }
+}
+
+/// Uploads what is in the agent's directory if the daemon is stopped before it streams, for example
+/// while its restore waits for a slow store. An earlier process may have left bytes that are not
+/// durable. Restores nothing.
+async fn flush_unstarted(
+    settings: &Settings,
+    args: &Args,
+    options: ServiceOptions,
+    deadline: Instant,
+    signals: &mut Signals,
+) -> Result<u8> {
+    let start = start::prepare_without_restore(settings, &args.restore, &args.stream, options);
+    let streaming = tokio::select! {
+        started = timeout_at(deadline, start) => match started {
+            Ok(Ok(streaming)) => streaming,
+            Ok(Err(failure)) => {
+                print::error(&failure.error);
+                return Ok(failure.code);
+            }
+            Err(_) => {
+                tracing::error!("the deadline passed before the final flush started");
+                return Ok(exit::NOT_DURABLE);
+            }
+        },
+        _ = signals.termination() => return Ok(abort_flush()),
+    };
+    let ended = final_flush(streaming.service, deadline, signals, true).await?;
+    hand_over_state(streaming.restore.disk(), streaming.restore.owner());
+    Ok(ended.exit_code())
 }
 
 /// As root: gives the state directory to the owner of the agent's directory, so that the next

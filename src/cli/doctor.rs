@@ -265,13 +265,19 @@ async fn check_index(parts: &Parts, report: &mut DoctorReport) {
 
 async fn check_daemon(parts: &Parts, report: &mut DoctorReport) {
     let Ok(root) = parts.root() else { return };
-    let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await else {
-        return report.add(
-            "daemon",
-            Grade::Warn,
-            format!("no sessiond is running for {}", root.display()),
-            Some("run \"sessiond daemon\" to start one"),
-        );
+    let status = match socket::send_request(root, &Request::Status).await {
+        Ok(Response::Status(status)) => status,
+        Err(error) if !error.to_string().contains(socket::NOT_RUNNING) => {
+            return report.add("daemon", Grade::Fail, error.to_string(), error.hint_text());
+        }
+        _ => {
+            return report.add(
+                "daemon",
+                Grade::Warn,
+                format!("{} for {}", socket::NOT_RUNNING, root.display()),
+                Some("run \"sessiond daemon\" to start one"),
+            );
+        }
     };
     check_lag(&status, report);
     report.ok(

@@ -17,6 +17,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long `flush` without --wait waits for the daemon to accept the request.
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// How long a `flush` that timed out waits for the reason.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The default of --timeout: a year, in practice no timeout.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 
@@ -47,7 +50,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let root = agent_root(settings)?;
     let session = match &args.session {
         None => None,
-        Some(prefix) => Some(find_session(&root, prefix).await?),
+        Some(prefix) => {
+            let find = tokio::time::timeout(timeout, find_session(&root, prefix));
+            match find.await {
+                Ok(session) => Some(session?),
+                Err(_) => return Err(timeout_error(&root).await),
+            }
+        }
     };
     let response = if args.wait {
         request_and_wait(&root, session.clone(), timeout).await?
@@ -138,9 +147,13 @@ fn print_branches(report: &FlushReport) -> u8 {
 
 /// The error for a flush that timed out, with the daemon's last error if there is one.
 async fn timeout_error(root: &Path) -> Error {
-    let reason = match socket::send_request(root, &Request::Status).await {
-        Ok(Response::Status(status)) => status.sessions.into_iter().find_map(|log| log.last_error),
-        _ => None,
+    let status = socket::send_request(root, &Request::Status);
+    let reason = match tokio::time::timeout(REASON_TIMEOUT, status).await {
+        Ok(Ok(Response::Status(status))) => {
+            status.sessions.into_iter().find_map(|log| log.last_error)
+        }
+        Ok(_) => None,
+        Err(_) => Some("the daemon does not respond".to_owned()),
     };
     let reason = reason
         .map(|reason| format!(": {reason}"))
@@ -153,9 +166,13 @@ async fn timeout_error(root: &Path) -> Error {
 async fn log_errors(root: &Path) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(LOG_INTERVAL).await;
-        let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await
-        else {
-            continue;
+        let status = match socket::send_request(root, &Request::Status).await {
+            Ok(Response::Status(status)) => status,
+            Ok(_) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "not durable yet; waiting");
+                continue;
+            }
         };
         for log in &status.sessions {
             if let Some(error) = &log.last_error {

@@ -1,10 +1,11 @@
 //! `hook`: Claude Code calls it on its hook events, so that a turn ends only when it is durable.
 //!
 //! Owns the waiting and its time limits. The agent waits for the hook, so nothing here takes longer
-//! than the deadline or fails the agent. Exit code 2 would make the agent continue, and standard
-//! output may reach the model, so a hook always exits with 0 and prints to standard error only. The
-//! event and the environment contain secrets, and neither is printed. Does not own the agent's
-//! settings file (`install`).
+//! than the deadline or fails the agent. Exit code 2 would make the agent continue, so a hook always
+//! exits with 0. Plain text on standard output may reach the model, and a headless client shows
+//! nobody its standard error, so a failure is also printed as JSON with a `systemMessage`, which the
+//! client shows to its user or caller and not to the model. The event and the environment contain
+//! secrets, and neither is printed. Does not own the agent's settings file (`install`).
 
 mod install;
 
@@ -43,8 +44,9 @@ const MAX_TRAILER_LEN: u64 = 1 << 20;
 
 /// End a turn only when it is durable (called by Claude Code)
 ///
-/// Without --install, --uninstall and --print, it reads an event from standard input, prints
-/// nothing to standard output and always exits with 0.
+/// Without --install, --uninstall and --print, it reads an event from standard input and always
+/// exits with 0. If something is not durable, it prints a JSON object with a systemMessage, which
+/// Claude Code shows to its user or caller.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond hook --install --user")]
 pub struct Args {
@@ -132,7 +134,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     // An invalid deadline must not make the agent lose the flush.
     let deadline = deadline.unwrap_or_else(|error| {
-        report(&error.to_string());
+        report_failure(&error.to_string());
         DEADLINE
     });
     let start = Instant::now();
@@ -142,8 +144,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             report(&format!("{done}, after {} ms", start.elapsed().as_millis()))
         }
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => report(&error.to_string()),
-        Err(_) => report(&format!(
+        Ok(Err(error)) => report_failure(&error.to_string()),
+        Err(_) => report_failure(&format!(
             "not durable after {deadline:?}; the daemon retries; run \"sessiond status\" to see why"
         )),
     }
@@ -153,6 +155,17 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 /// Prints a line to standard error.
 fn report(text: &str) {
     let _ = writeln!(std::io::stderr(), "sessiond: {}", print::clean(text));
+}
+
+/// Prints a failure to standard error, and as a message that the client shows.
+fn report_failure(text: &str) {
+    report(text);
+    let message = format!("sessiond: {}", print::clean(text));
+    let _ = writeln!(
+        std::io::stdout(),
+        "{}",
+        serde_json::json!({ "systemMessage": message })
+    );
 }
 
 /// Handles an event. Returns what was done; an error says what is not durable.

@@ -1,6 +1,7 @@
 //! `serve-store`: the SessionStore API of the Agent SDK, for programs that have no directory to
 //! stream.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -10,6 +11,7 @@ use crate::cli::{daemon, print, select, start};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::listen::ListenAddress;
 use crate::daemon::service::Service;
+use crate::daemon::session_store::token::Token;
 use crate::daemon::session_store::{SessionStore, http};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
@@ -31,6 +33,13 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_LISTEN", value_name = "URL")]
     pub listen: Option<String>,
 
+    /// File with the token that clients send, required for other machines [default: none]
+    ///
+    /// Clients send "Authorization: Bearer TOKEN". The connection is not encrypted, so let only a
+    /// private network or a TLS proxy reach the port.
+    #[arg(long, env = "SESSIOND_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
     /// How to stream.
     #[command(flatten)]
     pub stream: StreamConfig,
@@ -51,6 +60,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let root = wire::session_store_root(settings)?;
     let address = args.listen.as_deref().map(str::parse::<ListenAddress>);
     let address = address.transpose()?;
+    let token = args.token_file.as_deref().map(Token::read).transpose()?;
+    if token.is_none() && address.as_ref().is_some_and(ListenAddress::is_remote) {
+        return Err(Error::usage(format!(
+            "invalid --listen value {:?}: an address of other machines needs a token",
+            args.listen.as_deref().unwrap_or_default()
+        ))
+        .hint("pass --token-file FILE, or listen on http://127.0.0.1:7474"));
+    }
     let options = start::options(settings, &args.stream).await?;
     let health = start::start_probes(&args.stream, false).await?;
     let parts = Parts::build(settings, args.stream.flush.parallel)
@@ -68,7 +85,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let store = Arc::new(SessionStore::new(&parts, &service, restore.clone()));
     print::line(format_args!("listening on {bound}"))?;
     let mut deadline = Instant::now();
-    http::serve(store, listener, async {
+    http::serve(store, listener, token, async {
         let signal = signals.termination().await;
         tracing::info!(signal = signal.number, "stopping");
         deadline = Instant::now() + flush_deadline;

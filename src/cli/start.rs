@@ -340,6 +340,34 @@ pub async fn prepare(
     })
 }
 
+/// Starts streaming without a restore, for the final flush of a daemon that is stopped while it
+/// starts. Nothing reports it as ready: the agent must not start.
+pub async fn prepare_without_restore(
+    settings: &Settings,
+    restore: &RestoreArgs,
+    stream: &StreamConfig,
+    options: ServiceOptions,
+) -> Result<Streaming, NotStarted> {
+    let options = ServiceOptions {
+        ready_file: None,
+        heartbeat: None,
+        ..options
+    };
+    let health = HealthState::new(Arc::new(SystemClock));
+    let start = async {
+        let parts = Parts::build(settings, stream.flush.parallel).await?;
+        let restore = open_restorer(&parts, restore, &health)?;
+        let service = Service::start(&parts, options, Vec::new(), &health).await?;
+        let launch = Launch::unknown(&parts.profile);
+        Ok(Streaming {
+            service,
+            restore,
+            launch,
+        })
+    };
+    start.await.map_err(|error| NotStarted::new(error, None))
+}
+
 fn open_restorer(
     parts: &Parts,
     restore: &RestoreArgs,

@@ -52,7 +52,14 @@ fn print_status(status: &DaemonStatus, full: bool) -> Result<()> {
         (true, _) => format!(" ({updates} pending)"),
         (false, _) => format!(" (unreachable, {updates} pending)"),
     };
-    print::line(format_args!("index    {}{index}", status.index))?;
+    let losses = match status.index_losses {
+        0 => String::new(),
+        count => format!(
+            " (lost its entries {}; the daemon sends them again)",
+            print::plural(count, "time", "times")
+        ),
+    };
+    print::line(format_args!("index    {}{index}{losses}", status.index))?;
     if let Some(error) = &status.database_error {
         print::line(format_args!(
             "database unreadable, its changes are not uploaded: {}",

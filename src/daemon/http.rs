@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::daemon::listen::{Connection, Listener};
+use crate::daemon::write_limit::WriteLimited;
 
 /// Maximum size of the request line and all headers of a request without a body. A browser sends
 /// one or two kibibytes.
@@ -33,6 +34,8 @@ pub struct ServerLimits {
     pub header_timeout: Duration,
     /// If set, a connection serves one request and is closed after this time.
     pub single_request_timeout: Option<Duration>,
+    /// How long a write may wait for the client to read.
+    pub write_timeout: Duration,
 }
 
 /// Serves requests until `shutdown` completes, then finishes the pending ones before the deadline
@@ -90,6 +93,7 @@ fn spawn<S, P>(
         builder.keep_alive(false).max_buf_size(MAX_HEAD_LEN);
     }
     let service = TowerToHyperService::new(router.clone());
+    let stream = WriteLimited::new(stream, limits.write_timeout);
     let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
         let result = match limits.single_request_timeout {

@@ -1,9 +1,10 @@
-//! Listen addresses of the session store: a Unix socket of this user, or a loopback port.
+//! Listen addresses of the session store: a Unix socket of this user, or a port. A port of other
+//! machines needs a token, which the caller checks.
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 pub enum ListenAddress {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A port of a loopback address.
+    /// A port.
     Tcp(SocketAddr),
 }
 
@@ -44,11 +45,6 @@ impl FromStr for ListenAddress {
         let address: SocketAddr = address
             .parse()
             .map_err(|_| invalid("expected ADDRESS:PORT"))?;
-        if !address.ip().is_loopback() {
-            return Err(invalid(
-                "expected a loopback address, because the API has no authentication",
-            ));
-        }
         Ok(ListenAddress::Tcp(address))
     }
 }
@@ -79,6 +75,14 @@ pub enum Connection {
 }
 
 impl ListenAddress {
+    /// Whether other machines can reach the address.
+    pub fn is_remote(&self) -> bool {
+        match self {
+            ListenAddress::Unix(_) => false,
+            ListenAddress::Tcp(address) => !address.ip().is_loopback(),
+        }
+    }
+
     /// Binds the address. Also returns the bound address, which contains the port chosen for port
     /// 0.
     pub async fn bind(&self) -> Result<(Listener, ListenAddress)> {
@@ -96,7 +100,7 @@ impl ListenAddress {
                 if UnixStream::connect(path).await.is_ok() {
                     return Err(in_use());
                 }
-                let _ = std::fs::remove_file(path);
+                remove_stale_socket(path).map_err(failed)?;
                 let listener = UnixListener::bind(path).map_err(failed)?;
                 std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
                     .map_err(failed)?;
@@ -108,6 +112,19 @@ impl ListenAddress {
                 Ok((Listener::Tcp(listener), ListenAddress::Tcp(bound)))
             }
         }
+    }
+}
+
+/// Removes the socket of a dead process. Any other file at the path belongs to somebody else.
+fn remove_stale_socket(path: &Path) -> std::io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(std::io::Error::new(
+            std::io::ErrorKind::AlreadyExists,
+            "the path exists and is not a socket",
+        )),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(cause) => Err(cause),
     }
 }
 
@@ -124,7 +141,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listener::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
+            let _ = remove_stale_socket(path);
         }
     }
 }
@@ -134,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_local_addresses_are_accepted() {
+    fn addresses_are_parsed_and_know_whether_other_machines_reach_them() {
         let parse = |text: &str| {
             text.parse::<ListenAddress>()
                 .map(|address| address.to_string())
@@ -156,15 +173,13 @@ mod tests {
             parse("unix:///run/x.sock").as_deref(),
             Ok("unix:///run/x.sock")
         );
-        for bad in [
-            "http://0.0.0.0:80",
-            "http://[::]:80",
-            "http://10.0.0.1:80",
-            "http://example.org:80",
-            "unix://x",
-            "127.0.0.1:80",
-            "",
-        ] {
+        for remote in ["http://0.0.0.0:80", "http://[::]:80", "http://10.0.0.1:80"] {
+            assert!(remote.parse::<ListenAddress>().unwrap().is_remote());
+        }
+        for local in ["http://127.0.0.1:80", "http://[::1]:80", "unix:///x"] {
+            assert!(!local.parse::<ListenAddress>().unwrap().is_remote());
+        }
+        for bad in ["http://example.org:80", "unix://x", "127.0.0.1:80", ""] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -29,6 +29,7 @@ const LIMITS: ServerLimits = ServerLimits {
     max_connections: 256,
     header_timeout: Duration::from_secs(2),
     single_request_timeout: Some(Duration::from_secs(15)),
+    write_timeout: Duration::from_secs(15),
 };
 
 const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];

@@ -21,9 +21,11 @@ use crate::capture::{
 use crate::daemon::compactor;
 use crate::daemon::health::{HealthState, StreamingState};
 use crate::daemon::heartbeat::Heartbeat;
+use crate::daemon::index_watch::IndexWatch;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
 use crate::daemon::socket::{self, DaemonStatus, Request, RequestHandler, Response};
+use crate::daemon::state_guard::StateGuard;
 use crate::error::{Error, Result};
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
@@ -33,6 +35,9 @@ use crate::wire::Parts;
 
 /// Share of the shutdown deadline that the index may use. Streaming never waits for the index.
 const INDEX_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long `status` waits for the check of the index.
+const INDEX_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time limit for the fence probe at the start, so that an unresponsive store does not delay the
 /// agent. A probe of a responsive store takes a fraction of it.
@@ -115,14 +120,24 @@ impl Service {
         let mut tasks = start_tasks(parts, options.metadata, &queues, health, &index_reachable);
         let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone());
         tasks.push(tokio::spawn(detect));
+        let index_watch = Arc::new(IndexWatch::new(
+            parts,
+            handle.clone(),
+            queues.index.clone(),
+            health.counters.clone(),
+            index_reachable.clone(),
+        )?);
+        tasks.push(tokio::spawn(index_watch.clone().run()));
         let control = ControlHandler {
             parts: parts.clone(),
             handle: handle.clone(),
             index_queue: queues.index.clone(),
             index_reachable: index_reachable.clone(),
+            index_watch,
             root: root.clone(),
         };
-        tasks.push(socket::listen(&root, Arc::new(control))?);
+        let state = StateGuard::start(&root, Arc::new(control))?;
+        tasks.push(tokio::spawn(state.run()));
         if let Some(path) = &options.ready_file {
             write_file(path, None, |out| {
                 writeln!(out, "{}", std::process::id())
@@ -390,6 +405,7 @@ struct ControlHandler {
     handle: StreamerHandle,
     index_queue: Arc<IndexQueue>,
     index_reachable: Arc<AtomicBool>,
+    index_watch: Arc<IndexWatch>,
     root: PathBuf,
 }
 
@@ -416,6 +432,8 @@ impl ControlHandler {
     }
 
     async fn status(&self) -> Result<DaemonStatus> {
+        // A slow index delays no status.
+        let _ = timeout(INDEX_CHECK_TIMEOUT, self.index_watch.check()).await;
         let database_error = self
             .parts
             .mirror
@@ -432,6 +450,7 @@ impl ControlHandler {
             index: self.parts.index.address(),
             index_reachable: self.index_reachable.load(Ordering::Relaxed),
             index_backlog: self.index_queue.unfinished(),
+            index_losses: self.index_watch.losses(),
             fencing: self.parts.logs.fence.as_str().to_owned(),
             database_error,
             sessions: self.handle.status().await?,

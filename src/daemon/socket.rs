@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
 
 use crate::capture::handle::FlushReport;
 use crate::capture::tracked_log::LogStatus;
@@ -26,6 +27,12 @@ const MAX_SOCKET_PATH_LEN: usize = 107;
 
 /// Pause after a failed `accept`, for example while the process is out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// How long a client waits for a status. The daemon responds within one second under load.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The start of the error if there is no daemon. Any other error means that it does not respond.
+pub const NOT_RUNNING: &str = "no sessiond is running";
 
 /// A request to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,10 +66,14 @@ pub struct DaemonStatus {
     pub store: String,
     /// The index.
     pub index: String,
-    /// Whether the last update of the index succeeded.
+    /// Whether the last update or check of the index succeeded.
     pub index_reachable: bool,
     /// Number of updates that the index has not received yet.
     pub index_backlog: usize,
+    /// How often the index lost entries that this process had recorded, for example because its
+    /// database was recreated. This process sends them again.
+    #[serde(default)]
+    pub index_losses: u64,
     /// The fence in use.
     pub fencing: String,
     /// Why the agent's database cannot be read, if the agent has one. Its changes are not uploaded
@@ -193,14 +204,40 @@ async fn serve(stream: UnixStream, handler: &dyn RequestHandler) -> std::io::Res
     write.shutdown().await
 }
 
-/// Sends a request to the daemon of a root, and waits for the response.
+/// Sends a request to the daemon of a root, and waits for the response: for a status at most
+/// [`STATUS_TIMEOUT`], because the daemon may be stopped (SIGSTOP) or hang. The time of a flush
+/// depends on the store, so its caller limits it.
 pub async fn send_request(root: &Path, request: &Request) -> Result<Response> {
+    let response = exchange(root, request);
+    match request {
+        Request::Flush { .. } => response.await,
+        Request::Status => match timeout(STATUS_TIMEOUT, response).await {
+            Ok(response) => response,
+            Err(_) => Err(unresponsive(root)),
+        },
+    }
+}
+
+/// The error for a daemon that accepts connections and does not respond.
+fn unresponsive(root: &Path) -> Error {
+    Error::unavailable(format!(
+        "the sessiond for {} did not respond within {} seconds",
+        root.display(),
+        STATUS_TIMEOUT.as_secs()
+    ))
+    .hint(format!(
+        "run \"ps -o pid,stat,args -p $(cat {})\"; the state T means that the process is stopped",
+        state_dir(root).join("lock").display()
+    ))
+}
+
+async fn exchange(root: &Path, request: &Request) -> Result<Response> {
     let unreachable = |cause: std::io::Error| {
         use std::io::ErrorKind as E;
         let error = match cause.kind() {
             // There is no socket, or its daemon has ended.
             E::NotFound | E::NotADirectory | E::ConnectionRefused => {
-                Error::unavailable(format!("no sessiond is running for {}", root.display()))
+                Error::unavailable(format!("{NOT_RUNNING} for {}", root.display()))
             }
             _ => Error::unavailable(format!("connect to the sessiond for {}", root.display()))
                 .caused_by(cause),

@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use sqlx::{AnyPool, AssertSqlSafe, Row};
 use tokio::sync::Mutex;
 
-use self::connect::Target;
+use self::connect::{FileIdentity, Target};
 use self::error::{SqlError, classify};
 use self::rows::{MAX_FIELD_LEN, format_time, log_columns, truncate, truncate_optional};
 use crate::error::Result;
@@ -40,6 +40,9 @@ use crate::sys::{Rng, SystemRng};
 /// Timeout of a call, including connecting and migrating.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// How long a replaced pool may take to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Additional timeout per message of a record. A slow machine needs one millisecond.
 const TIMEOUT_PER_MESSAGE: Duration = Duration::from_millis(5);
 
@@ -50,7 +53,13 @@ const MAX_FAILURES: u32 = 1000;
 pub struct SqlIndex {
     target: Target,
     options: IndexOptions,
-    pool: Mutex<Option<AnyPool>>,
+    connected: Mutex<Option<Connected>>,
+}
+
+/// A pool, and the index file that it was opened for.
+struct Connected {
+    pool: AnyPool,
+    file: Option<FileIdentity>,
 }
 
 /// Options for recording entries.
@@ -82,7 +91,7 @@ impl SqlIndex {
         Ok(SqlIndex {
             target: Target::parse(url)?,
             options: IndexOptions::default(),
-            pool: Mutex::new(None),
+            connected: Mutex::new(None),
         })
     }
 
@@ -91,14 +100,29 @@ impl SqlIndex {
         SqlIndex { options, ..self }
     }
 
-    /// Returns the pool. The first caller connects while the others wait.
+    /// Returns the pool. The first caller connects while the others wait. If the index file was
+    /// deleted or replaced, the open connections write to a file that nobody else sees, so the pool
+    /// is replaced too.
     async fn pool(&self) -> Result<AnyPool, SqlError> {
-        let mut slot = self.pool.lock().await;
-        if let Some(pool) = &*slot {
-            return Ok(pool.clone());
+        let mut slot = self.connected.lock().await;
+        if let Some(connected) = &*slot {
+            if connected.file == self.target.file_identity() {
+                return Ok(connected.pool.clone());
+            }
+            tracing::warn!(
+                index = self.target.address(),
+                "the index file was deleted or replaced; opening it again"
+            );
+            // SQLite deletes the side files of a database by name when its last connection closes,
+            // so the old connections close before the new file has side files.
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, connected.pool.close()).await;
+            *slot = None;
         }
         let pool = self.target.connect().await?;
-        *slot = Some(pool.clone());
+        *slot = Some(Connected {
+            pool: pool.clone(),
+            file: self.target.file_identity(),
+        });
         Ok(pool)
     }
 
@@ -121,7 +145,7 @@ impl SqlIndex {
             // A hanging connection would stay in the pool. Without a pool, the next call connects
             // by itself and reports why that fails. If another call is connecting, there is no
             // pool.
-            if let Ok(mut slot) = self.pool.try_lock() {
+            if let Ok(mut slot) = self.connected.try_lock() {
                 *slot = None;
             }
         }

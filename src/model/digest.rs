@@ -21,6 +21,11 @@ impl Digest {
         Digest(Sha256::digest(bytes).into())
     }
 
+    /// The bytes of the digest.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The first eight bytes as a number, for use as a fingerprint.
     pub fn fingerprint(&self) -> u64 {
         let mut first = [0; 8];

@@ -11,13 +11,12 @@ use crate::exchange;
 use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath, SessionId};
 use crate::restore::FileAction;
 use crate::sessions::point;
-use crate::sys::Disk;
 use crate::sys::scratch::ScratchDirectory;
 use crate::wire::Parts;
 
 /// A session whose files were fetched and verified, ready to be written as an archive.
 pub struct Export {
-    scratch: ScratchDirectory,
+    scratch: Arc<ScratchDirectory>,
     manifest: Manifest,
     files: Vec<(RelPath, FileKind)>,
 }
@@ -30,8 +29,8 @@ impl Export {
                 "{id} is not a session: only sessions can be exported"
             )));
         };
-        let scratch = ScratchDirectory::new("export", &*parts.logs.rng);
-        let (manifest, files) = fetch(parts, id, session, point, scratch.disk()).await?;
+        let scratch = Arc::new(ScratchDirectory::new(&*parts.logs.rng));
+        let (manifest, files) = fetch(parts, id, session, point, scratch.clone()).await?;
         Ok(Export {
             scratch,
             manifest,
@@ -41,8 +40,7 @@ impl Export {
 
     /// Writes the archive.
     pub fn write(self, base64: bool, out: impl Write) -> Result<Manifest> {
-        let disk: &Disk = self.scratch.disk();
-        exchange::pack(disk, &self.files, self.manifest, base64, out)
+        exchange::pack(&*self.scratch, &self.files, self.manifest, base64, out)
     }
 }
 
@@ -51,10 +49,10 @@ async fn fetch(
     id: &LogId,
     session: &SessionId,
     point: &PointSpec,
-    scratch: &Arc<Disk>,
+    scratch: Arc<ScratchDirectory>,
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let point = point::resolve(&parts.logs, id, point).await?;
-    let report = pull::copy(parts, id, point, scratch.clone()).await?;
+    let report = pull::copy(parts, id, point, scratch).await?;
     let kind = |path: &RelPath| match parts.profile.classify(path) {
         FileClass::Stored(_, kind) | FileClass::SessionInContent(_, kind, _) => kind,
         FileClass::Ignored => FileKind::Whole,

@@ -32,8 +32,8 @@ pub async fn fork(
     }
     let new = parts.logs.id(LogName::Session(session));
     let point = point::resolve(&parts.logs, id, point).await?;
-    let scratch = ScratchDirectory::new("fork", rng);
-    let report = fork::fork(&parts.logs, id, &point, &new, &**scratch.disk()).await?;
+    let scratch = ScratchDirectory::new(rng);
+    let report = fork::fork(&parts.logs, id, &point, &new, &scratch).await?;
     index::update(parts, &new).await;
     Ok(report)
 }

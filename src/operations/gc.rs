@@ -10,6 +10,10 @@ use crate::upkeep::gc::{self, CollectReport};
 use crate::upkeep::reindex;
 use crate::wire::Parts;
 
+/// Garbage collection stops after this many logs in a row for which the store was unavailable:
+/// each of them waits for the retries of several requests.
+const MAX_UNAVAILABLE_IN_A_ROW: usize = 5;
+
 /// The result of garbage collection.
 #[derive(Debug, Default)]
 pub struct GcOutcome {
@@ -28,6 +32,11 @@ pub struct GcReport {
     pub dry_run: bool,
     /// Number of logs.
     pub logs: usize,
+    /// Number of sessions that expire.
+    pub expired: usize,
+    /// Number of sessions that are kept although their TTL has passed: archived sessions and
+    /// sessions with a named checkpoint.
+    pub exempt: usize,
     /// Number of objects deleted.
     pub objects: usize,
     /// Size of these objects.
@@ -36,6 +45,8 @@ pub struct GcReport {
     pub temporary_objects: usize,
     /// Number of logs that were left unchanged because of an error.
     pub failed: usize,
+    /// Number of logs that were not examined, because the store was unavailable.
+    pub skipped: usize,
     /// Number of logs that were left unchanged because this process cannot read them.
     pub unreadable: usize,
     /// The logs in which something was done.
@@ -56,20 +67,26 @@ pub async fn collect_all(
     } else {
         gc::store_time(logs).await?
     };
-    let scratch = ScratchDirectory::new("gc", &*logs.rng);
+    let scratch = ScratchDirectory::new(&*logs.rng);
     let mut outcome = GcOutcome::default();
     let report = &mut outcome.report;
     report.dry_run = dry_run;
     let names = logs.log_names("").await?;
-    logs.progress.set_total_logs(names.len());
+    let total = names.len();
+    logs.progress.set_total_logs(total);
+    let mut unavailable_in_a_row = 0;
     for name in names {
         let id = logs.id(name);
         report.logs += 1;
         logs.progress.start_log();
-        match gc::collect(logs, &id, policy, now, &**scratch.disk(), dry_run).await {
-            Ok(collected) if collected.steps.is_empty() => {}
+        match gc::collect(logs, &id, policy, now, &scratch, dry_run).await {
+            Ok(collected) if collected.steps.is_empty() => {
+                report.exempt += usize::from(collected.exempt.is_some());
+            }
             Ok(collected) => {
                 on_report(&collected)?;
+                report.expired += usize::from(collected.expires());
+                report.exempt += usize::from(collected.exempt.is_some());
                 if !dry_run {
                     update_index(parts, &id, &collected).await;
                 }
@@ -77,8 +94,6 @@ pub async fn collect_all(
                 report.bytes += collected.bytes;
                 report.collected.push(collected);
             }
-            // If the store is unavailable, every other log would fail too.
-            Err(error) if error.is_retryable() => return Err(error),
             Err(error) if error.kind().is_unreadable() => {
                 tracing::debug!(%error, %id, "leaving an unreadable log unchanged");
                 report.unreadable += 1;
@@ -86,11 +101,24 @@ pub async fn collect_all(
             }
             Err(error) => {
                 report.failed += 1;
+                unavailable_in_a_row = match error.is_retryable() {
+                    true => unavailable_in_a_row + 1,
+                    false => 0,
+                };
                 outcome.failures.push(error);
+                if unavailable_in_a_row >= MAX_UNAVAILABLE_IN_A_ROW {
+                    report.skipped = total - report.logs;
+                    return Ok(outcome);
+                }
+                continue;
             }
         }
+        unavailable_in_a_row = 0;
     }
-    report.temporary_objects = gc::delete_temporary_objects(logs, policy, now, dry_run).await?;
+    match gc::delete_temporary_objects(logs, policy, now, dry_run).await {
+        Ok(deleted) => report.temporary_objects = deleted,
+        Err(error) => outcome.failures.push(error),
+    }
     Ok(outcome)
 }
 

@@ -19,9 +19,9 @@ pub async fn import(
     new_id: Option<&SessionId>,
     dry_run: bool,
 ) -> Result<ImportReport> {
-    let scratch = ScratchDirectory::new("import", &*parts.logs.rng);
+    let scratch = ScratchDirectory::new(&*parts.logs.rng);
     let (name, input) = open(path)?;
-    let mut unpacked = import::unpack(&name, input, &**scratch.disk())?;
+    let mut unpacked = import::unpack(&name, input, &scratch)?;
     if let Some(new_id) = new_id {
         unpacked.rename(new_id)?;
     }

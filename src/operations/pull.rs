@@ -16,7 +16,7 @@ use crate::restore::repair::RepairedFile;
 use crate::restore::{self, Options, RestoreContext, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
-use crate::sys::{Disk, STATE_DIR};
+use crate::sys::{Directory, Disk, STATE_DIR};
 use crate::wire::Parts;
 
 /// What to fetch.
@@ -105,17 +105,19 @@ pub async fn copy(
     parts: &Parts,
     id: &LogId,
     point: ResolvedPoint,
-    directory: Arc<Disk>,
+    directory: Arc<dyn Directory>,
 ) -> Result<RestoreReport> {
     let options = Options {
         point,
         ..Options::default()
     };
     let context = context(parts, directory);
-    Ok(restore::restore(&context, id, &options).await?.report)
+    // Boxed, because the future of a restore is large.
+    let restored = Box::pin(restore::restore(&context, id, &options)).await?;
+    Ok(restored.report)
 }
 
-fn context(parts: &Parts, directory: Arc<Disk>) -> RestoreContext {
+fn context(parts: &Parts, directory: Arc<dyn Directory>) -> RestoreContext {
     RestoreContext {
         directory,
         profile: parts.profile.clone(),

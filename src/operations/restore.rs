@@ -225,7 +225,7 @@ impl RestoreService {
     pub async fn restore(&self, request: &RestoreRequest) -> Result<RestoreSummary> {
         let _running = self.running.lock().await;
         let started = Instant::now();
-        // Boxed: the future of a restore is large, and callers keep it on the stack of the main thread.
+        // Boxed: the future of a restore is large, and each caller would hold a copy on its stack.
         let result = Box::pin(self.restore_all(request)).await;
         match &result {
             Ok(summary) if summary.restored.is_empty() => {}

@@ -22,6 +22,6 @@ pub async fn verify(
             names.into_iter().map(|name| logs.id(name)).collect()
         }
     };
-    let scratch = ScratchDirectory::new("verify", &*logs.rng);
-    verify::verify_all(logs, &ids, &**scratch.disk(), deep, on_report).await
+    let scratch = ScratchDirectory::new(&*logs.rng);
+    verify::verify_all(logs, &ids, &scratch, deep, on_report).await
 }

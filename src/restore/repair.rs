@@ -317,6 +317,8 @@ pub(super) fn repair_in_place(
     };
     directory.finish(original, &attributes)?;
     directory.finish(staged, &attributes)?;
+    directory.sync_files(&[original.clone(), staged.clone()])?;
+    directory.sync_names(std::slice::from_ref(original))?;
     directory.rename(staged, path, options.owner)?;
     let Some(file) = directory.open(path)? else {
         return Ok(changes);

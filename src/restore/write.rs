@@ -36,6 +36,11 @@ pub(super) fn write_files(
             context.logs.rng.next() >> 32
         ),
     };
+    // The order that survives a power failure: the staged files are durable before the first of them
+    // gets its name, so that no file of the agent is empty or cut. The names are durable before the
+    // caller writes the ledger and the claim, which say that the files exist. Two syncs of all files
+    // replace one sync per file.
+    writer.complete_staged_files(&report.files, &stored)?;
     let mut cursors = BTreeMap::new();
     for is_transcript in [false, true] {
         let plans = report
@@ -48,6 +53,11 @@ pub(super) fn write_files(
             report.repaired.extend(repaired);
         }
     }
+    let written: Vec<RelPath> = cursors.keys().cloned().collect();
+    context
+        .directory
+        .sync_names(&written)
+        .map_err(|cause| Error::io("sync the restored files", cause))?;
     Ok(cursors)
 }
 
@@ -137,8 +147,10 @@ impl FileWriter<'_> {
             || plan.action == FileAction::Aside
             || plan.action == FileAction::Write && plan.is_moved()
         {
+            // Durable at once, because the next rename may take the old path.
             directory
                 .rename(&plan.local_path, &aside, self.options.owner)
+                .and_then(|()| directory.sync_names(std::slice::from_ref(&aside)))
                 .map_err(failed)?;
         }
         let Some((file, staged)) = stored else {
@@ -180,15 +192,36 @@ impl FileWriter<'_> {
         Ok((cursor, repaired))
     }
 
-    /// Moves a staged file to its path.
-    fn install(
+    /// Sets the length and the attributes of the staged files to install, and makes them durable.
+    fn complete_staged_files(
+        &self,
+        plans: &[FilePlan],
+        stored: &BTreeMap<&RelPath, (&FileState, &StagedFile)>,
+    ) -> Result<()> {
+        let directory: &dyn Directory = &*self.context.directory;
+        let mut completed = Vec::new();
+        let installs =
+            |plan: &&FilePlan| matches!(plan.action, FileAction::Write | FileAction::Replace);
+        for plan in plans.iter().filter(installs) {
+            let Some((file, staged)) = stored.get(&plan.path) else {
+                continue;
+            };
+            self.complete(plan, file, staged)
+                .map_err(|cause| Error::io(format!("write {}", plan.path), cause))?;
+            completed.push(staged.path.clone());
+        }
+        directory
+            .sync_files(&completed)
+            .map_err(|cause| Error::io("sync the staged files", cause))
+    }
+
+    fn complete(
         &self,
         plan: &FilePlan,
         file: &FileState,
         staged: &StagedFile,
-    ) -> std::io::Result<FileCursor> {
+    ) -> std::io::Result<()> {
         let directory: &dyn Directory = &*self.context.directory;
-        let owner = self.options.owner;
         if plan.bytes < file.len {
             directory.write_at(&staged.path, plan.bytes, &[])?;
         }
@@ -198,9 +231,20 @@ impl FileWriter<'_> {
         let attributes = FileAttributes {
             mode: file.mode,
             mtime_ns: file.mtime_ns,
-            owner,
+            owner: self.options.owner,
         };
-        directory.finish(&staged.path, &attributes)?;
+        directory.finish(&staged.path, &attributes)
+    }
+
+    /// Moves a staged file to its path.
+    fn install(
+        &self,
+        plan: &FilePlan,
+        file: &FileState,
+        staged: &StagedFile,
+    ) -> std::io::Result<FileCursor> {
+        let directory: &dyn Directory = &*self.context.directory;
+        let owner = self.options.owner;
         let opened = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
         let cursor =
             FileCursor::read(&*opened, file.kind, plan.bytes)?.ok_or(ErrorKind::UnexpectedEof)?;

@@ -88,7 +88,7 @@ impl Drop for AtomicFile {
 }
 
 /// Makes the name of a file durable.
-pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(directory) if directory.as_os_str().is_empty() => sync_directory(Path::new(".")),
         Some(directory) => sync_directory(directory),

@@ -64,6 +64,8 @@ pub trait OpenFile: Send {
 /// # Contract
 /// - Paths are below the directory. No symbolic link is followed: a write through a link fails.
 /// - `replace` and `rename` are atomic: after a crash the old or the new file exists.
+/// - Nothing but a durable `replace` and the `sync` methods survives a power failure for certain.
+///   Sync a file before you rename it, and its name before you report it as written.
 /// - Reading a missing file returns `None`, not an error.
 pub trait Directory: Send + Sync + 'static {
     /// The items of a directory (`None` is the root), sorted by name; empty if it does not exist.
@@ -80,11 +82,16 @@ pub trait Directory: Send + Sync + 'static {
     /// Truncates a file that sessiond owns at `offset` and appends `bytes`. Creates it if it is
     /// missing, readable by its owner only.
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Sets the attributes of a file, then makes it durable.
+    /// Sets the attributes of a file.
     fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()>;
     /// Renames a file and replaces the target. Creates missing parent directories, owned by
     /// `owner`.
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()>;
     /// Removes a file or a directory with its content. Succeeds if it does not exist.
     fn remove(&self, path: &RelPath) -> io::Result<()>;
+    /// Makes the content and the attributes of files durable. One call for many files costs less
+    /// than a call for each.
+    fn sync_files(&self, paths: &[RelPath]) -> io::Result<()>;
+    /// Makes the names of files durable, after they were created or renamed.
+    fn sync_names(&self, paths: &[RelPath]) -> io::Result<()>;
 }

@@ -1,5 +1,6 @@
 //! The implementation of [`Directory`] for a directory on disk.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -9,8 +10,13 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
-use crate::sys::atomic_file::{AtomicFile, sync_parent};
+use crate::sys::atomic_file::AtomicFile;
 use crate::sys::{Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
+
+/// Up to this many files or directories are synced one by one, and more than that with one sync of
+/// the file system. Each sync of a file waits for the disk (about 1 ms on a cloud volume). A sync of
+/// the file system also writes what other processes wrote, so it does not pay for few files.
+const MAX_SINGLE_SYNCS: usize = 32;
 
 /// A directory on disk.
 pub struct Disk {
@@ -75,6 +81,15 @@ impl Disk {
         Ok(())
     }
 
+    /// The directories that contain these files.
+    fn parents(&self, paths: &[RelPath]) -> BTreeSet<PathBuf> {
+        let parent = |path: &RelPath| match path.parent() {
+            Some(parent) => self.path(&parent),
+            None => self.root.clone(),
+        };
+        paths.iter().map(parent).collect()
+    }
+
     fn path(&self, path: &RelPath) -> PathBuf {
         path.below(&self.root)
     }
@@ -137,6 +152,19 @@ fn rename_across_filesystems(from: &Path, target: &Path) -> io::Result<()> {
     copy.file().set_modified(found.modified()?)?;
     copy.commit()?;
     fs::remove_file(from)
+}
+
+/// Syncs every file system that one of these directories is on. A directory of the agent may be a
+/// separate mount.
+fn sync_filesystems(directories: BTreeSet<PathBuf>) -> io::Result<()> {
+    let mut synced = BTreeSet::new();
+    for directory in directories {
+        let directory = File::open(directory)?;
+        if synced.insert(directory.metadata()?.dev()) {
+            rustix::fs::syncfs(&directory)?;
+        }
+    }
+    Ok(())
 }
 
 fn no_follow() -> i32 {
@@ -286,7 +314,7 @@ impl Directory for Disk {
         if let Some(time) = time {
             file.set_modified(time)?;
         }
-        file.sync_all()
+        Ok(())
     }
 
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()> {
@@ -300,11 +328,10 @@ impl Directory for Disk {
         }
         match fs::rename(self.path(from), &target) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                rename_across_filesystems(&self.path(from), &target)?
+                rename_across_filesystems(&self.path(from), &target)
             }
-            done => done?,
+            done => done,
         }
-        sync_parent(&target)
     }
 
     fn remove(&self, path: &RelPath) -> io::Result<()> {
@@ -318,6 +345,30 @@ impl Directory for Disk {
             fs::remove_file(&path)
         })
         .map(|_| ())
+    }
+
+    fn sync_files(&self, paths: &[RelPath]) -> io::Result<()> {
+        if paths.len() > MAX_SINGLE_SYNCS {
+            return sync_filesystems(self.parents(paths));
+        }
+        for path in paths {
+            let mut options = OpenOptions::new();
+            let flags = no_follow() | OFlags::NONBLOCK.bits() as i32;
+            let file = options.read(true).custom_flags(flags);
+            file.open(self.path(path))?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    fn sync_names(&self, paths: &[RelPath]) -> io::Result<()> {
+        let parents = self.parents(paths);
+        if parents.len() > MAX_SINGLE_SYNCS {
+            return sync_filesystems(parents);
+        }
+        for parent in parents {
+            File::open(parent)?.sync_all()?;
+        }
+        Ok(())
     }
 }
 

@@ -21,6 +21,10 @@ pub struct RetentionPolicy {
     pub ttl: Option<Duration>,
     /// How long compacted entries and removed sessions are kept.
     pub grace: Duration,
+    /// Whether archived sessions expire too.
+    pub include_archived: bool,
+    /// Whether sessions with a named checkpoint expire too.
+    pub include_checkpoints: bool,
 }
 
 /// The purge entry is deleted after this many grace periods. Until then, it prevents a suspended
@@ -38,6 +42,8 @@ pub struct LogListing {
     pub pinned: Vec<Seq>,
     /// Whether a fork needs the log. If so, the log is kept even if the session was removed.
     pub has_forks: bool,
+    /// Whether a checkpoint of the session has a name.
+    pub has_named_checkpoint: bool,
 }
 
 /// A step of garbage collection for one log.
@@ -227,6 +233,8 @@ mod tests {
         history: Duration::from_secs(7 * 24 * 60 * 60),
         ttl: Some(Duration::from_secs(30 * 24 * 60 * 60)),
         grace: DAY,
+        include_archived: false,
+        include_checkpoints: false,
     };
 
     fn day(day: i64) -> Timestamp {
@@ -431,6 +439,8 @@ mod tests {
             history: Duration::from_secs(history * HOUR as u64),
             ttl: None,
             grace: Duration::from_secs(grace * HOUR as u64),
+            include_archived: false,
+            include_checkpoints: false,
         });
         (gaps, compacted, gone, branches, late, policy, 0i64..800).prop_map(
             |(gaps, compacted, gone, branches, late, policy, wait)| {

@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::collect::{GcStep, LogListing, RetentionPolicy, plan_steps};
 use super::compact::merge_small_segments;
 use super::remove::remove_if_head;
+use super::status;
 use crate::codec::pin::Pin;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
@@ -23,7 +24,9 @@ use crate::log::pins::StoredPin;
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Segment, SegmentKind, head};
 use crate::log::writer::LogWriter;
-use crate::model::{EntryKind, LogId, RelPath, Seq, Ttl, keys};
+use crate::model::{
+    ClosedStatus, EntryKind, LogId, RelPath, Seq, SessionMetadata, SessionStatus, Ttl, keys,
+};
 use crate::store::{Store, list_objects};
 use crate::sys::Directory;
 use crate::sys::clock::new_writer_id;
@@ -43,6 +46,26 @@ pub struct CollectReport {
     pub objects: usize,
     /// Size of these objects.
     pub bytes: u64,
+    /// Why the session is kept although its TTL has passed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exempt: Option<Exemption>,
+}
+
+impl CollectReport {
+    /// Whether the session expires.
+    pub fn expires(&self) -> bool {
+        self.steps.contains(&GcStep::Expire.as_str())
+    }
+}
+
+/// Why a session is kept although its TTL has passed.
+#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Exemption {
+    /// It is archived.
+    Archived,
+    /// It has a named checkpoint.
+    NamedCheckpoint,
 }
 
 /// The current time of the store's clock: the modification time of an object that is written for
@@ -127,16 +150,16 @@ impl LogCollector<'_> {
             ..CollectReport::default()
         };
         let (listing, metadata_versions) = self.list().await?;
-        let own_ttl = if metadata_versions.is_empty() {
-            None
+        let metadata = if metadata_versions.is_empty() {
+            SessionMetadata::default()
         } else {
-            self.logs.metadata(self.id).await?.metadata.ttl
+            self.logs.metadata(self.id).await?.metadata
         };
         // Projects do not expire.
         let ttl = if self.id.name.is_project() {
             None
         } else {
-            own_ttl.map_or(self.policy.ttl, Ttl::duration)
+            metadata.ttl.map_or(self.policy.ttl, Ttl::duration)
         };
         let policy = RetentionPolicy {
             ttl,
@@ -146,7 +169,14 @@ impl LogCollector<'_> {
             return Ok(report);
         }
         let last = self.last_kind(&listing).await?;
-        for step in plan_steps(&listing, last, ttl, self.policy, now) {
+        let mut steps = plan_steps(&listing, last, ttl, self.policy, now);
+        if steps.contains(&GcStep::Expire) {
+            report.exempt = self.exemption(&listing, &metadata).await?;
+            if report.exempt.is_some() {
+                steps = plan_steps(&listing, last, None, self.policy, now);
+            }
+        }
+        for step in steps {
             report.steps.push(step.as_str());
             let deleted = match &step {
                 GcStep::DeleteCovered(segments) if dry_run => sizes(segments),
@@ -157,6 +187,25 @@ impl LogCollector<'_> {
             report.bytes += deleted.bytes;
         }
         Ok(report)
+    }
+
+    /// Why the session does not expire. A session that grew after it was archived is active.
+    async fn exemption(
+        &self,
+        listing: &LogListing,
+        metadata: &SessionMetadata,
+    ) -> Result<Option<Exemption>> {
+        if listing.has_named_checkpoint && !self.policy.include_checkpoints {
+            return Ok(Some(Exemption::NamedCheckpoint));
+        }
+        let is_marked = metadata
+            .closed
+            .is_some_and(|closed| closed.status == ClosedStatus::Archived);
+        if !is_marked || self.policy.include_archived {
+            return Ok(None);
+        }
+        let raw_bytes = status::raw_bytes(self.logs, self.id).await?;
+        Ok((metadata.status(raw_bytes) == SessionStatus::Archived).then_some(Exemption::Archived))
     }
 
     async fn list(&self) -> Result<(LogListing, Vec<u64>)> {
@@ -171,6 +220,8 @@ impl LogCollector<'_> {
         for pin in self.pins().await? {
             listing.has_forks |= pin.outlives_session();
             listing.pinned.extend(pin.seq());
+            // An unreadable pin may be a named checkpoint.
+            listing.has_named_checkpoint |= !matches!(pin, StoredPin::Readable(Pin::Fork { .. }));
             // An unreadable pin may refer to any entry.
             if matches!(pin, StoredPin::Unreadable(_)) {
                 let all = listing.segments.iter().map(|segment| segment.last_seq);

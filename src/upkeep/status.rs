@@ -79,7 +79,7 @@ pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Res
 }
 
 /// Number of raw bytes of a session that exists and was not removed.
-async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
+pub(super) async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
     let read = logs
         .read_log(id, ReadOptions::default(), LogState::default)
         .await?;

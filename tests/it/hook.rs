@@ -62,8 +62,8 @@ fn spawn(
     command.spawn().unwrap()
 }
 
-/// Calls the hook as the agent does. It must print nothing on stdout, at most one line on stderr,
-/// and exit with 0.
+/// Calls the hook as the agent does. It must print nothing but a message on stdout, at most one line
+/// on stderr, and exit with 0.
 #[track_caller]
 fn hook_with(
     backend: &Backend,
@@ -80,7 +80,21 @@ fn hook_with(
     drop(input);
     let ran = Ran(child.wait_with_output().unwrap());
     let took = began.elapsed();
-    assert_eq!((ran.code(), ran.out().as_str()), (0, ""), "{}", ran.err());
+    assert_eq!(ran.code(), 0, "{}", ran.err());
+    // Plain text would reach the model; this message reaches the user, or a headless caller.
+    if !ran.out().is_empty() {
+        let lines: Vec<Value> = ran
+            .out()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let messages: Vec<String> = ran.err().lines().map(str::to_owned).collect();
+        let expected: Vec<Value> = messages
+            .iter()
+            .map(|message| json!({ "systemMessage": message }))
+            .collect();
+        assert_eq!(lines, expected);
+    }
     assert!(!ran.err().contains("secret"), "{}", ran.err());
     (ran.err(), took)
 }
@@ -95,6 +109,14 @@ fn hook(
     let (stderr, took) = hook_with(backend, home, arguments, input_text.as_bytes(), |_| {});
     assert!(stderr.lines().count() <= 1, "{stderr}");
     (stderr, took)
+}
+
+/// The message that the hook shows to the client on stdout.
+fn shown(backend: &Backend, home: &TempHome, arguments: &[&str], input_text: &str) -> Value {
+    let mut child = spawn(backend, home, arguments, |_| {});
+    let _ = child.stdin.take().unwrap().write_all(input_text.as_bytes());
+    let ran = Ran(child.wait_with_output().unwrap());
+    ran.json()
 }
 
 /// A daemon that flushes only on request: the first change is uploaded immediately, and the next
@@ -282,6 +304,10 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
         let (stderr, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
         assert!(stderr.contains("not durable after 1s"), "{stderr}");
+        // A headless caller does not see the stderr of a hook.
+        let shown = shown(&backend, &home, &["--deadline", "1s"], &event(&home, file));
+        let message = shown["systemMessage"].as_str().unwrap_or_default();
+        assert!(message.contains("not durable after 1s"), "{shown}");
         assert!(
             took >= Duration::from_secs(1) && took < Duration::from_secs(4),
             "{took:?}"

@@ -947,6 +947,8 @@ async fn reindex_gives_the_same_message_rows(database: TestDatabase) {
         history: std::time::Duration::ZERO,
         ttl: None,
         grace: std::time::Duration::ZERO,
+        include_archived: false,
+        include_checkpoints: false,
     };
     for round in 0..3 {
         let mut deleted = 0;

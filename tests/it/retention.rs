@@ -146,16 +146,16 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     let whole = stream(&backend, &home, 3);
     age_objects(&backend, 8 * DAY);
     backend.run(&home, &["ttl", "s1", "never"]).ok();
-    backend.run(&home, &["gc"]).ok();
+    backend.run(&home, &["gc", "--ttl", "7d"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
     let output = backend.run(&home, &["ttl", "s1", "9d"]);
     assert!(output.out().contains("9 days"), "{}", output.out());
-    backend.run(&home, &["gc"]).ok();
+    backend.run(&home, &["gc", "--ttl", "7d"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
 
     backend.run(&home, &["ttl", "s1", "default"]).ok();
     assert_eq!(
-        backend.run(&home, &["gc", "--json"]).json()["collected"][0]["steps"][0],
+        backend.run(&home, &["gc", "--ttl", "7d", "--json"]).json()["collected"][0]["steps"][0],
         "expire"
     );
     let elsewhere = TempHome::new();
@@ -189,15 +189,15 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     );
 
     age_objects(&backend, 8 * DAY);
-    backend.run(&home, &["gc"]).ok();
+    backend.run(&home, &["gc", "--ttl", "7d"]).ok();
     age_objects(&backend, DAY / 2);
     assert_eq!(
-        backend.run(&home, &["gc", "--json"]).json()["objects"],
+        backend.run(&home, &["gc", "--ttl", "7d", "--json"]).json()["objects"],
         0,
         "within the grace period nothing is deleted"
     );
     age_objects(&backend, DAY);
-    backend.run(&home, &["gc"]).ok();
+    backend.run(&home, &["gc", "--ttl", "7d"]).ok();
     assert_eq!(
         count(&session(&backend).join("log")),
         1,
@@ -212,6 +212,85 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     assert_eq!(restored(&backend, &[]), longer);
     assert!(longer.starts_with(&whole));
     backend.run(&home, &["verify", "--all", "--deep"]).ok();
+}
+
+#[test]
+fn gc_keeps_every_session_that_has_no_ttl() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    let whole = stream(&backend, &home, 3);
+    age_objects(&backend, 4000 * DAY);
+    // SESSIOND_TTL is the TTL of the sessions that a daemon writes; gc does not read it.
+    let mut gc = backend.command(&home, &["gc", "--json"]);
+    gc.env("SESSIOND_TTL", "1s");
+    let report: serde_json::Value =
+        serde_json::from_slice(&gc.output().expect("run gc").stdout).expect("JSON");
+    assert_eq!(report["expired"], 0, "{report}");
+    backend.run(&home, &["gc"]).ok();
+    age_objects(&backend, 10 * DAY);
+    backend.run(&home, &["gc"]).ok();
+    assert_eq!(restored(&backend, &[]), whole);
+
+    let plan = backend.run(&home, &["gc", "--ttl", "7d", "--dry-run"]);
+    assert!(plan.out().contains("1 session expires;"), "{}", plan.out());
+    let said = backend.run(&home, &["gc", "--ttl", "7d"]);
+    assert!(said.out().contains("1 session expired;"), "{}", said.out());
+}
+
+#[test]
+fn an_archived_session_expires_only_if_it_is_included() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, 3);
+    backend.run(&home, &["ttl", "s1", "1d"]).ok();
+    backend.run(&home, &["close", "s1"]).ok();
+    backend.run(&home, &["archive", "s1"]).ok();
+    age_objects(&backend, 2 * DAY);
+    let kept = backend.run(&home, &["gc", "--ttl", "1d", "--json"]).json();
+    assert_eq!(
+        (&kept["expired"], &kept["exempt"]),
+        (&0.into(), &1.into()),
+        "{kept}"
+    );
+    backend.run(&home, &["gc", "--include-checkpoints"]).ok();
+    assert!(restored(&backend, &[]).len() > 1);
+    // The session grows: it is active again, and its TTL applies.
+    stream(&backend, &home, 1);
+    age_objects(&backend, 2 * DAY);
+    let plan = backend.run(&home, &["gc", "--dry-run", "--json"]).json();
+    assert_eq!(plan["expired"], 1, "{plan}");
+
+    backend.run(&home, &["close", "s1"]).ok();
+    backend.run(&home, &["archive", "s1"]).ok();
+    let report = backend
+        .run(&home, &["gc", "--include-archived", "--json"])
+        .json();
+    assert_eq!(report["expired"], 1, "{report}");
+}
+
+#[test]
+fn a_session_with_a_named_checkpoint_expires_only_if_it_is_included() {
+    let backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, 3);
+    backend
+        .run(&home, &["checkpoint", "s1", "--name", "release"])
+        .ok();
+    age_objects(&backend, 8 * DAY);
+    let said = backend.run(&home, &["gc", "--ttl", "7d", "--include-archived"]);
+    assert!(
+        said.out().contains("1 session is past the TTL"),
+        "{}",
+        said.out()
+    );
+    assert!(restored(&backend, &["--at", "release"]).len() > 1);
+    let report = backend
+        .run(
+            &home,
+            &["gc", "--ttl", "7d", "--include-checkpoints", "--json"],
+        )
+        .json();
+    assert_eq!(report["expired"], 1, "{report}");
 }
 
 #[test]

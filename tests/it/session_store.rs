@@ -29,7 +29,11 @@ pub struct Server {
 
 impl Server {
     pub fn start(backend: &Backend, home: &TempHome) -> Server {
-        let mut command = backend.command(home, &["serve-store", "--listen", "http://127.0.0.1:0"]);
+        Server::start_with(backend, home, &["--listen", "http://127.0.0.1:0"])
+    }
+
+    fn start_with(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Server {
+        let mut command = backend.command(home, &[&["serve-store"], arguments].concat());
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -304,9 +308,17 @@ fn invalid_session_store_requests_are_rejected() {
     let refused = |arguments: &[&str]| backend.run(&home, &[&["serve-store"], arguments].concat());
     refused(&["--listen", "http://0.0.0.0:80"]).fails(
         2,
-        "expected a loopback address",
-        "127.0.0.1",
+        "an address of other machines needs a token",
+        "--token-file",
     );
+    let short = home.path().join("short-token");
+    std::fs::write(&short, "secret\n").unwrap();
+    refused(&["--token-file", short.to_str().unwrap()]).fails(2, "16 to 1024", "openssl rand");
+    // Only a socket is replaced.
+    let file = home.path().join("precious");
+    std::fs::write(&file, "content").unwrap();
+    refused(&["--listen", &format!("unix://{}", file.display())]).fails(2, "is not a socket", "");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "content");
     refused(&["--agent", "codex"]).fails(2, "claude-code only", "--agent");
     refused(&["--root", home.home().join(".claude").to_str().unwrap()]).fails(
         2,
@@ -384,4 +396,56 @@ fn invalid_session_store_requests_are_rejected() {
     assert!(response.contains("413"), "{response}");
     // A second server on the same directory.
     refused(&[]).fails(7, "is running for", "--root");
+}
+
+#[test]
+fn a_session_store_with_a_token_serves_only_clients_that_send_it() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let file = home.path().join("token");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").unwrap();
+    // All addresses of the machine; the test itself connects through loopback.
+    let arguments = ["--listen", "http://0.0.0.0:0", "--token-file"];
+    let arguments = [&arguments[..], &[file.to_str().unwrap()]].concat();
+    let mut server = Server::start_with(&backend, &home, &arguments);
+    server.address = server.address.replace("0.0.0.0", "127.0.0.1");
+    let send = |host: &str, authorization: &str| {
+        let head = format!(
+            "POST /v1/list-sessions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+             {authorization}"
+        );
+        let body = json!({ "project_key": PROJECT }).to_string();
+        server.send(&head, &body).unwrap().0
+    };
+    assert_eq!(send("localhost", ""), 401);
+    assert_eq!(send("localhost", "authorization: Bearer wrong\r\n"), 401);
+    let right = "authorization: Bearer 0123456789abcdef0123456789abcdef\r\n";
+    assert_eq!(send("localhost", right), 200);
+    assert_eq!(send("sessions.internal:7474", right), 200);
+    let origin = format!("{right}origin: http://evil.example\r\n");
+    assert_eq!(send("localhost", &origin), 400);
+}
+
+on_each_backend!(a_session_deleted_in_one_of_two_projects_is_not_listed_there);
+fn a_session_deleted_in_one_of_two_projects_is_not_listed_there(backend: Backend) {
+    let home = TempHome::new();
+    let server = Server::start(&backend, &home);
+    let key = |project: &str| json!({ "project_key": project, "session_id": SESSION });
+    let listed = |project: &str| {
+        let text = server.expect(200, "list-sessions", &json!({ "project_key": project }));
+        let sessions: Value = serde_json::from_str(&text).unwrap();
+        sessions["sessions"].as_array().unwrap().len()
+    };
+    for round in 0..5 {
+        for project in ["-one", "-two"] {
+            let entry = user_entry(round);
+            let append = append(&key(project), &format!("{project}-{round}"), &[entry]);
+            server.expect(200, "append", &append);
+        }
+        assert_eq!((listed("-one"), listed("-two")), (1, 1), "round {round}");
+        server.expect(200, "delete", &json!({ "key": key("-two") }));
+        assert_eq!((listed("-one"), listed("-two")), (1, 0), "round {round}");
+        // The index has recorded the deletion.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!((listed("-one"), listed("-two")), (1, 0), "round {round}");
+    }
 }

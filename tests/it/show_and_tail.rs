@@ -252,6 +252,8 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         history: Duration::ZERO,
         ttl: None,
         grace: Duration::ZERO,
+        include_archived: false,
+        include_checkpoints: false,
     };
     let collect = async || {
         let now = gc::store_time(&logs).await.unwrap();

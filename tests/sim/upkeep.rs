@@ -73,6 +73,8 @@ impl Upkeep {
                     history: hours(history),
                     ttl: ttl.map(hours),
                     grace: GRACE,
+                    include_archived: false,
+                    include_checkpoints: true,
                 };
                 tokio::task::spawn_local(async move {
                     let now = gc::store_time(&logs).await?;

@@ -266,6 +266,7 @@ impl TranscriptCache {
             directory
                 .write_at(path, start, &new.bytes)
                 .and_then(|()| directory.finish(path, attributes))
+                .and_then(|()| directory.sync_files(std::slice::from_ref(path)))
                 .and_then(|()| directory.stat(path))
         };
         match write().map_err(|cause| Error::io(format!("write {path}"), cause)) {

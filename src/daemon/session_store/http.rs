@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN};
+use axum::http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN,
+    WWW_AUTHENTICATE,
+};
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -20,6 +23,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::token::Token;
 use super::{
     Append, RequestKey, SessionStore, SessionSummary, SummaryUpdate, TranscriptLines, project_id,
 };
@@ -46,6 +50,13 @@ const MAX_CONNECTIONS: usize = 256;
 /// Time limit for the headers of a request, and again for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a response may wait for the client to read. After that, its connection is closed: it
+/// would take the place of another client.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time limit for a complete response. The largest transcripts have a gigabyte.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Size of the chunks in which a transcript is sent.
 const CHUNK_BYTES: u64 = 64 << 10;
 
@@ -64,14 +75,16 @@ const PATHS: [&str; 7] = [
 pub async fn serve(
     store: Arc<SessionStore>,
     listener: Listener,
+    token: Option<Token>,
     shutdown: impl Future<Output = Instant>,
 ) {
     let limits = ServerLimits {
         max_connections: MAX_CONNECTIONS,
         header_timeout: READ_TIMEOUT,
         single_request_timeout: None,
+        write_timeout: WRITE_TIMEOUT,
     };
-    http::serve(router(store), listener, limits, shutdown).await;
+    http::serve(router(store, token), listener, limits, shutdown).await;
 }
 
 /// The state that all handlers share.
@@ -81,7 +94,8 @@ struct Api {
     body_budget: Arc<Semaphore>,
 }
 
-fn router(store: Arc<SessionStore>) -> Router {
+fn router(store: Arc<SessionStore>, token: Option<Token>) -> Router {
+    let token = Arc::new(token);
     let api = Api {
         store,
         body_budget: Arc::new(Semaphore::new(BODY_BUDGET_KIB as usize)),
@@ -100,7 +114,10 @@ fn router(store: Arc<SessionStore>) -> Router {
         // `JsonBody` limits bodies itself.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn(run_to_completion))
-        .layer(from_fn(reject_browsers))
+        .layer(from_fn(move |request: Request, next: Next| {
+            let token = token.clone();
+            async move { authorize(token.as_ref().as_ref(), request, next).await }
+        }))
         .layer(from_fn(log_response))
         .with_state(api)
 }
@@ -112,17 +129,33 @@ async fn log_response(request: Request, next: Next) -> Response {
     response
 }
 
-/// Rejects requests that a web page can make to a port of the local machine. A browser sends the
-/// page's origin, or a host name that an attacker made resolve to this machine.
-async fn reject_browsers(request: Request, next: Next) -> Response {
-    if is_local_program(request.headers()) {
-        return next.run(request).await;
+/// Rejects requests without the token. Without a token to check, rejects requests that a web page
+/// can make to a port of the local machine: a browser sends the page's origin, or a host name that
+/// an attacker made resolve to this machine.
+async fn authorize(token: Option<&Token>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let is_web_page = headers.get(ORIGIN).is_some() || token.is_none() && !has_local_host(headers);
+    if is_web_page {
+        let error = Error::usage("the session store serves local programs only, not web pages");
+        return ApiError(error).into_response();
     }
-    let error = Error::usage("the session store serves local programs only, not web pages");
-    ApiError(error).into_response()
+    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    if token.is_some_and(|token| !token.is_in(authorization)) {
+        return unauthorized();
+    }
+    next.run(request).await
 }
 
-fn is_local_program(headers: &HeaderMap) -> bool {
+fn unauthorized() -> Response {
+    let body = json!({
+        "error": "the token is missing or wrong",
+        "hint": "send the token of --token-file as \"Authorization: Bearer TOKEN\"",
+    });
+    let scheme = [(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
+    (StatusCode::UNAUTHORIZED, scheme, Json(body)).into_response()
+}
+
+fn has_local_host(headers: &HeaderMap) -> bool {
     let host = headers
         .get(HOST)
         .and_then(|host| host.to_str().ok())
@@ -131,7 +164,7 @@ fn is_local_program(headers: &HeaderMap) -> bool {
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()))
         .map_or(host, |(name, _)| name);
-    headers.get(ORIGIN).is_none() && matches!(name, "" | "localhost" | "127.0.0.1" | "[::1]")
+    matches!(name, "" | "localhost" | "127.0.0.1" | "[::1]")
 }
 
 /// Runs each request in a task of its own, so that a client that disconnects does not interrupt it
@@ -389,12 +422,17 @@ fn too_large() -> Response {
     (StatusCode::PAYLOAD_TOO_LARGE, Json(body)).into_response()
 }
 
-/// Sends a transcript in chunks, so that memory does not grow with its size.
+/// Sends a transcript in chunks, so that memory does not grow with its size. A client that reads too
+/// slowly loses its connection.
 fn stream_lines(lines: TranscriptLines) -> Response {
     let len = lines.len;
-    let chunks = futures_util::stream::try_unfold((lines, 0), |(lines, offset)| async move {
+    let deadline = Instant::now() + RESPONSE_TIMEOUT;
+    let chunks = futures_util::stream::try_unfold((lines, 0), move |(lines, offset)| async move {
         if offset == lines.len {
             return Ok(None);
+        }
+        if Instant::now() >= deadline {
+            return Err(std::io::ErrorKind::TimedOut.into());
         }
         let mut chunk = vec![0; (lines.len - offset).min(CHUNK_BYTES) as usize];
         let read = lines.file.read_at(&mut chunk, offset)?;

@@ -7,6 +7,7 @@
 mod batch;
 pub mod http;
 mod key;
+pub mod token;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -289,6 +290,9 @@ impl SessionStore {
         for row in self.indexed_sessions(project).await? {
             let updated = row.updated.as_millisecond();
             match mtimes.get_mut(&row.id) {
+                // The local files are the newest, and this project has no transcript among them: it
+                // was deleted, and the index has not recorded that yet.
+                None if self.is_local(&row) => {}
                 None => drop(mtimes.insert(row.id, updated)),
                 // Another writer has changed the session since.
                 Some(mtime) if self.is_outdated(&row) => *mtime = updated.max(*mtime + 1),
@@ -560,6 +564,15 @@ impl SessionStore {
                 None => return Ok(rows),
             }
         }
+    }
+
+    /// Whether the local files of a session are complete and as new as its log.
+    fn is_local(&self, row: &SessionRow) -> bool {
+        let name = row.id.parse();
+        let ledger = name
+            .ok()
+            .and_then(|name| self.ledger(&self.parts.logs.id(name)));
+        ledger.is_some_and(|ledger| self.has_all_files(&ledger)) && !self.is_outdated(row)
     }
 
     /// Whether the local files of a session are older than its log.

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -46,6 +46,9 @@ const PATH_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'-')
     .remove(b'_');
+
+/// Device and inode of an index file.
+pub(super) type FileIdentity = (u64, u64);
 
 /// The database system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,6 +163,17 @@ impl Target {
             url,
             address,
         })
+    }
+
+    /// The index file that exists now; none if there is none, or the database is a server.
+    pub(super) fn file_identity(&self) -> Option<FileIdentity> {
+        match &self.engine {
+            Engine::Sqlite(path) => {
+                let found = std::fs::metadata(path).ok()?;
+                Some((found.dev(), found.ino()))
+            }
+            Engine::Postgres => None,
+        }
     }
 
     /// Returns the address for messages, without secrets.

@@ -54,10 +54,19 @@ impl SqlError {
                         | E::WorkerCrashed
                 ) || matches!(error, E::InvalidSavePointStatement | E::BeginFailed)
                     || matches!(error, E::Database(error) if error.code().is_some_and(|code| ends_transaction(&code)))
+                    || matches!(error, E::Database(error) if is_recreated(&**error))
             }
             SqlError::Migrate(_) | SqlError::Classified(_) => false,
         }
     }
+}
+
+/// Whether the database was dropped, or created again without the schema. The next connection
+/// creates the schema.
+fn is_recreated(error: &dyn sqlx::error::DatabaseError) -> bool {
+    // Undefined table; unknown database; connection ended by an administrator.
+    let is_code = |code: &str| matches!(code, "42P01" | "3D000" | "57P01");
+    error.code().is_some_and(|code| is_code(&code)) || error.message().starts_with("no such table")
 }
 
 /// Whether SQLite may have rolled back by itself (NOMEM, INTERRUPT, IOERR, FULL). The driver still

@@ -97,6 +97,13 @@ impl Backend {
         &index.expect("every backend has an index").1
     }
 
+    /// The value of a variable.
+    pub fn env(&self, name: &str) -> Option<&str> {
+        let mut variables = self.env.iter();
+        let found = variables.find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
     /// Sets or replaces a variable.
     pub fn set(&mut self, name: &'static str, value: impl Into<String>) {
         self.env.retain(|(known, _)| *known != name);

@@ -1,4 +1,4 @@
-//! A directory that counts the bytes that sessiond reads.
+//! A directory that counts the bytes that sessiond reads, and records renames and syncs.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,6 +14,8 @@ pub struct CountingDirectory {
     read: Arc<AtomicU64>,
     /// Files whose path contains this text cannot be opened.
     denied: Mutex<Option<String>>,
+    /// The renames and syncs so far.
+    actions: Mutex<Vec<String>>,
     /// Listing waits for this lock.
     list_lock: Mutex<()>,
 }
@@ -24,6 +26,7 @@ impl CountingDirectory {
             inner: Disk::new(root),
             read: Arc::default(),
             denied: Mutex::default(),
+            actions: Mutex::default(),
             list_lock: Mutex::default(),
         }
     }
@@ -31,6 +34,15 @@ impl CountingDirectory {
     /// Listing hangs until the guard is dropped.
     pub fn block_listing(&self) -> MutexGuard<'_, ()> {
         self.list_lock.lock().unwrap()
+    }
+
+    /// The renames and syncs so far, in order.
+    pub fn actions(&self) -> Vec<String> {
+        self.actions.lock().unwrap().clone()
+    }
+
+    fn log(&self, action: String) {
+        self.actions.lock().unwrap().push(action);
     }
 
     pub fn bytes_read(&self) -> u64 {
@@ -106,10 +118,21 @@ impl Directory for CountingDirectory {
     }
 
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()> {
+        self.log(format!("rename to {to}"));
         self.inner.rename(from, to, owner)
     }
 
     fn remove(&self, path: &RelPath) -> io::Result<()> {
         self.inner.remove(path)
+    }
+
+    fn sync_files(&self, paths: &[RelPath]) -> io::Result<()> {
+        self.log(format!("sync {} files", paths.len()));
+        self.inner.sync_files(paths)
+    }
+
+    fn sync_names(&self, paths: &[RelPath]) -> io::Result<()> {
+        self.log(format!("sync {} names", paths.len()));
+        self.inner.sync_names(paths)
     }
 }

@@ -124,6 +124,14 @@ impl Postgres {
         self.url(&name)
     }
 
+    /// Drops the database at a URL, with its connections, and creates it again, empty.
+    pub fn recreate_database(&self, url: &str) {
+        let url = url::Url::parse(url).unwrap();
+        let name = url.path().trim_start_matches('/');
+        self.execute(format!("DROP DATABASE {name} WITH (FORCE)"));
+        self.execute(format!("CREATE DATABASE {name}"));
+    }
+
     /// Creates a database of the role `locked`, which needs [`Postgres::PASSWORD`], and returns its
     /// URL.
     pub fn url_with_password(&self, password: &str) -> String {

@@ -1,0 +1,150 @@
+//! Notices that the index lost entries that this process had recorded, and queues them again.
+//!
+//! The database file can be deleted, the database dropped and created again, or an old backup
+//! restored, all under a running daemon. The next update creates the schema again, but brings only
+//! its own log back. Owns the check. Does not own recording (`indexer`) or reconnecting (`index`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+
+use super::indexer;
+use crate::capture::tracked_log::LogStatus;
+use crate::capture::{IndexQueue, StreamerHandle};
+use crate::error::{ErrorKind, Result};
+use crate::index::Index;
+use crate::log::Logs;
+use crate::model::{LogId, LogName, Seq};
+use crate::sys::{Counters, Directory, Operation};
+use crate::wire::Parts;
+
+/// How often the index is checked: one lookup by primary key. `status` and `doctor` also check it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The same for an index file, which no other machine shares.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Maximum number of lookups until an indexed log is found.
+const MAX_CANDIDATES: usize = 4;
+
+/// Watches the index of a daemon.
+pub struct IndexWatch {
+    index: Arc<dyn Index>,
+    logs: Logs,
+    directory: Arc<dyn Directory>,
+    handle: StreamerHandle,
+    queue: Arc<IndexQueue>,
+    counters: Arc<Counters>,
+    reachable: Arc<AtomicBool>,
+    interval: Duration,
+    /// A log that the index had, and its head then. If the index lacks it now, it lost entries.
+    known: Mutex<Option<(LogId, Seq)>>,
+    losses: AtomicU64,
+}
+
+impl IndexWatch {
+    /// A watch of the index of `parts`.
+    pub fn new(
+        parts: &Parts,
+        handle: StreamerHandle,
+        queue: Arc<IndexQueue>,
+        counters: Arc<Counters>,
+        reachable: Arc<AtomicBool>,
+    ) -> Result<IndexWatch> {
+        let is_file = parts.index.address().starts_with("sqlite:");
+        Ok(IndexWatch {
+            index: parts.index.clone(),
+            logs: parts.logs.clone(),
+            directory: parts.directory()?,
+            handle,
+            queue,
+            counters,
+            reachable,
+            interval: if is_file {
+                FILE_CHECK_INTERVAL
+            } else {
+                CHECK_INTERVAL
+            },
+            known: Mutex::default(),
+            losses: AtomicU64::new(0),
+        })
+    }
+
+    /// How often the index lost entries.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
+    }
+
+    /// Checks the index at an interval, forever.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(self.interval).await;
+            self.check().await;
+        }
+    }
+
+    /// Checks the index once.
+    pub async fn check(&self) {
+        // The indexer reports errors while it works, and entries in its queue are not lost.
+        if !self.queue.is_idle() {
+            return;
+        }
+        if let Err(error) = self.look_up().await {
+            if self.reachable.swap(false, Ordering::Relaxed) {
+                tracing::warn!(%error, "the index is unreachable; streaming continues");
+            }
+            self.counters.record_error(Operation::Index, error.kind());
+        }
+    }
+
+    async fn look_up(&self) -> Result<()> {
+        let mut known = self.known.lock().await;
+        let statuses = self.handle.status().await?;
+        if let Some((log, head)) = known.clone() {
+            let found = self.index.session(&log).await?;
+            self.reachable.store(true, Ordering::Relaxed);
+            if found.is_none_or(|row| row.head < head) {
+                *known = None;
+                self.losses.fetch_add(1, Ordering::Relaxed);
+                self.counters
+                    .record_error(Operation::Index, ErrorKind::NotFound);
+                tracing::warn!(
+                    index = self.index.address(),
+                    "the index lost entries, or was created again; sending them again"
+                );
+                return self.queue_all(&statuses).await;
+            }
+        }
+        *known = self.find_indexed(&statuses).await?;
+        Ok(())
+    }
+
+    async fn queue_all(&self, statuses: &[LogStatus]) -> Result<()> {
+        let names: Vec<LogName> = statuses
+            .iter()
+            .filter_map(|status| status.session.parse().ok())
+            .collect();
+        let directory = &*self.directory;
+        indexer::queue_stale_logs(&self.queue, &*self.index, &self.logs, directory, &names).await
+    }
+
+    /// A log of this daemon that the index has completely. The index need not have all: sessions
+    /// that were deleted still have local files.
+    async fn find_indexed(&self, statuses: &[LogStatus]) -> Result<Option<(LogId, Seq)>> {
+        let is_candidate = |status: &&LogStatus| status.head > 0 && status.write_target == "main";
+        for status in statuses.iter().filter(is_candidate).take(MAX_CANDIDATES) {
+            let Ok(name) = status.session.parse::<LogName>() else {
+                continue;
+            };
+            let log = self.logs.id(name);
+            let found = self.index.session(&log).await?;
+            self.reachable.store(true, Ordering::Relaxed);
+            if found.is_some_and(|row| row.head >= status.head) {
+                return Ok(Some((log, status.head)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,105 @@
+//! Keeps the control socket and the lock of the root in place if the agent's directory, or the state
+//! directory in it, is removed and created again under a running daemon.
+//!
+//! Owns the socket of the daemon. The first lock belongs to the restore, which comes before.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::socket::{self, RequestHandler};
+use crate::error::Result;
+use crate::sys::lock::{RootLock, lock_root, state_dir};
+
+/// How often the files are checked, with two system calls. Clients find no daemon until then.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Device and inode of a file; none if it does not exist.
+type Identity = Option<(u64, u64)>;
+
+/// Serves the control socket of a root.
+pub struct StateGuard {
+    root: PathBuf,
+    handler: Arc<dyn RequestHandler>,
+    server: JoinHandle<()>,
+    /// The lock that replaces the one whose file was removed.
+    lock: Option<RootLock>,
+    socket: Identity,
+    lock_file: Identity,
+}
+
+impl StateGuard {
+    /// Starts to serve requests. The caller holds the lock of the root.
+    pub fn start(root: &Path, handler: Arc<dyn RequestHandler>) -> Result<StateGuard> {
+        let server = socket::listen(root, handler.clone())?;
+        Ok(StateGuard {
+            root: root.to_owned(),
+            handler,
+            server,
+            lock: None,
+            socket: identity(&socket::path(root)),
+            lock_file: identity(&lock_path(root)),
+        })
+    }
+
+    /// Checks the files, forever; abort the task to stop.
+    pub async fn run(mut self) {
+        let mut failed = false;
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            // The agent creates its directory again. A directory of ours would be in its way.
+            if self.is_in_place() || !self.root.is_dir() {
+                continue;
+            }
+            match self.replace() {
+                Ok(()) => {
+                    failed = false;
+                    tracing::warn!(
+                        root = %self.root.display(),
+                        "the directory was replaced; the control socket and the lock were created again"
+                    );
+                }
+                Err(error) if !failed => {
+                    failed = true;
+                    tracing::error!(%error, "the directory was replaced, and clients cannot reach this daemon");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.socket.is_some()
+            && self.socket == identity(&socket::path(&self.root))
+            && self.lock_file == identity(&lock_path(&self.root))
+    }
+
+    fn replace(&mut self) -> Result<()> {
+        if self.lock_file.is_none() || self.lock_file != identity(&lock_path(&self.root)) {
+            self.lock = Some(lock_root(&self.root, None)?);
+            self.lock_file = identity(&lock_path(&self.root));
+        }
+        let server = socket::listen(&self.root, self.handler.clone())?;
+        std::mem::replace(&mut self.server, server).abort();
+        self.socket = identity(&socket::path(&self.root));
+        Ok(())
+    }
+}
+
+impl Drop for StateGuard {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn lock_path(root: &Path) -> PathBuf {
+    state_dir(root).join("lock")
+}
+
+fn identity(path: &Path) -> Identity {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
