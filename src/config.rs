@@ -5,6 +5,7 @@
 //! Does not own the parts: `wire.rs` builds them and hands each one its own group.
 
 pub mod file;
+pub mod price_list;
 pub mod prices;
 pub mod value;
 

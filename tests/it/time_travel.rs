@@ -427,6 +427,38 @@ fn the_days_add_up_to_the_total(mut backend: Backend) {
 }
 
 #[test]
+fn known_models_have_a_price_that_the_settings_override() {
+    let mut backend = Backend::file();
+    let home = TempHome::new();
+    let lines = whole_turns("s1", 1..=1).replace("\"opus\"", "\"claude-sonnet-4-5-20250929\"");
+    let cost = |backend: &Backend| {
+        let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+        stats["total"]["cost_usd"].clone()
+    };
+    stream(&backend, &home, "s1", &[lines]);
+    // Two responses of 10 input and 5 output tokens, for $3 and $15 per million.
+    assert_eq!(cost(&backend), 0.00021);
+    let said = backend.run(&home, &["config", "show"]).ok().out();
+    let row = |said: &str| {
+        let row = said.lines().find(|line| line.starts_with("prices "));
+        row.unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    assert!(row(&said).contains("built-in list of 2026-"), "{said}");
+    assert!(row(&said).ends_with("default"), "{said}");
+    let config = home.path().join("prices.toml");
+    let own = "[prices]\nclaude-sonnet = { input = 30.0, output = 150.0 }\n";
+    std::fs::write(&config, own).unwrap();
+    backend.set("SESSIOND_CONFIG", config.to_string_lossy());
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(cost(&backend), 0.0021);
+    let said = backend.run(&home, &["config", "show"]).ok().out();
+    assert!(
+        row(&said).contains("overridden by 1 in the file") && row(&said).ends_with("file"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_named_checkpoint_survives_gc() {
     let backend = Backend::file();
     let home = TempHome::new();
