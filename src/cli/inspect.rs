@@ -53,6 +53,9 @@ fn print_inspection(inspection: &Inspection) -> Result<()> {
         "entry",
         format!("{} of {}", inspection.seq, inspection.head),
     )?;
+    if let Some(origin) = &inspection.origin {
+        line("fork of", print::origin(&origin.session, origin.turn))?;
+    }
     if let Some(checkpoint) = &inspection.checkpoint {
         let parent = checkpoint
             .parent

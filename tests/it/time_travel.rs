@@ -426,6 +426,91 @@ fn the_days_add_up_to_the_total(mut backend: Backend) {
     );
 }
 
+on_each_backend!(a_fork_names_its_origin_and_forks_at_inherited_turns);
+fn a_fork_names_its_origin_and_forks_at_inherited_turns(backend: Backend) {
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=4)]);
+    let fork = |from: &str, at: &str, new: &str| {
+        let arguments = ["fork", from, "--at", at, "--id", new, "--json"];
+        backend.run(&home, &arguments).ok().json()
+    };
+    fork("s1", "turn:3", "f1");
+    let named = || {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        let row = rows.iter().find(|row| row["id"] == "f1").unwrap();
+        (row["origin"].clone(), row["origin_turn"].clone())
+    };
+    assert_eq!(named(), ("s1".into(), 3.into()));
+    let said = backend.run(&home, &["ls"]).ok().out();
+    assert!(said.contains("[fork of s1 after turn 3]"), "{said}");
+    let said = backend.run(&home, &["inspect", "f1"]).ok().out();
+    assert!(said.contains("\nfork of       s1 after turn 3\n"), "{said}");
+    let said = backend.run(&home, &["show", "f1"]).ok().out();
+    assert!(said.contains("f1 · fork of s1 after turn 3"), "{said}");
+    let seen = backend.run(&home, &["inspect", "f1", "--json"]).ok().json();
+    assert_eq!(
+        seen["origin"],
+        serde_json::json!({"session": "s1", "turn": 3})
+    );
+
+    // A turn that the fork inherited is a turn of its origin, at any depth.
+    assert_eq!(fork("f1", "turn:2", "f2")["origin"], "s1");
+    assert_eq!(pulled(&backend, "f2", "latest"), whole_turns("f2", 1..=2));
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "f1"]).ok();
+    stream(&backend, &other, "f1", &[whole_turns("f1", 7..=7)]);
+    fork("f1", "turn:4", "f3");
+    assert_eq!(fork("f3", "turn:1", "f4")["origin"], "s1");
+    assert_eq!(pulled(&backend, "f4", "latest"), whole_turns("f4", 1..=1));
+    // The turns are those that the fork started with, not those of the origin today.
+    let third = TempHome::new();
+    backend
+        .run(&third, &["restore", "s1", "--at", "turn:1"])
+        .ok();
+    stream(&backend, &third, "s1", &[whole_turns("s1", 8..=9)]);
+    fork("f1", "turn:2", "f5");
+    assert_eq!(pulled(&backend, "f5", "latest"), whole_turns("f5", 1..=2));
+    let restored = backend.run(&TempHome::new(), &["restore", "f1", "--at", "turn:2"]);
+    restored.fails(3, "no complete turn 2", "sessiond fork f1 --at turn:2");
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(named(), ("s1".into(), 3.into()));
+}
+
+on_each_backend!(the_first_prompt_is_the_title_where_the_agent_gives_none);
+fn the_first_prompt_is_the_title_where_the_agent_gives_none(backend: Backend) {
+    let home = TempHome::new();
+    let title = || {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        page["sessions"][0]["title"].clone()
+    };
+    let long = whole_turns("s1", 1..=1).replace(
+        "prompt 1",
+        &format!("fix\\n  the   {}", "login ".repeat(50)),
+    );
+    stream(&backend, &home, "s1", &[long, whole_turns("s1", 2..=2)]);
+    let expected = format!("fix the {}", "login ".repeat(50));
+    assert_eq!(title(), format!("{}…", &expected[..80]));
+    let said = backend.run(&home, &["show", "s1"]).ok().out();
+    assert!(said.starts_with("fix the login login"), "{said}");
+    let said = backend
+        .run(&home, &["show", "s1", "--last", "1"])
+        .ok()
+        .out();
+    assert!(!said.starts_with("prompt 2"), "{said}");
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(title(), format!("{}…", &expected[..80]));
+    // The agent's own title wins, whenever it comes.
+    let own = "{\"type\":\"custom-title\",\"customTitle\":\"Login\",\"sessionId\":\"s1\"}\n";
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[own.to_owned(), whole_turns("s1", 3..=3)],
+    );
+    assert_eq!(title(), "Login");
+}
+
 #[test]
 fn known_models_have_a_price_that_the_settings_override() {
     let mut backend = Backend::file();

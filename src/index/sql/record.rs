@@ -47,7 +47,9 @@ const UPDATE_SESSION: &str = "UPDATE sessions SET status = $4, created = $5, upd
      stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
      model = COALESCE($14, model), agent_version = COALESCE($15, agent_version), messages = $16, turns = $17, \
      input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, \
-     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost) \
+     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost), \
+     origin = COALESCE($27, origin), origin_turn = COALESCE($28, origin_turn), \
+     first_prompt = CASE WHEN CAST($29 AS BIGINT) = 1 THEN $26 ELSE COALESCE(first_prompt, $26) END \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
 /// Deletes the file at the destination of a move, if the source exists.
@@ -360,6 +362,19 @@ async fn update_session(
         .bind(to_bigint("responses", totals.unpriced_responses)?)
         .bind(to_bigint("lines", totals.unparsed_lines)?)
         .bind(facts.cost.map(|cost| to_bigint("cost", cost)).transpose()?)
+        .bind(truncate_optional(
+            facts.first_prompt.as_deref().filter(|_| !options.omit_text),
+            MAX_FIELD_LEN,
+        ))
+        .bind(header.fork.as_ref().map(|fork| fork.session.to_string()))
+        .bind(
+            header
+                .fork
+                .as_ref()
+                .map(|fork| to_bigint("turn", fork.turn))
+                .transpose()?,
+        )
+        .bind(i64::from(record.transcripts.is_from_start))
         .execute(transaction)
         .await?;
     Ok(())
