@@ -5,6 +5,7 @@ use crate::config::Settings;
 use crate::error::Result;
 use crate::history::ConversationReader;
 use crate::history::inspect::{Inspection, inspect};
+use crate::operations::index::add_missing;
 use crate::sessions::point;
 use crate::wire::Parts;
 
@@ -38,6 +39,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         print_inspection(&inspection)?;
     }
+    add_missing(&parts, &id).await;
     Ok(match inspection.damage {
         Some(_) => exit::CORRUPT,
         None => exit::OK,

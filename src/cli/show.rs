@@ -15,6 +15,7 @@ use crate::history::{
 };
 use crate::log::errors;
 use crate::model::{LogId, SessionFacts};
+use crate::operations::index::add_missing;
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
@@ -82,6 +83,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         let origin = reader.origin().await;
         print_messages(&id, (&read.facts, origin.as_ref()), &messages, &args)?;
     }
+    add_missing(&parts, &id).await;
     if read.is_removed {
         tracing::warn!(
             "the session was removed; run \"sessiond undelete {}\" to bring it back",

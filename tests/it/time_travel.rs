@@ -477,6 +477,47 @@ fn a_fork_names_its_origin_and_forks_at_inherited_turns(backend: Backend) {
     assert_eq!(named(), ("s1".into(), 3.into()));
 }
 
+#[test]
+fn a_fork_made_while_the_index_was_down_is_indexed_by_the_next_command() {
+    let mut backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2)]);
+    let index = format!("sqlite://{}", backend.path().join("index.db").display());
+    let forks = ["f1", "f2", "f3", "f4", "f5", "f6"];
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    for fork in forks {
+        let said = backend.run(&home, &["fork", "s1", "--id", fork]).ok().err();
+        assert!(said.contains("the next daemon or command"), "{said}");
+    }
+    backend.set("SESSIOND_INDEX", index);
+    let is_listed = |fork: &str| {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        rows.iter().any(|row| row["id"] == fork)
+    };
+    let others: Vec<TempHome> = (0..2).map(|_| TempHome::new()).collect();
+    for (fork, home, arguments) in [
+        ("f1", &home, &["show", "f1"][..]),
+        ("f2", &home, &["inspect", "f2"]),
+        ("f3", &home, &["messages", "f3"]),
+        ("f4", &home, &["checkpoints", "f4"]),
+        ("f5", &others[0], &["restore", "f5"]),
+    ] {
+        assert!(!is_listed(fork), "{fork}");
+        let said = backend.run(home, arguments).ok().err();
+        let added = format!("the index did not contain session {fork}; added it");
+        assert!(said.contains(&added), "{arguments:?}: {said}");
+        assert!(is_listed(fork), "{fork}");
+    }
+    // So does the first daemon of the fork.
+    backend
+        .run(&others[1], &["run", "--session", "f6", "--", "true"])
+        .ok();
+    assert!(is_listed("f6"));
+    let listed = backend.run(&home, &["messages", "f3", "--json"]).ok();
+    assert_eq!(listed.json()["messages"].as_array().unwrap().len(), 8);
+}
+
 on_each_backend!(the_first_prompt_is_the_title_where_the_agent_gives_none);
 fn the_first_prompt_is_the_title_where_the_agent_gives_none(backend: Backend) {
     let home = TempHome::new();
