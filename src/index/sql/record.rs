@@ -292,6 +292,17 @@ impl SessionState {
     }
 }
 
+/// The time of the newest content. A claim changes nothing that a user sees, so it does not make a
+/// session the latest one.
+fn updated_at(record: &EntryRecord, before: &SessionState, at: &str, is_first: bool) -> String {
+    match record.header.written_at().map(format_time) {
+        Some(written_at) if is_first || before.raw_bytes == 0 => written_at,
+        Some(written_at) => written_at.max(before.updated.clone()),
+        None if is_first => at.to_owned(),
+        None => before.updated.clone(),
+    }
+}
+
 async fn update_session(
     transaction: &mut AnyConnection,
     (record, options): (&EntryRecord, &IndexOptions),
@@ -315,14 +326,7 @@ async fn update_session(
     // was recorded first. A log that starts over determines them again, because its earlier entries
     // may be deleted.
     let is_first = before.head == 0 || header.resets_log();
-    let written_at = header.written_at().map(format_time);
-    // A claim changes nothing that a user sees, so it does not make a session the latest one.
-    let updated = match (&written_at, is_first || before.raw_bytes == 0) {
-        (Some(written_at), true) => written_at.as_str(),
-        (Some(written_at), false) => written_at.as_str().max(before.updated.as_str()),
-        (None, _) if is_first => at,
-        (None, _) => before.updated.as_str(),
-    };
+    let updated = updated_at(record, &before, at, is_first);
     sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
