@@ -21,7 +21,13 @@ CREATE TABLE sessions (
     id                 bytewise_text NOT NULL,
     project            bytewise_text,
     cwd                TEXT,
+    -- The agent's title.
     title              TEXT,
+    -- The beginning of the first prompt: the title where the agent gives none.
+    first_prompt       TEXT,
+    -- Of a fork: the session it was forked from, and the number of turns it started with.
+    origin             bytewise_text,
+    origin_turn        BIGINT,
     -- Model of the last response.
     model              TEXT,
     agent_version      TEXT,

@@ -76,7 +76,7 @@ impl Parts {
             EncryptionPolicy::new(keyring.clone(), PlaintextReads::Accept),
         ));
         let options = IndexOptions {
-            prices: settings.prices.clone(),
+            prices: settings.prices.clone().with_list(),
             index_text: settings.index.text.unwrap_or(false),
             omit_text: keyring.encrypts(),
         };

@@ -10,11 +10,16 @@ use serde::de::IgnoredAny;
 use super::Profile;
 use crate::model::message::{MAX_COST, ParsedSpan, ParsedTranscripts, Tokens, TurnEvent};
 use crate::model::{
-    Block, FileKind, FileMove, LocatedMessage, Message, Part, RelPath, TranscriptLine, TurnBoundary,
+    Block, FileKind, FileMove, LocatedMessage, Message, Part, RelPath, Role, TranscriptLine,
+    TurnBoundary,
 };
+use crate::sys::lines::one_line;
 
 /// Maximum length of a line that is parsed. It bounds the memory for a partial line.
 const MAX_LINE_LEN: u64 = 16 << 20;
+
+/// Maximum length of the first prompt that serves as a title, in bytes.
+const MAX_TITLE_LEN: usize = 80;
 
 /// Parses the bytes that are appended to transcripts.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +62,7 @@ impl TranscriptReader {
         let mut parsed = ParsedTranscripts::default();
         for (part, bytes) in parts {
             if part.kind == FileKind::Append && profile.has_messages(&part.path) {
+                parsed.is_from_start |= part.start == 0 && profile.is_transcript(&part.path);
                 self.read_part(profile, part, bytes, &mut parsed);
             }
         }
@@ -195,8 +201,11 @@ fn add_line(
     let TranscriptLine {
         mut message,
         boundary,
-        facts,
+        mut facts,
     } = line;
+    if profile.is_transcript(path) {
+        facts.first_prompt = message.as_ref().and_then(prompt_title);
+    }
     parsed.facts = std::mem::take(&mut parsed.facts).updated_with(facts);
     if let Some(message) = &mut message {
         message.tokens = message.tokens.filter(Tokens::is_plausible);
@@ -216,6 +225,14 @@ fn add_line(
             len: range.len as u64,
             message,
         }));
+}
+
+/// The beginning of a prompt, if the message is one.
+fn prompt_title(message: &Message) -> Option<String> {
+    let is_prompt =
+        message.role == Role::User && message.kind == "text" && message.sub_agent.is_none();
+    let title = is_prompt.then(|| one_line(&message.text(), MAX_TITLE_LEN));
+    title.filter(|title| !title.is_empty())
 }
 
 fn turn_event(
@@ -250,7 +267,7 @@ fn turn_event(
 mod tests {
     use super::*;
     use crate::agent::claude_code::ClaudeCode;
-    use crate::model::{Digest, Role, TurnTracker};
+    use crate::model::{Digest, TurnTracker};
 
     const PATH: &str = "projects/-w/s1.jsonl";
 

@@ -8,7 +8,7 @@ use crate::codec::pin::NamedCheckpoint;
 use crate::config::Settings;
 use crate::error::Result;
 use crate::model::Checkpoint;
-use crate::operations::index::update_checkpoints;
+use crate::operations::index::{add_missing, update_checkpoints};
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
@@ -69,6 +69,7 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let found = point::list(&parts.logs, &id).await?;
+    add_missing(&parts, &id).await;
     let code = found.damage.map_or(exit::OK, |damage| {
         print::error(&damage);
         exit::CORRUPT

@@ -156,6 +156,7 @@ fn show(
             listed.push(setting(name, value, arg, leaf, file));
         }
     }
+    listed.push(prices_setting(settings, file));
     let shown = ShowOutput {
         file: file.map(|file| file.path.clone()),
         settings: listed,
@@ -183,6 +184,17 @@ fn show(
         .flexible(&[1])
         .print(&rows)?;
     Ok(exit::OK)
+}
+
+/// The prices, which have no flag.
+fn prices_setting(settings: &Settings, file: Option<&LoadedFile>) -> Setting {
+    let file = file.filter(|file| file.keys.contains("prices"));
+    Setting {
+        name: "prices".to_owned(),
+        value: Some(settings.prices.source()),
+        source: file.map_or("default", |_| "file"),
+        origin: file.map(|file| file.path.display().to_string()),
+    }
 }
 
 /// The matches of the innermost subcommand.

@@ -5,6 +5,7 @@ use crate::config::Settings;
 use crate::error::Result;
 use crate::history::ConversationReader;
 use crate::history::inspect::{Inspection, inspect};
+use crate::operations::index::add_missing;
 use crate::sessions::point;
 use crate::wire::Parts;
 
@@ -38,6 +39,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else {
         print_inspection(&inspection)?;
     }
+    add_missing(&parts, &id).await;
     Ok(match inspection.damage {
         Some(_) => exit::CORRUPT,
         None => exit::OK,
@@ -53,6 +55,9 @@ fn print_inspection(inspection: &Inspection) -> Result<()> {
         "entry",
         format!("{} of {}", inspection.seq, inspection.head),
     )?;
+    if let Some(origin) = &inspection.origin {
+        line("fork of", print::origin(&origin.session, origin.turn))?;
+    }
     if let Some(checkpoint) = &inspection.checkpoint {
         let parent = checkpoint
             .parent

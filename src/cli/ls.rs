@@ -94,7 +94,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let rows: Vec<Vec<String>> = page
         .sessions
         .iter()
-        .map(|session| row(session, ids.shorten(&session.id), now))
+        .map(|session| {
+            let origin = session.origin.as_deref().map(|origin| ids.shorten(origin));
+            row(session, ids.shorten(&session.id), origin, now)
+        })
         .collect();
     Table::new(&[
         "SESSION", "AGENT", "STATUS", "UPDATED", "SIZE", "HEAD", "TURNS", "COST", "DIR", "TITLE",
@@ -116,7 +119,17 @@ async fn is_index_empty(parts: &Parts) -> Result<bool> {
         && !parts.logs.log_names("").await?.is_empty())
 }
 
-fn row(session: &SessionRow, id: String, now: jiff::Timestamp) -> Vec<String> {
+fn row(
+    session: &SessionRow,
+    id: String,
+    origin: Option<String>,
+    now: jiff::Timestamp,
+) -> Vec<String> {
+    let origin = origin.map(|origin| {
+        let turn = session.origin_turn.unwrap_or(0);
+        format!("[fork of {}]", print::origin(&origin, turn))
+    });
+    let title = origin.into_iter().chain(session.title.clone());
     let directory = session.cwd.clone().or_else(|| session.project.clone());
     let branches: Vec<String> = session
         .branches
@@ -133,7 +146,7 @@ fn row(session: &SessionRow, id: String, now: jiff::Timestamp) -> Vec<String> {
         session.totals.turns.to_string(),
         print::cost(session.totals.cost),
         directory.unwrap_or_default(),
-        session.title.clone().unwrap_or_default(),
+        title.collect::<Vec<_>>().join(" "),
         branches.join(" "),
     ]
 }

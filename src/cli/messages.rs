@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::history::{Conversation, ConversationReader, DisplayBlock, DisplayMessage, Extent};
 use crate::index::{MessageFilter, MessageRow};
 use crate::model::{LogId, ResolvedPoint, Role};
+use crate::operations::index::try_add_missing;
 use crate::sessions::find;
 use crate::wire::Parts;
 
@@ -71,12 +72,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
-    let page = parts.index.messages(&id, &filter).await?;
-    if page.messages.is_empty()
-        && args.page.cursor.is_none()
-        && parts.index.session(&id).await?.is_none()
-    {
-        tracing::warn!(%id, "the index does not contain the session; run \"sessiond reindex\" to add it");
+    let mut page = parts.index.messages(&id, &filter).await?;
+    if page.messages.is_empty() && args.page.cursor.is_none() {
+        if let Err(error) = try_add_missing(&parts, &id).await {
+            tracing::warn!(%error, "the index does not contain all messages of the session");
+        }
+        page = parts.index.messages(&id, &filter).await?;
     }
     let texts = if args.no_text || page.messages.is_empty() {
         HashMap::new()

@@ -11,6 +11,8 @@ use crate::config::ColorChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::shell::quote;
 
+pub use crate::sys::lines::one_line;
+
 /// Minimum length of a shortened session ID.
 const MIN_ID_LEN: usize = 8;
 
@@ -27,15 +29,9 @@ pub fn clean(text: &str) -> String {
         .collect()
 }
 
-/// The text on one line, cut to about `max` bytes with an ellipsis.
-pub fn one_line(text: &str, max: usize) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let end = line.floor_char_boundary(max);
-    if end < line.len() {
-        format!("{}…", &line[..end])
-    } else {
-        line
-    }
+/// The point that a fork started from.
+pub fn origin(session: &str, turn: u64) -> String {
+    format!("{} after turn {turn}", clean(session))
 }
 
 /// A number of bytes.

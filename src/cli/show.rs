@@ -10,9 +10,12 @@ use crate::config::Settings;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::history::conversation::tool_outcomes;
-use crate::history::{Conversation, ConversationReader, Extent, Renderer, Style, ThreadedMessage};
+use crate::history::{
+    Conversation, ConversationReader, Extent, Origin, Renderer, Style, ThreadedMessage,
+};
 use crate::log::errors;
 use crate::model::{LogId, SessionFacts};
+use crate::operations::index::add_missing;
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
@@ -66,7 +69,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let id = find::by_id(&parts.logs, &args.id).await?;
     let point = point::resolve(&parts.logs, &id, &spec).await?;
     let extent = args.last.map_or(Extent::All, Extent::Last);
-    let read = ConversationReader::new(&parts.logs, &*parts.profile, &id)
+    let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
+    let read = reader
         .read(&point, extent, || Conversation::new(args.verbose))
         .await?;
     if read.head == 0 {
@@ -76,8 +80,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     if args.json {
         print::json(&messages)?;
     } else {
-        print_messages(&id, &read.facts, &messages, &args)?;
+        let origin = reader.origin().await;
+        print_messages(&id, (&read.facts, origin.as_ref()), &messages, &args)?;
     }
+    add_missing(&parts, &id).await;
     if read.is_removed {
         tracing::warn!(
             "the session was removed; run \"sessiond undelete {}\" to bring it back",
@@ -98,7 +104,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
 
 fn print_messages(
     id: &LogId,
-    facts: &SessionFacts,
+    about: (&SessionFacts, Option<&Origin>),
     messages: &[ThreadedMessage],
     args: &Args,
 ) -> Result<()> {
@@ -114,17 +120,18 @@ fn print_messages(
     let uses_pager =
         std::io::stdout().is_terminal() && !args.no_pager.unwrap_or(false) && !args.markdown;
     let mut out = Output::open(uses_pager)?;
-    let mut is_open = out.write(&heading(id, facts, style))?;
+    let mut is_open = out.write(&heading(id, about, style))?;
     for threaded in messages {
         is_open = is_open && out.write(&renderer.message(&threaded.message, threaded.depth))?;
     }
     out.close()
 }
 
-fn heading(id: &LogId, facts: &SessionFacts, style: Style) -> String {
-    let title = print::clean(facts.title.as_deref().unwrap_or("Session"));
+fn heading(id: &LogId, (facts, origin): (&SessionFacts, Option<&Origin>), style: Style) -> String {
+    let title = print::clean(facts.shown_title().unwrap_or("Session"));
     let details = [
         Some(id.name.to_string()),
+        origin.map(|origin| format!("fork of {}", print::origin(&origin.session, origin.turn))),
         facts.cwd.clone(),
         facts.model.clone(),
         facts.agent_version.clone(),

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::messages::AllMessages;
-use super::reader::{ConversationReader, Extent};
+use super::reader::{ConversationReader, Extent, Origin};
 use crate::error::Result;
 use crate::model::{Checkpoint, LocatedMessage, RelPath, ResolvedPoint, Role, Seq, ToolCall};
 
@@ -21,6 +21,8 @@ pub struct Inspection {
     pub head: Seq,
     /// Number of objects read.
     pub objects: usize,
+    /// The point that the session was forked from, if it is a fork.
+    pub origin: Option<Origin>,
     /// The checkpoint, if the point is one.
     pub checkpoint: Option<Checkpoint>,
     /// Number of complete turns.
@@ -76,6 +78,7 @@ pub async fn inspect(reader: ConversationReader<'_>, point: &ResolvedPoint) -> R
         seq: read.undamaged_to,
         head: read.head,
         objects: read.objects,
+        origin: reader.origin().await,
         turn: checkpoint.map_or(turns.turn, |checkpoint| checkpoint.turn),
         is_turn_open: turns.has_open_turn(),
         messages: overview.count_by_role(),

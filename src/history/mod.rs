@@ -17,6 +17,6 @@ pub mod text;
 pub use conversation::{Conversation, ThreadedMessage};
 pub use display::{DisplayBlock, DisplayMessage};
 pub use follow::{FollowEvent, Follower};
-pub use reader::{ConversationRead, ConversationReader, Extent};
+pub use reader::{ConversationRead, ConversationReader, Extent, Origin};
 pub use render::{Renderer, Style};
 pub use text::HistoryText;

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+
 use crate::agent::Profile;
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
@@ -74,6 +76,15 @@ impl<V> ConversationRead<V> {
     }
 }
 
+/// The point that a fork started from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Origin {
+    /// The session it was forked from.
+    pub session: String,
+    /// Number of complete turns it started with.
+    pub turn: u64,
+}
+
 /// Reads the conversation of one session.
 #[derive(Clone, Copy)]
 pub struct ConversationReader<'a> {
@@ -91,6 +102,21 @@ impl<'a> ConversationReader<'a> {
     /// The session.
     pub fn id(&self) -> &LogId {
         self.id
+    }
+
+    /// The point that the session was forked from; none if it is not a fork, or if its first entry
+    /// cannot be read.
+    pub async fn origin(&self) -> Option<Origin> {
+        match self.logs.fork_origin(self.id).await {
+            Ok(origin) => origin.map(|origin| Origin {
+                session: origin.session.to_string(),
+                turn: origin.turn,
+            }),
+            Err(error) => {
+                tracing::debug!(%error, "the origin of the session is unknown");
+                None
+            }
+        }
     }
 
     /// Replays the conversation up to a point into a visitor. `visitor` creates an empty one; it is
@@ -228,7 +254,11 @@ pub(super) async fn tail_starts(logs: &Logs, id: &LogId, at: LogPoint) -> Result
 }
 
 fn outcome<V>(read: ReadOutcome<Sink<'_, V>>) -> ConversationRead<V> {
-    let Sink { state, replay } = read.sink;
+    let Sink { state, mut replay } = read.sink;
+    if state.is_none() {
+        // The log was not read from its first entry, so this is a later prompt.
+        replay.facts.first_prompt = None;
+    }
     ConversationRead {
         visitor: replay.visitor,
         state,

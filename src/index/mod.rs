@@ -71,8 +71,12 @@ pub struct SessionRow {
     pub project: Option<String>,
     /// The working directory of the agent.
     pub cwd: Option<String>,
-    /// The title.
+    /// The agent's title, or the beginning of the first prompt.
     pub title: Option<String>,
+    /// Of a fork: the session it was forked from.
+    pub origin: Option<String>,
+    /// Of a fork: the number of turns it started with.
+    pub origin_turn: Option<u64>,
     /// The model of the last response.
     pub model: Option<String>,
     /// The agent's version.

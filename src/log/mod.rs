@@ -38,7 +38,7 @@ use std::sync::Arc;
 use crate::codec::entry::{self, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId};
+use crate::model::{AgentName, ForkOrigin, LogId, LogName, Namespace, Seq, WriterId};
 use crate::store::Store;
 use crate::store::encrypted::EncryptedStore;
 use crate::store::encrypted::policy::Protection;
@@ -83,6 +83,13 @@ impl Logs {
     /// Reads one entry of the log; none if it does not exist.
     pub async fn read_entry(&self, id: &LogId, seq: Seq) -> Result<Option<Entry>> {
         self.read_segment(id, &Segment::entry(seq), None).await
+    }
+
+    /// The point that a session was forked from; none if it is not a fork. The first entry of a
+    /// fork is never compacted.
+    pub async fn fork_origin(&self, id: &LogId) -> Result<Option<ForkOrigin>> {
+        let first = self.read_entry(id, 1).await?;
+        Ok(first.and_then(|entry| entry.header.fork))
     }
 
     /// Reads one entry of a branch; none if it does not exist.

@@ -89,6 +89,9 @@ impl<'a, V: TranscriptVisitor> TranscriptReplay<'a, V> {
                 self.visitor.truncate(&part.path, part.start);
             }
         }
+        if parsed.is_from_start {
+            self.facts.first_prompt = None;
+        }
         self.facts = std::mem::take(&mut self.facts).updated_with(parsed.facts);
         for event in parsed.turn_events {
             self.visitor.visit_turn_event(event);

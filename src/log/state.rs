@@ -87,8 +87,13 @@ impl LogState {
 
     /// The checkpoints of the current conversation, oldest first, without rewound ones.
     pub fn active_checkpoints(&self) -> Vec<&Checkpoint> {
+        self.checkpoints_up_to(self.turns.parent)
+    }
+
+    /// The checkpoint `last` and those that led to it, oldest first.
+    pub fn checkpoints_up_to(&self, last: Option<u64>) -> Vec<&Checkpoint> {
         let mut active = Vec::new();
-        let mut next = self.turns.parent;
+        let mut next = last;
         while let Some(checkpoint) = next.and_then(|number| {
             self.checkpoints
                 .iter()

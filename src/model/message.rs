@@ -243,6 +243,8 @@ pub struct LocatedMessage {
 pub struct ParsedTranscripts {
     /// Facts about the session.
     pub facts: SessionFacts,
+    /// Whether the session's own transcript was read from its first byte: it is new or rewritten.
+    pub is_from_start: bool,
     /// The messages, in the order of their files and bytes.
     pub messages: Vec<LocatedMessage>,
     /// The turn events of the session's own transcript.

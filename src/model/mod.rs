@@ -11,6 +11,7 @@ pub mod message;
 pub mod metadata;
 pub mod patterns;
 pub mod point;
+pub mod price_list;
 pub mod prices;
 pub mod version;
 

@@ -1,9 +1,9 @@
 //! Forks a session and indexes the fork.
 
 use super::index;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fork::{self, ForkReport};
-use crate::model::{LogId, LogName, PointSpec, SessionId};
+use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, SessionId};
 use crate::sessions::point;
 use crate::sys::scratch::ScratchDirectory;
 use crate::wire::Parts;
@@ -31,9 +31,22 @@ pub async fn fork(
         )));
     }
     let new = parts.logs.id(LogName::Session(session));
-    let point = point::resolve(&parts.logs, id, point).await?;
+    let (id, point) = resolve(parts, id, point).await?;
     let scratch = ScratchDirectory::new(rng);
-    let report = fork::fork(&parts.logs, id, &point, &new, &scratch).await?;
+    let report = fork::fork(&parts.logs, &id, &point, &new, &scratch).await?;
     index::update(parts, &new).await;
     Ok(report)
+}
+
+/// Resolves a point of a session. A turn that a fork inherited is a point of its origin.
+async fn resolve(parts: &Parts, id: &LogId, point: &PointSpec) -> Result<(LogId, ResolvedPoint)> {
+    let error = match (point::resolve(&parts.logs, id, point).await, point) {
+        (Err(error), PointSpec::Turn(Some(_))) if error.kind() == ErrorKind::NotFound => error,
+        (resolved, _) => return Ok((id.clone(), resolved?)),
+    };
+    let PointSpec::Turn(Some(turn)) = point else {
+        return Err(error);
+    };
+    let inherited = point::resolve_inherited(&parts.logs, id, *turn).await?;
+    inherited.ok_or(error)
 }

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::index::EntryRecord;
+use crate::error::{Error, Result};
+use crate::index::{EntryRecord, RecordOutcome};
 use crate::model::{LogId, ParsedTranscripts};
 use crate::restore::Restored;
 use crate::upkeep::reindex;
@@ -15,7 +16,37 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 /// Reads the new entries of a log into the index.
 pub async fn update(parts: &Parts, id: &LogId) {
     if let Err(error) = reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
-        tracing::warn!(%error, "index update failed; run \"sessiond reindex\" to update the index");
+        tracing::warn!(%error, "index update failed; the next daemon or command that reads the session updates the index, or run \"sessiond reindex\"");
+    }
+}
+
+/// Indexes a session that the index does not have, because it was unavailable when the session was
+/// created. A command that needs no index does not wait for it longer than `RECORD_TIMEOUT`.
+pub async fn add_missing(parts: &Parts, id: &LogId) {
+    if let Err(error) = try_add_missing(parts, id).await {
+        tracing::debug!(%error, "the index was not checked for {id}");
+    }
+}
+
+/// Like `add_missing`, for a command that needs the index.
+pub async fn try_add_missing(parts: &Parts, id: &LogId) -> Result<()> {
+    let add = async {
+        if parts.index.session(id).await?.is_some() {
+            return Ok(0);
+        }
+        reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await
+    };
+    // On the heap: the commands that call this have large futures already.
+    match tokio::time::timeout(RECORD_TIMEOUT, Box::pin(add)).await {
+        Ok(Ok(0)) => Ok(()),
+        Ok(Ok(_)) => {
+            tracing::warn!("the index did not contain {id}; added it");
+            Ok(())
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(Error::unavailable(format!(
+            "the index does not respond within {RECORD_TIMEOUT:?}"
+        ))),
     }
 }
 
@@ -26,8 +57,9 @@ pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     }
 }
 
-/// Records the claims of restored logs. Entries before them that the index lacks are left to the
-/// next indexer: the agent that is about to start must not wait for them.
+/// Records the claims of restored logs. Adds a session that the index does not have at all, such as
+/// a fork. Other entries that the index lacks are left to the next indexer: the agent that is about
+/// to start must not wait for them.
 pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
     for Restored { report, claim } in restored {
         let (Some(claim), Ok(name)) = (claim, report.session.parse()) else {
@@ -42,6 +74,9 @@ pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
             transcripts: ParsedTranscripts::default(),
         };
         match tokio::time::timeout(RECORD_TIMEOUT, parts.index.record(&record)).await {
+            Ok(Ok(RecordOutcome::Gap { head: 0 })) => {
+                Box::pin(add_missing(parts, &record.log)).await
+            }
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "index update failed; the daemon updates the index later");

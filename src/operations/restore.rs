@@ -386,9 +386,10 @@ impl RestoreService {
         }
         let options = self.options(request, point);
         let context = self.context();
+        // On the heap: in a debug build, a restore within `run` would otherwise use up the stack.
         let (session, projects) = match request.with_projects {
-            true => restore_with_projects(&context, id, &options).await?,
-            false => (restore(&context, id, &options).await?, Vec::new()),
+            true => Box::pin(restore_with_projects(&context, id, &options)).await?,
+            false => (Box::pin(restore(&context, id, &options)).await?, Vec::new()),
         };
         self.push_to_database(&session.report, request.dry_run)
             .await?;

@@ -17,6 +17,9 @@ use crate::model::{
 };
 use crate::store::Store;
 
+/// Maximum number of origins that are searched for an inherited turn: forks of forks.
+const MAX_ORIGINS: usize = 100;
+
 /// Resolves a point. In a damaged log, only numbered points before the damage can be resolved.
 pub async fn resolve(logs: &Logs, id: &LogId, point: &PointSpec) -> Result<ResolvedPoint> {
     resolve_in(logs, id, point, false).await
@@ -80,6 +83,49 @@ pub async fn resolve_in(
         at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
         checkpoint: Some(checkpoint),
     })
+}
+
+/// Resolves a turn that a fork inherited from its origin: the session that has the turn, and the
+/// point in it. None if no origin has it.
+pub async fn resolve_inherited(
+    logs: &Logs,
+    id: &LogId,
+    turn: u64,
+) -> Result<Option<(LogId, ResolvedPoint)>> {
+    let mut id = id.clone();
+    for _ in 0..MAX_ORIGINS {
+        let Some(origin) = logs.fork_origin(&id).await? else {
+            break;
+        };
+        if turn > origin.turn {
+            break;
+        }
+        id = logs.id(origin.session);
+        let options = ReadOptions {
+            at: LogPoint::Seq(origin.seq),
+            ..ReadOptions::default()
+        };
+        // The origin as it was: it may have been rolled back since.
+        let state = logs
+            .read_log(&id, options, LogState::default)
+            .await?
+            .require_undamaged(&id)?;
+        let forked_at = state.checkpoints.iter().rfind(|checkpoint| {
+            (checkpoint.turn, Some(checkpoint.at)) == (origin.turn, origin.turn_ended_at)
+        });
+        let last = forked_at.map(|checkpoint| checkpoint.number);
+        let inherited = state.checkpoints_up_to(last.or(state.turns.parent));
+        if let Some(found) = inherited.iter().rfind(|point| point.turn == turn)
+            && let Some(seq) = found.seq
+        {
+            let point = ResolvedPoint {
+                at: LogPoint::Seq(reachable(&logs.list_segments(&id).await?, seq)),
+                checkpoint: Some((*found).clone()),
+            };
+            return Ok(Some((id, point)));
+        }
+    }
+    Ok(None)
 }
 
 /// The checkpoint that a time selects; none if the time selects a whole entry.
@@ -258,6 +304,14 @@ async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
         PointSpec::Name(name) => format!("checkpoint named {name}"),
     };
     let error = Error::not_found(format!("{id} has no {missing}"));
+    if let PointSpec::Turn(Some(turn)) = point
+        && matches!(logs.fork_origin(id).await, Ok(Some(origin)) if *turn <= origin.turn)
+    {
+        let name = &id.name;
+        return error.hint(format!(
+            "run \"sessiond fork {name} --at turn:{turn}\" to start from a turn that the fork inherited"
+        ));
+    }
     match list(logs, id).await {
         Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
             error.hint("use latest, seq:N or a time: the session has no complete turn yet")

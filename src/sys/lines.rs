@@ -1,4 +1,4 @@
-//! Complete lines: where the last one ends, in a file or in a byte slice.
+//! Lines: where the last complete one ends, in a file or in a byte slice, and texts on one line.
 
 use std::io::{ErrorKind, Result};
 
@@ -6,6 +6,17 @@ use super::directory::OpenFile;
 
 /// Number of bytes read at a time, from the end of the file.
 const CHUNK_LEN: usize = 64 << 10;
+
+/// The text on one line, cut to about `max` bytes with an ellipsis.
+pub fn one_line(text: &str, max: usize) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let end = line.floor_char_boundary(max);
+    if end < line.len() {
+        format!("{}…", &line[..end])
+    } else {
+        line
+    }
+}
 
 /// The length of the complete lines within the first `len` bytes of a file.
 pub fn complete_lines_len(file: &dyn OpenFile, len: u64) -> Result<u64> {

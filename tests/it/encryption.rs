@@ -768,7 +768,7 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
         let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(
             6,
             "its encryption is damaged",
-            "--salvage",
+            "--fallback history",
         );
         assert!(
             ran.err().contains("000000000002.gz"),

@@ -44,7 +44,7 @@ fn a_conversation_is_shown_with_its_sub_agents_where_they_were_started(mut backe
     backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/nothing");
     let shown = backend.run(&home, &["show", &session[..8]]).ok().out();
     let want = format!(
-        "Session  {session} · /work/work · claude-opus-5-5 · 2.1.325
+        "Do it SCRIPT:agent  {session} · /work/work · claude-opus-5-5 · 2.1.325
 
 user  2026-11-16 10:58:09 UTC
   Do it SCRIPT:agent
@@ -71,7 +71,7 @@ assistant  2026-11-16 10:58:12 UTC · claude-opus-5-5
         .ok()
         .out();
     let want = format!(
-        "# Session
+        "# Do it SCRIPT:agent
 
 {session} · /work/work · claude-opus-5-5 · 2.1.325
 

@@ -427,6 +427,164 @@ fn the_days_add_up_to_the_total(mut backend: Backend) {
     );
 }
 
+on_each_backend!(a_fork_names_its_origin_and_forks_at_inherited_turns);
+fn a_fork_names_its_origin_and_forks_at_inherited_turns(backend: Backend) {
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=4)]);
+    let fork = |from: &str, at: &str, new: &str| {
+        let arguments = ["fork", from, "--at", at, "--id", new, "--json"];
+        backend.run(&home, &arguments).ok().json()
+    };
+    fork("s1", "turn:3", "f1");
+    let named = || {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        let row = rows.iter().find(|row| row["id"] == "f1").unwrap();
+        (row["origin"].clone(), row["origin_turn"].clone())
+    };
+    assert_eq!(named(), ("s1".into(), 3.into()));
+    let said = backend.run(&home, &["ls"]).ok().out();
+    assert!(said.contains("[fork of s1 after turn 3]"), "{said}");
+    let said = backend.run(&home, &["inspect", "f1"]).ok().out();
+    assert!(said.contains("\nfork of       s1 after turn 3\n"), "{said}");
+    let said = backend.run(&home, &["show", "f1"]).ok().out();
+    assert!(said.contains("f1 · fork of s1 after turn 3"), "{said}");
+    let seen = backend.run(&home, &["inspect", "f1", "--json"]).ok().json();
+    assert_eq!(
+        seen["origin"],
+        serde_json::json!({"session": "s1", "turn": 3})
+    );
+
+    // A turn that the fork inherited is a turn of its origin, at any depth.
+    assert_eq!(fork("f1", "turn:2", "f2")["origin"], "s1");
+    assert_eq!(pulled(&backend, "f2", "latest"), whole_turns("f2", 1..=2));
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "f1"]).ok();
+    stream(&backend, &other, "f1", &[whole_turns("f1", 7..=7)]);
+    fork("f1", "turn:4", "f3");
+    assert_eq!(fork("f3", "turn:1", "f4")["origin"], "s1");
+    assert_eq!(pulled(&backend, "f4", "latest"), whole_turns("f4", 1..=1));
+    // The turns are those that the fork started with, not those of the origin today.
+    let third = TempHome::new();
+    backend
+        .run(&third, &["restore", "s1", "--at", "turn:1"])
+        .ok();
+    stream(&backend, &third, "s1", &[whole_turns("s1", 8..=9)]);
+    fork("f1", "turn:2", "f5");
+    assert_eq!(pulled(&backend, "f5", "latest"), whole_turns("f5", 1..=2));
+    let restored = backend.run(&TempHome::new(), &["restore", "f1", "--at", "turn:2"]);
+    restored.fails(3, "no complete turn 2", "sessiond fork f1 --at turn:2");
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(named(), ("s1".into(), 3.into()));
+}
+
+#[test]
+fn a_fork_made_while_the_index_was_down_is_indexed_by_the_next_command() {
+    let mut backend = Backend::file();
+    let home = TempHome::new();
+    stream(&backend, &home, "s1", &[whole_turns("s1", 1..=2)]);
+    let index = format!("sqlite://{}", backend.path().join("index.db").display());
+    let forks = ["f1", "f2", "f3", "f4", "f5", "f6"];
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    for fork in forks {
+        let said = backend.run(&home, &["fork", "s1", "--id", fork]).ok().err();
+        assert!(said.contains("the next daemon or command"), "{said}");
+    }
+    backend.set("SESSIOND_INDEX", index);
+    let is_listed = |fork: &str| {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        rows.iter().any(|row| row["id"] == fork)
+    };
+    let others: Vec<TempHome> = (0..2).map(|_| TempHome::new()).collect();
+    for (fork, home, arguments) in [
+        ("f1", &home, &["show", "f1"][..]),
+        ("f2", &home, &["inspect", "f2"]),
+        ("f3", &home, &["messages", "f3"]),
+        ("f4", &home, &["checkpoints", "f4"]),
+        ("f5", &others[0], &["restore", "f5"]),
+    ] {
+        assert!(!is_listed(fork), "{fork}");
+        let said = backend.run(home, arguments).ok().err();
+        let added = format!("the index did not contain session {fork}; added it");
+        assert!(said.contains(&added), "{arguments:?}: {said}");
+        assert!(is_listed(fork), "{fork}");
+    }
+    // So does the first daemon of the fork.
+    backend
+        .run(&others[1], &["run", "--session", "f6", "--", "true"])
+        .ok();
+    assert!(is_listed("f6"));
+    let listed = backend.run(&home, &["messages", "f3", "--json"]).ok();
+    assert_eq!(listed.json()["messages"].as_array().unwrap().len(), 8);
+}
+
+on_each_backend!(the_first_prompt_is_the_title_where_the_agent_gives_none);
+fn the_first_prompt_is_the_title_where_the_agent_gives_none(backend: Backend) {
+    let home = TempHome::new();
+    let title = || {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        page["sessions"][0]["title"].clone()
+    };
+    let long = whole_turns("s1", 1..=1).replace(
+        "prompt 1",
+        &format!("fix\\n  the   {}", "login ".repeat(50)),
+    );
+    stream(&backend, &home, "s1", &[long, whole_turns("s1", 2..=2)]);
+    let expected = format!("fix the {}", "login ".repeat(50));
+    assert_eq!(title(), format!("{}…", &expected[..80]));
+    let said = backend.run(&home, &["show", "s1"]).ok().out();
+    assert!(said.starts_with("fix the login login"), "{said}");
+    let said = backend
+        .run(&home, &["show", "s1", "--last", "1"])
+        .ok()
+        .out();
+    assert!(!said.starts_with("prompt 2"), "{said}");
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(title(), format!("{}…", &expected[..80]));
+    // The agent's own title wins, whenever it comes.
+    let own = "{\"type\":\"custom-title\",\"customTitle\":\"Login\",\"sessionId\":\"s1\"}\n";
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[own.to_owned(), whole_turns("s1", 3..=3)],
+    );
+    assert_eq!(title(), "Login");
+}
+
+#[test]
+fn known_models_have_a_price_that_the_settings_override() {
+    let mut backend = Backend::file();
+    let home = TempHome::new();
+    let lines = whole_turns("s1", 1..=1).replace("\"opus\"", "\"claude-sonnet-4-5-20250929\"");
+    let cost = |backend: &Backend| {
+        let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+        stats["total"]["cost_usd"].clone()
+    };
+    stream(&backend, &home, "s1", &[lines]);
+    // Two responses of 10 input and 5 output tokens, for $3 and $15 per million.
+    assert_eq!(cost(&backend), 0.00021);
+    let said = backend.run(&home, &["config", "show"]).ok().out();
+    let row = |said: &str| {
+        let row = said.lines().find(|line| line.starts_with("prices "));
+        row.unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    assert!(row(&said).contains("built-in list of 2026-"), "{said}");
+    assert!(row(&said).ends_with("default"), "{said}");
+    let config = home.path().join("prices.toml");
+    let own = "[prices]\nclaude-sonnet = { input = 30.0, output = 150.0 }\n";
+    std::fs::write(&config, own).unwrap();
+    backend.set("SESSIOND_CONFIG", config.to_string_lossy());
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(cost(&backend), 0.0021);
+    let said = backend.run(&home, &["config", "show"]).ok().out();
+    assert!(
+        row(&said).contains("overridden by 1 in the file") && row(&said).ends_with("file"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_named_checkpoint_survives_gc() {
     let backend = Backend::file();

@@ -65,6 +65,8 @@ impl Rows {
             project: None,
             cwd: None,
             title: None,
+            origin: None,
+            origin_turn: None,
             model: None,
             agent_version: None,
             status: "active".to_owned(),

@@ -136,6 +136,7 @@ fn facts(raw: &RawLine) -> SessionFacts {
             .total_cost
             .filter(|_| raw.has_unknown_model_cost != Some(true))
             .map(millionths),
+        ..SessionFacts::default()
     }
 }
 

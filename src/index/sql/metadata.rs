@@ -26,7 +26,7 @@ const INSERT_LABEL: &str =
     "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
 
 const CLEAR_SESSION: &str = "UPDATE sessions SET request_id = NULL, ttl = NULL, closed_status = NULL, \
-     closed_raw_bytes = NULL, metadata_version = 0 \
+     closed_raw_bytes = NULL, metadata_version = 0, title = NULL, first_prompt = NULL, origin = NULL, origin_turn = NULL \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
 /// The closed status of a session, and its raw bytes when it was closed.

@@ -47,7 +47,9 @@ const UPDATE_SESSION: &str = "UPDATE sessions SET status = $4, created = $5, upd
      stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
      model = COALESCE($14, model), agent_version = COALESCE($15, agent_version), messages = $16, turns = $17, \
      input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, \
-     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost) \
+     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost), \
+     origin = COALESCE($27, origin), origin_turn = COALESCE($28, origin_turn), \
+     first_prompt = CASE WHEN CAST($29 AS BIGINT) = 1 THEN $26 ELSE COALESCE(first_prompt, $26) END \
      WHERE namespace = $1 AND agent = $2 AND id = $3";
 
 /// Deletes the file at the destination of a move, if the source exists.
@@ -290,6 +292,17 @@ impl SessionState {
     }
 }
 
+/// The time of the newest content. A claim changes nothing that a user sees, so it does not make a
+/// session the latest one.
+fn updated_at(record: &EntryRecord, before: &SessionState, at: &str, is_first: bool) -> String {
+    match record.header.written_at().map(format_time) {
+        Some(written_at) if is_first || before.raw_bytes == 0 => written_at,
+        Some(written_at) => written_at.max(before.updated.clone()),
+        None if is_first => at.to_owned(),
+        None => before.updated.clone(),
+    }
+}
+
 async fn update_session(
     transaction: &mut AnyConnection,
     (record, options): (&EntryRecord, &IndexOptions),
@@ -313,14 +326,7 @@ async fn update_session(
     // was recorded first. A log that starts over determines them again, because its earlier entries
     // may be deleted.
     let is_first = before.head == 0 || header.resets_log();
-    let written_at = header.written_at().map(format_time);
-    // A claim changes nothing that a user sees, so it does not make a session the latest one.
-    let updated = match (&written_at, is_first || before.raw_bytes == 0) {
-        (Some(written_at), true) => written_at.as_str(),
-        (Some(written_at), false) => written_at.as_str().max(before.updated.as_str()),
-        (None, _) if is_first => at,
-        (None, _) => before.updated.as_str(),
-    };
+    let updated = updated_at(record, &before, at, is_first);
     sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
@@ -360,6 +366,19 @@ async fn update_session(
         .bind(to_bigint("responses", totals.unpriced_responses)?)
         .bind(to_bigint("lines", totals.unparsed_lines)?)
         .bind(facts.cost.map(|cost| to_bigint("cost", cost)).transpose()?)
+        .bind(truncate_optional(
+            facts.first_prompt.as_deref().filter(|_| !options.omit_text),
+            MAX_FIELD_LEN,
+        ))
+        .bind(header.fork.as_ref().map(|fork| fork.session.to_string()))
+        .bind(
+            header
+                .fork
+                .as_ref()
+                .map(|fork| to_bigint("turn", fork.turn))
+                .transpose()?,
+        )
+        .bind(i64::from(record.transcripts.is_from_start))
         .execute(transaction)
         .await?;
     Ok(())

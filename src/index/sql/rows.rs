@@ -22,7 +22,7 @@ pub(super) const MAX_FIELD_LEN: usize = 4096;
 pub(super) const MAX_KEY_LEN: usize = 1024;
 
 /// The columns that [`read_session`] reads.
-pub(super) const SESSION_COLUMNS: &str = "namespace, agent, id, project, cwd, title, model, \
+pub(super) const SESSION_COLUMNS: &str = "namespace, agent, id, project, cwd, COALESCE(title, first_prompt) AS title, origin, origin_turn, model, \
      agent_version, status, request_id, ttl, created, updated, head, writer, raw_bytes, stored_bytes, \
      messages, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost, \
      unpriced_responses, reported_cost, unparsed_lines";
@@ -144,6 +144,8 @@ pub(super) fn read_session(row: &AnyRow) -> Result<SessionRow, SqlError> {
         project: row.try_get("project")?,
         cwd: row.try_get("cwd")?,
         title: row.try_get("title")?,
+        origin: row.try_get("origin")?,
+        origin_turn: read_optional_count(row, "origin_turn")?,
         model: row.try_get("model")?,
         agent_version: row.try_get("agent_version")?,
         status: read_text(row, "status")?,

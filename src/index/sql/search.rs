@@ -63,7 +63,7 @@ async fn has_any_text(
 fn query(filter: &SearchFilter, postgres: bool, limit: usize) -> Statement {
     let mut statement = Statement::new(
         "SELECT t.agent AS agent, t.session AS session, t.text AS text, m.role AS role, m.at AS at, \
-         m.message_id AS message_id, m.sub_agent AS sub_agent, s.project AS project, s.title AS title FROM ",
+         m.message_id AS message_id, m.sub_agent AS sub_agent, s.project AS project, COALESCE(s.title, s.first_prompt) AS title FROM ",
     );
     // In SQLite a cross join also fixes the order of the join: first the matching texts, then their
     // messages and sessions.
