@@ -35,6 +35,20 @@ pub enum FileClass {
     /// The first lines of the file have the session ID under this JSON key. Without it, the file
     /// belongs to the given log, or is not stored.
     SessionInContent(&'static str, FileKind, Option<LogName>),
+    /// The file belongs to every session whose transcript names it (`TranscriptLine::named_file`).
+    NamedInTranscript(FileKind),
+}
+
+impl FileClass {
+    /// How the agent writes the file; none if it is not stored.
+    pub fn kind(&self) -> Option<FileKind> {
+        match self {
+            FileClass::Ignored => None,
+            FileClass::Stored(_, kind)
+            | FileClass::SessionInContent(_, kind, _)
+            | FileClass::NamedInTranscript(kind) => Some(*kind),
+        }
+    }
 }
 
 /// The rules for one agent.

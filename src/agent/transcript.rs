@@ -16,6 +16,10 @@ use crate::model::{
 /// Maximum length of a line that is parsed. It bounds the memory for a partial line.
 const MAX_LINE_LEN: u64 = 16 << 20;
 
+/// Maximum number of files that the lines of one entry can name. A session has one plan, and one
+/// more for each sub-agent that plans.
+const MAX_NAMED_FILES: usize = 64;
+
 /// Parses the bytes that are appended to transcripts.
 #[derive(Debug, Clone, Default)]
 pub struct TranscriptReader {
@@ -196,7 +200,11 @@ fn add_line(
         mut message,
         boundary,
         facts,
+        named_file,
     } = line;
+    if parsed.named_files.len() < MAX_NAMED_FILES {
+        parsed.named_files.extend(named_file);
+    }
     parsed.facts = std::mem::take(&mut parsed.facts).updated_with(facts);
     if let Some(message) = &mut message {
         message.tokens = message.tokens.filter(Tokens::is_plausible);

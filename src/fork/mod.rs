@@ -131,7 +131,7 @@ async fn origin_at(
         .checkpoint
         .as_ref()
         .map(|checkpoint| checkpoint.transcript_lengths.clone());
-    let renamer = SessionRenamer::new(&id.name, &new.name);
+    let renamer = SessionRenamer::new(&id.name, &new.name, assembler.state.files.keys());
     let turn_end_lengths = match assembler.state.active_checkpoints().last() {
         Some(last) if transcript_lengths.is_none() => {
             Some(assembler.renamed_lengths(&last.transcript_lengths, &renamer)?)

@@ -311,6 +311,7 @@ fn reject_foreign_files(
             FileClass::Ignored => false,
             FileClass::Stored(name, _) => name == id.name,
             FileClass::SessionInContent(..) => true,
+            FileClass::NamedInTranscript(_) => id.name.session().is_some(),
         };
         if path.components().next() == Some(STATE_DIR) || options.claim && !belongs {
             return Err(Error::corrupt(format!(

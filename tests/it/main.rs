@@ -44,6 +44,7 @@ mod messages;
 mod namespace_isolation;
 mod opencode;
 mod outage;
+mod plans;
 mod privacy;
 mod program;
 mod real_transcripts;

@@ -111,7 +111,7 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
     TranscriptLine {
         message: Some(message),
         boundary,
-        facts: SessionFacts::default(),
+        ..TranscriptLine::default()
     }
 }
 
