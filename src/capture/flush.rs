@@ -148,6 +148,9 @@ impl LogFlusher {
             Some(ledger) => ledger,
             None => recover_ledger(context, &self.id).await?,
         };
+        if self.transcript_reader.models().is_empty() {
+            self.transcript_reader.continue_with(&ledger.models);
+        }
         // A file that was completely uploaded and has not changed since is not a change. If the log
         // differs from it, the version of the other writer is newer.
         let uploaded = std::mem::take(&mut self.cursors_before_conflict)
@@ -295,6 +298,7 @@ impl LogFlusher {
         });
         let has_new_names = !named.is_empty();
         ledger.turns = std::mem::take(&mut changes.turns);
+        ledger.models.clone_from(self.transcript_reader.models());
         let has_more = changes.has_more;
         // The change set of a retry does not include files that were reported after it was
         // detected.

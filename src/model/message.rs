@@ -225,6 +225,10 @@ pub struct TranscriptLine {
     pub facts: SessionFacts,
     /// A file outside of the session's directories that belongs to the session.
     pub named_file: Option<RelPath>,
+    /// The model that responds from this line on, where messages do not have it.
+    pub next_model: Option<String>,
+    /// A tool call that has no result yet and becomes a message together with its result.
+    pub pending_call: Option<ToolCall>,
 }
 
 /// A message and its position in a transcript.

@@ -118,6 +118,7 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
             let sub_agent = raw.agent_id.as_deref().filter(|_| is_sub_agent);
             super::plan_path(slug, sub_agent)
         }),
+        ..TranscriptLine::default()
     })
 }
 

@@ -29,7 +29,7 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
         message,
         boundary,
         facts,
-        named_file: None,
+        ..TranscriptLine::default()
     })
 }
 
