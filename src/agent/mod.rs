@@ -90,6 +90,12 @@ pub trait Profile: Send + Sync + 'static {
     /// The agent's name for the project in `cwd`.
     fn project_name(&self, cwd: &Path) -> String;
 
+    /// The file that has the path of a project's directory, for an agent whose names of projects are
+    /// not unique; none for any other agent.
+    fn project_root_file(&self, _project: &str) -> Option<RelPath> {
+        None
+    }
+
     /// The path of a session's transcript in a project; none if unknown.
     fn transcript_path(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {
         None

@@ -17,7 +17,10 @@ use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
-use crate::restore::{Context, Options, RestoreReport, Restored, restore, restore_with_projects};
+use crate::restore::{
+    Context, Options, RestoreReport, Restored, TargetProject, restore, restore_with_projects,
+    write_root_file,
+};
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
 use crate::sys::lock::{RootLock, lock_root};
@@ -64,7 +67,7 @@ pub struct RestoreRequest {
     /// The point to restore.
     pub point: PointSpec,
     /// The project to restore the session into.
-    pub project: Option<String>,
+    pub project: Option<TargetProject>,
     /// Restore the logs of the session's projects too.
     pub with_projects: bool,
     /// Move local files that differ aside instead of failing.
@@ -276,7 +279,8 @@ impl RestoreService {
             if done.contains(&id.name.to_string()) {
                 continue;
             }
-            match self.restore_session(id, request).await {
+            // Boxed, because a future of this size needs too much of the stack in a debug build.
+            match Box::pin(self.restore_session(id, request)).await {
                 Ok(Outcome::Restored(restored)) => {
                     done.extend(restored.iter().map(|log| log.report.session.clone()));
                     claims.extend(restored);
@@ -382,9 +386,12 @@ impl RestoreService {
         let options = self.options(request, point);
         let context = self.context();
         let (session, projects) = match request.with_projects {
-            true => restore_with_projects(&context, id, &options).await?,
+            true => Box::pin(restore_with_projects(&context, id, &options)).await?,
             false => (restore(&context, id, &options).await?, Vec::new()),
         };
+        if let (Some(project), false) = (&request.project, request.dry_run) {
+            write_root_file(&context, project, self.owner)?;
+        }
         self.push_to_database(&session.report, request.dry_run)
             .await?;
         let mut restored = vec![session];

@@ -178,7 +178,9 @@ pub(super) fn plan_files(
             && newest
                 .get(plan.path.name())
                 .is_some_and(|newest| *newest != file.seq);
-        if was_moved || is_replaced(assembler, &plan.path, file.seq) {
+        let is_foreign =
+            options.claim && project::is_foreign_root_file(context, assembler, &plan.path, options);
+        if was_moved || is_foreign || is_replaced(assembler, &plan.path, file.seq) {
             plan.action = FileAction::Superseded;
             continue;
         }

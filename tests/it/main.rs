@@ -31,6 +31,7 @@ mod fallback;
 mod fencing;
 mod file_operations;
 mod format;
+mod gemini;
 mod hook;
 mod http;
 mod idle_writer;

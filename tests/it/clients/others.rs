@@ -1,11 +1,11 @@
-//! Codex and OpenCode conversations that lose their home.
+//! Codex, OpenCode and Gemini CLI conversations that lose their home.
 
 use super::client::Client;
 use super::container::{Container, assert_goes_on, scenarios};
 use super::model::{conversation, prompt, say};
 use crate::support::TempHome;
 
-scenarios!(codex Codex, opencode OpenCode: (the_whole_conversation_goes_on_in_a_new_home));
+scenarios!(codex Codex, opencode OpenCode, gemini Gemini: (the_whole_conversation_goes_on_in_a_new_home));
 
 fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
