@@ -45,6 +45,7 @@ mod messages;
 mod namespace_isolation;
 mod opencode;
 mod outage;
+mod permissions;
 mod plans;
 mod privacy;
 mod program;
