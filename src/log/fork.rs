@@ -193,15 +193,14 @@ impl SessionRenamer {
         const LETTERS: &[u8; 62] =
             b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
         let digest = Digest::of(&[self.to.as_bytes(), b" ", id].concat()).to_string();
-        let letters = digest.as_bytes().chunks_exact(4).take(ROW_RANDOM_LEN);
-        let letter = |four: &[u8]| {
-            let number = four
-                .iter()
-                .fold(0, |sum, digit| sum * 256 + usize::from(*digit));
-            LETTERS[number % LETTERS.len()]
+        let bytes = digest.as_bytes().chunks_exact(2).take(ROW_RANDOM_LEN);
+        let letter = |hex: &[u8]| {
+            let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap_or(0) as usize;
+            let byte = hex.iter().fold(0, |sum, hex| sum * 16 + digit(hex));
+            LETTERS[byte % LETTERS.len()]
         };
         let time = &id[..ROW_ID_LEN - ROW_RANDOM_LEN];
-        time.iter().copied().chain(letters.map(letter)).collect()
+        time.iter().copied().chain(bytes.map(letter)).collect()
     }
 
     /// Copies a file with the new ID; returns the length and hash of the copy.

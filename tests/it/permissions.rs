@@ -72,6 +72,14 @@ fn a_writer_needs_no_right_to_delete() {
     for label in ["a=1", "a=2", "b=3"] {
         writer.run(&home, &["label", "s1", label]).ok();
     }
+    // The server has refused to delete: the older versions and the scratch keys are still there.
+    let client = server.client(&server.endpoint);
+    let listed = block_on(client.list_objects_v2().bucket(BUCKET).send()).unwrap();
+    let count = |part: &str| {
+        let keys = listed.contents().iter().filter_map(|object| object.key());
+        keys.filter(|key| key.contains(part)).count()
+    };
+    assert_eq!((count("/meta/"), count("/.probe/") > 0), (3, true));
     let doctor = writer.run(&home, &["doctor"]);
     assert!(!doctor.out().contains("AccessDenied"), "{}", doctor.out());
     let other = TempHome::new();
