@@ -14,6 +14,12 @@ scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode Ope
     of_two_containers_at_once_one_has_the_session_and_the_other_a_branch,
     a_fork_and_the_session_it_began_with_both_go_on,
 ));
+// Gemini CLI writes a call together with its result, and does not end at SIGTERM while the model
+// speaks: `gemini.rs` has a scenario of its own.
+scenarios!(gemini Gemini: (
+    of_two_containers_at_once_one_has_the_session_and_the_other_a_branch,
+    a_fork_and_the_session_it_began_with_both_go_on,
+));
 
 fn a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
@@ -163,7 +169,7 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
     let go = one.cwd.join("go");
     let turn = |who: &str| {
         let waits = client.shell(&format!(
-            "while ! test -e {}; do sleep 0.05; done; echo {who}-$((1+1))-out",
+            "while ! test -e {}; do sleep 0.05; done; printf '{who}-%d-out' 2",
             go.display()
         ));
         prompt(who, &[vec![waits], vec![say(&format!("{who} is done"))]])
@@ -219,7 +225,9 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
         .map(|bytes| String::from_utf8(bytes).unwrap())
         .collect();
     match client {
-        Client::OpenCode => assert!(pulled.contains(&format!("{lost}-2-out")), "{pulled}"),
+        Client::OpenCode | Client::Gemini => {
+            assert!(pulled.contains(&format!("{lost}-2-out")), "{pulled}")
+        }
         Client::Codex => assert_eq!(pulled, disks[1 - winner]),
         _ => {
             let transcript = transcripts(&three.cwd.join("branch"), &session).remove(0);
