@@ -13,9 +13,13 @@ FROM node:22-bookworm-slim
 RUN npm install --global @anthropic-ai/claude-code@2.1.197 \
     && npm cache clean --force
 COPY --from=sessiond /usr/local/bin/sessiond /usr/local/bin/sessiond
+# The same home directory as in the image of sessiond and in the manifests: transcripts contain absolute
+# paths. A new volume that is mounted here gets the same owner.
+COPY --from=sessiond --chown=1000:1000 /home/agent /home/agent
+ENV HOME=/home/agent
 # The user `node` of the base image.
 USER 1000:1000
-WORKDIR /home/node
+WORKDIR /home/agent
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/local/bin/sessiond"]
 CMD ["run", "--", "claude", "--version"]

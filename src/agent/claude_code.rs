@@ -22,6 +22,12 @@ use crate::model::{
 /// hash is appended.
 const MAX_ENCODED_LEN: usize = 200;
 
+/// The directory of the plans. A plan has the name of its session's slug.
+pub(super) const PLANS: &str = "plans";
+
+/// Maximum length of a slug, as defined by Claude Code.
+const MAX_SLUG_LEN: usize = 100;
+
 /// Days after which Claude Code deletes an unchanged session by default.
 const DEFAULT_RETENTION_DAYS: u64 = 30;
 
@@ -78,7 +84,7 @@ impl Profile for ClaudeCode {
     fn is_scanned(&self, directory: &RelPath) -> bool {
         matches!(
             directory.components().next(),
-            Some("projects" | "tasks" | "file-history")
+            Some("projects" | "tasks" | "file-history" | PLANS)
         ) && !is_never_stored(directory.name())
     }
 
@@ -113,6 +119,9 @@ impl Profile for ClaudeCode {
             ),
             ["projects", _, id, _, ..] => stored_in_session(id, kind),
             ["tasks" | "file-history", id, _, ..] => stored_in_session(id, FileKind::Whole),
+            [PLANS, file] if file.strip_suffix(".md").is_some_and(is_slug) => {
+                FileClass::NamedInTranscript(FileKind::Whole)
+            }
             _ => FileClass::Ignored,
         }
     }
@@ -217,6 +226,29 @@ impl Profile for ClaudeCode {
     }
 }
 
+/// Whether Claude Code accepts a text as the name of a plan: words of lower-case letters and digits,
+/// joined by dashes. The name of a sub-agent's plan contains the ID of the sub-agent.
+fn is_slug(text: &str) -> bool {
+    let is_word = |word: &str| {
+        !word.is_empty()
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    };
+    text.len() <= MAX_SLUG_LEN && text.split('-').all(is_word)
+}
+
+/// The plan of a session, or of one of its sub-agents.
+fn plan_path(slug: &str, sub_agent: Option<&str>) -> Option<RelPath> {
+    let name = match sub_agent {
+        Some(id) => format!("{slug}-agent-{id}"),
+        None => slug.to_owned(),
+    };
+    is_slug(&name)
+        .then(|| format!("{PLANS}/{name}.md").parse().ok())
+        .flatten()
+}
+
 /// The directory name that Claude Code derives from a working directory. It cannot be decoded.
 fn encode(cwd: &str) -> String {
     let units: Vec<u16> = cwd.encode_utf16().collect();
@@ -294,6 +326,31 @@ mod tests {
         );
         assert_eq!(classify("tasks/3f2a/1.json"), of("3f2a", Whole));
         assert_eq!(classify("file-history/3f2a/abc@v1"), of("3f2a", Whole));
+        assert_eq!(
+            classify("plans/misty-fox.md"),
+            FileClass::NamedInTranscript(Whole)
+        );
+    }
+
+    #[test]
+    fn a_line_names_the_plan_of_its_session_or_sub_agent() {
+        let named = |line: &str| {
+            let path = "projects/-w/3f2a.jsonl".parse().unwrap();
+            let line = profile().parse_line(&path, line.as_bytes()).unwrap();
+            line.named_file.map(String::from)
+        };
+        let plan = |name: &str| Some(format!("plans/{name}.md"));
+        assert_eq!(
+            named(r#"{"type":"user","slug":"misty-fox"}"#),
+            plan("misty-fox")
+        );
+        assert_eq!(
+            named(r#"{"type":"user","slug":"misty-fox","isSidechain":true,"agentId":"a1"}"#),
+            plan("misty-fox-agent-a1")
+        );
+        for bad in ["../x", "a/b", "", "a--b", "A", &"a".repeat(101)] {
+            assert_eq!(named(&format!(r#"{{"type":"user","slug":"{bad}"}}"#)), None);
+        }
     }
 
     #[test]
@@ -315,6 +372,8 @@ mod tests {
             "tasks/3f2a/1.json.lock",
             "projects/-w/3f2a/id.key",
             "projects/-w/3f2a/x.tmp/file",
+            "plans/notes.txt",
+            "plans/a/b.md",
             ".sessiond/ledger/x.json",
         ] {
             assert_eq!(classify(path), FileClass::Ignored, "{path}");

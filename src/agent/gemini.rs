@@ -1,6 +1,8 @@
 //! The profile of Gemini CLI: `.gemini` in `$GEMINI_CLI_HOME` or in the home directory.
 //!
-//! Only the session files in `tmp/<project>/` are stored.
+//! Only the session files in `tmp/<project>/` are stored. Two directories with the same base name
+//! are the projects `app` and `app-1`; `.project_root` tells which is which. Gemini CLI rebuilds
+//! `projects.json` from these files.
 
 mod lines;
 
@@ -32,6 +34,9 @@ impl Gemini {
 
 /// The directories of a session in `tmp/<project>/<id>/`.
 const SESSION_DIRECTORIES: [&str; 3] = ["plans", "tasks", "tracker"];
+
+/// The file in `tmp/<project>/` that has the path of the project's directory.
+const PROJECT_ROOT: &str = ".project_root";
 
 impl Profile for Gemini {
     fn name(&self) -> &AgentName {
@@ -81,6 +86,8 @@ impl Profile for Gemini {
                     None => FileClass::Ignored,
                 }
             }
+            // Every session of the project needs it.
+            ["tmp", _, PROJECT_ROOT] => FileClass::NamedInTranscript(FileKind::Whole),
             ["tmp", project, "memory", _, ..] => FileClass::Stored(
                 LogName::Project(ProjectId::escape(project)),
                 FileKind::Whole,
@@ -126,7 +133,9 @@ impl Profile for Gemini {
     fn parse_line(&self, path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         let mut line = lines::read(line)?;
         if self.is_transcript(path) {
-            line.facts.project = path.components().nth(1).map(str::to_owned);
+            let project = path.components().nth(1);
+            line.facts.project = project.map(str::to_owned);
+            line.named_file = project.and_then(|project| self.project_root_file(project));
         } else {
             line.facts = SessionFacts::default();
             if let Some(message) = &mut line.message {
@@ -163,12 +172,19 @@ impl Profile for Gemini {
         }
     }
 
+    fn project_root_file(&self, project: &str) -> Option<RelPath> {
+        format!("tmp/{project}/{PROJECT_ROOT}").parse().ok()
+    }
+
     fn is_relocatable(&self) -> bool {
         true
     }
 
     fn relocated_path(&self, path: &RelPath, project: &str) -> Option<RelPath> {
         let rest = path.as_str().strip_prefix("tmp/")?.split_once('/')?.1;
+        if rest == PROJECT_ROOT {
+            return None;
+        }
         format!("tmp/{project}/{rest}").parse().ok()
     }
 
@@ -229,12 +245,15 @@ mod tests {
         );
         assert_eq!(classify("tmp/work/ID/plans/plan.md"), of(ID, Whole));
         assert_eq!(classify("tmp/work/memory/notes.md"), of("@work", Whole));
+        assert_eq!(
+            classify("tmp/work/.project_root"),
+            FileClass::NamedInTranscript(Whole)
+        );
         for path in [
             "oauth_creds.json",
             "google_accounts.json",
             "settings.json",
             "projects.json",
-            "tmp/work/.project_root",
             "tmp/work/shell_history",
             "tmp/work/logs.json",
             "tmp/work/logs/session-ID.jsonl",
@@ -284,6 +303,7 @@ mod tests {
             relocated("tmp/work/chats/session-x.jsonl").as_deref(),
             Some("tmp/other/chats/session-x.jsonl")
         );
+        assert_eq!(relocated("tmp/work/.project_root"), None);
         assert_eq!(
             relocated("tmp/work/tool-outputs/session-x/1.txt").as_deref(),
             Some("tmp/other/tool-outputs/session-x/1.txt")

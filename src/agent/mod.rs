@@ -35,6 +35,20 @@ pub enum FileClass {
     /// The first lines of the file have the session ID under this JSON key. Without it, the file
     /// belongs to the given log, or is not stored.
     SessionInContent(&'static str, FileKind, Option<LogName>),
+    /// The file belongs to every session whose transcript names it (`TranscriptLine::named_file`).
+    NamedInTranscript(FileKind),
+}
+
+impl FileClass {
+    /// How the agent writes the file; none if it is not stored.
+    pub fn kind(&self) -> Option<FileKind> {
+        match self {
+            FileClass::Ignored => None,
+            FileClass::Stored(_, kind)
+            | FileClass::SessionInContent(_, kind, _)
+            | FileClass::NamedInTranscript(kind) => Some(*kind),
+        }
+    }
 }
 
 /// How an agent's program starts a new session with a given ID.
@@ -91,6 +105,12 @@ pub trait Profile: Send + Sync + 'static {
 
     /// The agent's name for the project in `cwd`.
     fn project_name(&self, cwd: &Path) -> String;
+
+    /// The file that has the path of a project's directory, for an agent whose names of projects are
+    /// not unique; none for any other agent.
+    fn project_root_file(&self, _project: &str) -> Option<RelPath> {
+        None
+    }
 
     /// The path of a session's transcript in a project; none if unknown.
     fn transcript_path(&self, _project: &str, _id: &SessionId) -> Option<RelPath> {

@@ -21,10 +21,16 @@ const MAX_LINE_LEN: u64 = 16 << 20;
 /// Maximum length of the first prompt that serves as a title, in bytes.
 const MAX_TITLE_LEN: usize = 80;
 
+/// Maximum number of files that the lines of one entry can name. A session has one plan, and one
+/// more for each sub-agent that plans.
+const MAX_NAMED_FILES: usize = 64;
+
 /// Parses the bytes that are appended to transcripts.
 #[derive(Debug, Clone, Default)]
 pub struct TranscriptReader {
     partial_lines: BTreeMap<RelPath, PartialLine>,
+    /// The model of each transcript whose messages do not have it.
+    models: BTreeMap<RelPath, String>,
 }
 
 /// The start of a line whose end has not been read yet.
@@ -51,6 +57,17 @@ impl TranscriptReader {
     /// Applies renames: partial lines continue in the renamed files.
     pub fn move_files(&mut self, moves: &[FileMove]) {
         FileMove::apply_all(moves, &mut self.partial_lines);
+        FileMove::apply_all(moves, &mut self.models);
+    }
+
+    /// The model of each transcript whose messages do not have it, after the lines read so far.
+    pub fn models(&self) -> &BTreeMap<RelPath, String> {
+        &self.models
+    }
+
+    /// Continues after lines that another reader has read.
+    pub fn continue_with(&mut self, models: &BTreeMap<RelPath, String>) {
+        self.models.clone_from(models);
     }
 
     /// Parses the parts of the next entry.
@@ -89,17 +106,20 @@ impl TranscriptReader {
                 len: 0,
                 bytes: Vec::new(),
             });
+        if part.start == 0 {
+            self.models.remove(&part.path);
+        }
         let (mut offset, mut partial_len) = (start, len);
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             let len = partial_len + line.len() as u64;
             let fits = len <= MAX_LINE_LEN && buffer.len() as u64 == partial_len;
             match (line.ends_with(b"\n"), fits) {
                 (true, true) if partial_len == 0 => {
-                    read_line(profile, &part.path, offset, line, parsed);
+                    self.read_line(profile, &part.path, offset, line, parsed);
                 }
                 (true, true) => {
                     buffer.extend_from_slice(line);
-                    read_line(profile, &part.path, offset, &buffer, parsed);
+                    self.read_line(profile, &part.path, offset, &buffer, parsed);
                 }
                 (true, false) => count_unparsed(&part.path, parsed),
                 (false, true) => buffer.extend_from_slice(line),
@@ -128,48 +148,101 @@ impl TranscriptReader {
             );
         }
     }
-}
 
-/// Parses one line, which ends with a newline. Some agents write two values on one line; each is
-/// parsed by itself.
-fn read_line(
-    profile: &dyn Profile,
-    path: &RelPath,
-    offset: u64,
-    line: &[u8],
-    parsed: &mut ParsedTranscripts,
-) {
-    let text = trim(line);
-    if text.is_empty() {
-        return;
-    }
-    let start = offset + line.iter().take_while(|byte| is_blank(byte)).count() as u64;
-    if let Some(read) = profile.parse_line(path, text) {
-        let range = ValueRange {
-            start,
-            len: text.len(),
-            end: offset + line.len() as u64,
-        };
-        return add_line(profile, path, range, read, parsed);
-    }
-    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
-    let mut previous_end = 0;
-    while let Some(Ok(_)) = values.next() {
-        let end = values.byte_offset();
-        let value = text[previous_end..end].trim_ascii_start();
-        let range = ValueRange {
-            start: start + (end - value.len()) as u64,
-            len: value.len(),
-            end: start + end as u64,
-        };
-        match profile.parse_line(path, value) {
-            Some(read) => add_line(profile, path, range, read, parsed),
-            None => count_unparsed(path, parsed),
+    /// Parses one line, which ends with a newline. Some agents write two values on one line; each
+    /// is parsed by itself.
+    fn read_line(
+        &mut self,
+        profile: &dyn Profile,
+        path: &RelPath,
+        offset: u64,
+        line: &[u8],
+        parsed: &mut ParsedTranscripts,
+    ) {
+        let text = trim(line);
+        if text.is_empty() {
+            return;
         }
-        previous_end = end;
+        let start = offset + line.iter().take_while(|byte| is_blank(byte)).count() as u64;
+        if let Some(read) = profile.parse_line(path, text) {
+            let range = ValueRange {
+                start,
+                len: text.len(),
+                end: offset + line.len() as u64,
+            };
+            return self.add_line(profile, path, range, read, parsed);
+        }
+        let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
+        let mut previous_end = 0;
+        while let Some(Ok(_)) = values.next() {
+            let end = values.byte_offset();
+            let value = text[previous_end..end].trim_ascii_start();
+            let range = ValueRange {
+                start: start + (end - value.len()) as u64,
+                len: value.len(),
+                end: start + end as u64,
+            };
+            match profile.parse_line(path, value) {
+                Some(read) => self.add_line(profile, path, range, read, parsed),
+                None => count_unparsed(path, parsed),
+            }
+            previous_end = end;
+        }
+        if !text[previous_end..].trim_ascii().is_empty() {
+            count_unparsed(path, parsed);
+        }
     }
-    if !text[previous_end..].trim_ascii().is_empty() {
-        count_unparsed(path, parsed);
+
+    fn add_line(
+        &mut self,
+        profile: &dyn Profile,
+        path: &RelPath,
+        range: ValueRange,
+        line: TranscriptLine,
+        parsed: &mut ParsedTranscripts,
+    ) {
+        let TranscriptLine {
+            mut message,
+            boundary,
+            mut facts,
+            named_file,
+            next_model,
+            pending_call,
+        } = line;
+        if parsed.named_files.len() < MAX_NAMED_FILES {
+            parsed.named_files.extend(named_file);
+        }
+        if let Some(model) = next_model {
+            self.models.insert(path.clone(), model);
+        }
+        if profile.is_transcript(path) {
+            facts.first_prompt = message.as_ref().and_then(prompt_title);
+        }
+        parsed.facts = std::mem::take(&mut parsed.facts).updated_with(facts);
+        if let Some(message) = &mut message {
+            message.tokens = message.tokens.filter(Tokens::is_plausible);
+            message.cost = message.cost.filter(|cost| *cost < MAX_COST);
+            if message.role == Role::Assistant || message.tokens.is_some() {
+                let model = message.model.take();
+                message.model = model.or_else(|| self.models.get(path).cloned());
+            }
+        }
+        if profile.is_transcript(path) {
+            let mut event = turn_event(path, range.end, boundary, message.as_ref());
+            event.calls.extend(pending_call);
+            if event.boundary.is_some() || !event.calls.is_empty() || !event.tool_results.is_empty()
+            {
+                parsed.turn_events.push(event);
+            }
+        }
+        parsed
+            .messages
+            .extend(message.map(|message| LocatedMessage {
+                path: path.clone(),
+                start: range.start,
+                len: range.len as u64,
+                message,
+            }));
     }
 }
 
@@ -189,42 +262,6 @@ fn trim(line: &[u8]) -> &[u8] {
 
 fn count_unparsed(path: &RelPath, parsed: &mut ParsedTranscripts) {
     *parsed.unparsed_lines.entry(path.clone()).or_default() += 1;
-}
-
-fn add_line(
-    profile: &dyn Profile,
-    path: &RelPath,
-    range: ValueRange,
-    line: TranscriptLine,
-    parsed: &mut ParsedTranscripts,
-) {
-    let TranscriptLine {
-        mut message,
-        boundary,
-        mut facts,
-    } = line;
-    if profile.is_transcript(path) {
-        facts.first_prompt = message.as_ref().and_then(prompt_title);
-    }
-    parsed.facts = std::mem::take(&mut parsed.facts).updated_with(facts);
-    if let Some(message) = &mut message {
-        message.tokens = message.tokens.filter(Tokens::is_plausible);
-        message.cost = message.cost.filter(|cost| *cost < MAX_COST);
-    }
-    if profile.is_transcript(path) {
-        let event = turn_event(path, range.end, boundary, message.as_ref());
-        if event.boundary.is_some() || !event.calls.is_empty() || !event.tool_results.is_empty() {
-            parsed.turn_events.push(event);
-        }
-    }
-    parsed
-        .messages
-        .extend(message.map(|message| LocatedMessage {
-            path: path.clone(),
-            start: range.start,
-            len: range.len as u64,
-            message,
-        }));
 }
 
 /// The beginning of a prompt, if the message is one.

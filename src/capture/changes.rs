@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::scan::{fingerprint, log_of};
-use crate::agent::Profile;
+use crate::agent::{FileClass, Profile};
 use crate::codec::entry::{MAX_RAW_BYTES, TARGET_RAW_BYTES};
 use crate::error::Error;
 use crate::log::ledger::{FileCursor, TAIL_WINDOW, tail_fingerprint};
@@ -147,8 +147,13 @@ impl ChangeDetector<'_> {
         errors: &mut Vec<Error>,
     ) {
         let found = (|| -> std::io::Result<_> {
-            let Some((name, kind)) = log_of(self.directory, self.profile, path)? else {
-                return Ok(None);
+            let (name, kind) = match self.profile.classify(path) {
+                // Only the files that a transcript of the log names are known.
+                FileClass::NamedInTranscript(kind) => (self.name.clone(), kind),
+                _ => match log_of(self.directory, self.profile, path)? {
+                    Some(found) => found,
+                    None => return Ok(None),
+                },
             };
             if name != *self.name || only.is_some_and(|only| only != kind) {
                 return Ok(None);

@@ -156,6 +156,9 @@ impl LogFlusher {
             Some(ledger) => ledger,
             None => recover_ledger(context, &self.id).await?,
         };
+        if self.transcript_reader.models().is_empty() {
+            self.transcript_reader.continue_with(&ledger.models);
+        }
         // A file that was completely uploaded and has not changed since is not a change. If the log
         // differs from it, the version of the other writer is newer.
         let uploaded = std::mem::take(&mut self.cursors_before_conflict)
@@ -295,8 +298,15 @@ impl LogFlusher {
         } = pending;
         outcome.raw_bytes += encoded.header.body_len();
         outcome.entries += 1;
-        let transcripts = std::mem::take(&mut changes.transcripts);
+        let mut transcripts = std::mem::take(&mut changes.transcripts);
+        // The lines that were uploaded can name files that the change detection did not know.
+        let mut named = std::mem::take(&mut transcripts.named_files);
+        named.retain(|path| {
+            !changes.files.contains(path) && matches!(context.directory.stat(path), Ok(Some(_)))
+        });
+        let has_new_names = !named.is_empty();
         ledger.turns = std::mem::take(&mut changes.turns);
+        ledger.models.clone_from(self.transcript_reader.models());
         let has_more = changes.has_more;
         // The change set of a retry does not include files that were reported after it was
         // detected.
@@ -309,11 +319,12 @@ impl LogFlusher {
         if !is_active(Mutation::ForgetPathsChangedDuringRetry) {
             self.paths.extend(reported_since);
         }
+        self.paths.extend(named);
         self.save(context, ledger, false);
         entry_appended(context, ledger, &encoded, transcripts);
         // The next flush uploads bytes that were appended after the change detection. The change
         // detection of a retry belongs to an earlier flush.
-        if has_more || is_retry {
+        if has_more || is_retry || has_new_names {
             Ok(Step::Continue)
         } else {
             result.map(|()| Step::Done)

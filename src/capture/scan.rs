@@ -35,10 +35,33 @@ impl ScannedFile {
 /// The result of a scan.
 #[derive(Debug, Default)]
 pub struct DirectoryScan {
-    /// The files of each log, ordered by path.
+    /// The files of each log, ordered by path, without named files.
     pub logs: BTreeMap<LogName, Vec<ScannedFile>>,
+    /// The files that belong to the sessions whose transcripts name them.
+    pub named: NamedFiles,
     /// The files that cannot be stored, each as a message with the reason.
     pub skipped: Vec<String>,
+}
+
+/// Files that belong to the sessions whose transcripts name them, by path. A flush learns the names
+/// from the lines that it uploads, and from then on they are among the known files of the log.
+#[derive(Debug, Default)]
+pub struct NamedFiles(BTreeMap<RelPath, ScannedFile>);
+
+impl NamedFiles {
+    /// Adds those of the `known` files of a log to the files that a scan found.
+    pub fn add_known<'a>(
+        &self,
+        known: impl IntoIterator<Item = &'a RelPath>,
+        files: &mut Vec<ScannedFile>,
+    ) {
+        if self.0.is_empty() {
+            return;
+        }
+        let known = known.into_iter().filter_map(|path| self.0.get(path));
+        files.extend(known.cloned());
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+    }
 }
 
 /// The logs of files whose content has the session ID. Valid until the file changes.
@@ -124,19 +147,23 @@ impl DirectoryScan {
         cache: &mut LogCache,
     ) {
         match scan_file(directory, profile, &path, cache) {
-            Ok(Some((name, file))) => self.logs.entry(name).or_default().push(file),
+            Ok(Some((Some(name), file))) => self.logs.entry(name).or_default().push(file),
+            Ok(Some((None, file))) => {
+                self.named.0.insert(path, file);
+            }
             Ok(None) => {}
             Err(cause) => self.skipped.push(format!("{path}: {cause}")),
         }
     }
 }
 
+/// A file and its log; without a log if transcripts name the file.
 fn scan_file(
     directory: &dyn Directory,
     profile: &dyn Profile,
     path: &RelPath,
     cache: &mut LogCache,
-) -> std::io::Result<Option<(LogName, ScannedFile)>> {
+) -> std::io::Result<Option<(Option<LogName>, ScannedFile)>> {
     let class = profile.classify(path);
     if class == FileClass::Ignored {
         return Ok(None);
@@ -147,14 +174,15 @@ fn scan_file(
     let cached = cache.get(path).filter(|(cached, _)| *cached == stat);
     let (name, kind) = match (class, cached) {
         (FileClass::Ignored, _) => return Ok(None),
-        (FileClass::Stored(name, kind), _) => (name, kind),
-        (FileClass::SessionInContent(_, kind, _), Some((_, name))) => (name.clone(), kind),
+        (FileClass::Stored(name, kind), _) => (Some(name), kind),
+        (FileClass::NamedInTranscript(kind), _) => (None, kind),
+        (FileClass::SessionInContent(_, kind, _), Some((_, name))) => (Some(name.clone()), kind),
         (FileClass::SessionInContent(_, kind, _), None) => {
             let Some((name, _)) = log_of(directory, profile, path)? else {
                 return Ok(None);
             };
             cache.insert(path.clone(), (stat, name.clone()));
-            (name, kind)
+            (Some(name), kind)
         }
     };
     let file = ScannedFile {
@@ -165,14 +193,14 @@ fn scan_file(
     Ok(Some((name, file)))
 }
 
-/// Finds the log that a file belongs to, and its kind.
+/// Finds the log that a file belongs to, and its kind; none if only transcripts tell.
 pub fn log_of(
     directory: &dyn Directory,
     profile: &dyn Profile,
     path: &RelPath,
 ) -> std::io::Result<Option<(LogName, FileKind)>> {
     match profile.classify(path) {
-        FileClass::Ignored => Ok(None),
+        FileClass::Ignored | FileClass::NamedInTranscript(_) => Ok(None),
         FileClass::Stored(name, kind) => Ok(Some((name, kind))),
         FileClass::SessionInContent(key, kind, fallback) => {
             let Some(file) = directory.open(path)? else {

@@ -21,6 +21,7 @@ use super::scan::{DirectoryScan, LogCache, ScannedFile, log_of, scan, scan_cache
 use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
 use super::waiters::{Waiter, Waiters};
 use super::watch::{EventBuffer, Watcher};
+use crate::agent::FileClass;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Failure;
 use crate::log::ledger::Ledger;
@@ -115,10 +116,14 @@ impl Streamer {
     /// Finds the logs on disk. A log whose files still match its ledger needs no flush.
     fn load_logs(&mut self) -> Result<()> {
         let store = self.context.logs.store.address();
-        for (name, files) in self.scan()?.logs {
+        let found = self.scan()?;
+        for (name, mut files) in found.logs {
             let id = self.context.logs.id(name.clone());
-            let fingerprint = ScannedFile::fingerprint(&files);
             let ledger = Ledger::load(&*self.context.directory, &store, &id);
+            if let Some(ledger) = &ledger {
+                found.named.add_known(ledger.files.keys(), &mut files);
+            }
+            let fingerprint = ScannedFile::fingerprint(&files);
             let tracked = self.tracked(&name);
             tracked.paths = files.into_iter().map(|file| file.path).collect();
             match ledger {
@@ -496,12 +501,17 @@ impl Streamer {
     }
 
     fn scan(&mut self) -> Result<DirectoryScan> {
-        let found = scan_cached(
+        let mut found = scan_cached(
             &*self.context.directory,
             &*self.context.profile,
             None,
             &mut self.log_cache,
         )?;
+        for (name, files) in &mut found.logs {
+            if let Some(tracked) = self.logs.get(name) {
+                found.named.add_known(&tracked.paths, files);
+            }
+        }
         for skipped in &found.skipped {
             if self.logged_skips.insert(skipped.clone()) {
                 tracing::warn!("skipped: {skipped}");
@@ -527,10 +537,8 @@ impl Streamer {
             };
             match context.directory.stat(&relative) {
                 Ok(Some(_)) => {
-                    if let Ok(Some((name, _))) =
-                        log_of(&*context.directory, &*context.profile, &relative)
-                    {
-                        self.file_changed(&name, relative);
+                    for name in self.logs_of(&relative) {
+                        self.file_changed(&name, relative.clone());
                     }
                 }
                 // A directory. Files may have been created in it before it was watched.
@@ -542,6 +550,23 @@ impl Streamer {
                 _ => {}
             }
         }
+    }
+
+    /// The logs that a file belongs to. Several sessions can name the same file.
+    fn logs_of(&self, path: &RelPath) -> Vec<LogName> {
+        let profile = &*self.context.profile;
+        if let FileClass::NamedInTranscript(_) = profile.classify(path) {
+            let is_known = |(_, log): &(&LogName, &TrackedLog)| log.paths.contains(path);
+            let logs = self.logs.iter().filter(is_known);
+            return logs.map(|(name, _)| name.clone()).collect();
+        }
+        let found = log_of(&*self.context.directory, profile, path);
+        found
+            .ok()
+            .flatten()
+            .map(|(name, _)| name)
+            .into_iter()
+            .collect()
     }
 
     fn scan_directory(&mut self, directory: &dyn Directory, path: &RelPath) {

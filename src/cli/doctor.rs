@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::daemon::socket::{self, DaemonStatus, Request, Response};
 use crate::error::{Error, Result};
 use crate::model::keys;
-use crate::store::list_objects;
+use crate::store::{delete_temporary, list_objects};
 use crate::wire::Parts;
 
 /// Lag in seconds above which the check fails. A flush normally follows a change within a second or
@@ -214,7 +214,7 @@ async fn check_clock(parts: &Parts, report: &mut DoctorReport) {
             .await?;
         let now = parts.logs.clock.now();
         let listed = list_objects(&*parts.store, &keys::probe_dir(), None).await;
-        parts.store.delete(&key).await?;
+        delete_temporary(&*parts.store, &key).await?;
         Ok::<_, Error>(
             listed?
                 .into_iter()

@@ -7,6 +7,7 @@ use crate::cli::{print, time};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::{AgentName, LogId, LogPoint, PointSpec};
+use crate::restore::{TargetProject, find_project};
 use crate::sessions::find::{self, LatestFilter, SessionSelector};
 use crate::sys::{Clock, Disk, Owner, SystemClock, account};
 use crate::wire::Parts;
@@ -125,18 +126,32 @@ pub async fn session_at(parts: &Parts, text: &str) -> Result<(LogId, PointSpec)>
 
 /// The agent's name for the project in a directory.
 pub fn project_of(parts: &Parts, directory: &Path) -> String {
-    // The agent resolves symbolic links before it names the project.
-    let real = directory
+    project_in(parts, &real_path(directory))
+}
+
+fn project_in(parts: &Parts, root: &Path) -> String {
+    match parts.directory() {
+        Ok(disk) => find_project(&*parts.profile, &*disk, root),
+        Err(_) => parts.profile.project_name(root),
+    }
+}
+
+/// The agent resolves symbolic links before it names the project.
+fn real_path(directory: &Path) -> PathBuf {
+    directory
         .canonicalize()
         .or_else(|_| std::path::absolute(directory))
-        .unwrap_or_else(|_| PathBuf::from(directory));
-    parts.profile.project_name(&real)
+        .unwrap_or_else(|_| PathBuf::from(directory))
 }
 
 /// The project into which a session is restored for an agent that runs in `directory`.
-pub fn target_project(parts: &Parts, directory: &Path) -> Result<String> {
+pub fn target_project(parts: &Parts, directory: &Path) -> Result<TargetProject> {
     if parts.profile.is_relocatable() {
-        return Ok(project_of(parts, directory));
+        let root = real_path(directory);
+        return Ok(TargetProject {
+            name: project_in(parts, &root),
+            root,
+        });
     }
     Err(Error::usage(format!(
         "invalid --cwd value {:?}: sessions of {} can only continue in the directory where they started",

@@ -97,7 +97,8 @@ impl UnpackedArchive<'_> {
             return Ok(());
         }
         let name = |id: &SessionId| LogName::Session(id.clone());
-        let renamer = SessionRenamer::new(&name(&self.manifest.session), &name(to));
+        let files = self.manifest.files.iter().map(|member| &member.path);
+        let renamer = SessionRenamer::new(&name(&self.manifest.session), &name(to), files);
         for (member, staged) in self.manifest.files.iter_mut().zip(&mut self.staged) {
             let renamed: RelPath = format!("{staged}-renamed").parse()?;
             let file = open_staged(self.directory, staged)?;
@@ -204,7 +205,7 @@ fn file_kinds(profile: &dyn Profile, id: &LogId, manifest: &Manifest) -> Result<
     }
     let kind = |member: &Member| match profile.classify(&member.path) {
         FileClass::Stored(name, kind) if name == id.name => Ok(kind),
-        FileClass::SessionInContent(_, kind, _) => Ok(kind),
+        FileClass::SessionInContent(_, kind, _) | FileClass::NamedInTranscript(kind) => Ok(kind),
         _ => Err(Error::corrupt(format!(
             "{} is not a file that {} stores for this session",
             member.path, id.agent

@@ -13,7 +13,7 @@ use crate::log::segments::{Granularity, select_segments};
 use crate::log::writer::LogWriter;
 use crate::log::{Logs, errors};
 use crate::model::{FileState, ForkOrigin, LogId, Part, RelPath, ResolvedPoint, Seq, keys};
-use crate::store::Store;
+use crate::store::delete_temporary;
 use crate::sys::Directory;
 use crate::sys::clock::new_writer_id;
 
@@ -131,7 +131,7 @@ async fn origin_at(
         .checkpoint
         .as_ref()
         .map(|checkpoint| checkpoint.transcript_lengths.clone());
-    let renamer = SessionRenamer::new(&id.name, &new.name);
+    let renamer = SessionRenamer::new(&id.name, &new.name, assembler.state.files.keys());
     let turn_end_lengths = match assembler.state.active_checkpoints().last() {
         Some(last) if transcript_lengths.is_none() => {
             Some(assembler.renamed_lengths(&last.transcript_lengths, &renamer)?)
@@ -164,7 +164,7 @@ async fn check_origin_exists(logs: &Logs, id: &LogId, seq: Seq, new: &LogId) -> 
     if read.last().is_some_and(|last| last.last_seq == seq) {
         return Ok(());
     }
-    logs.store.delete(&keys::fork_pin(id, &new.name)).await?;
+    delete_temporary(&*logs.store, &keys::fork_pin(id, &new.name)).await?;
     Err(Error::not_found(format!(
         "garbage collection has just deleted entry {seq} of {id}"
     ))

@@ -231,7 +231,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
                     fork.seq, self.id
                 )));
             }
-            sink.start_fork(fork, &SessionRenamer::new(&fork.session, &self.id.name))?;
+            sink.start_fork(fork, &SessionRenamer::of_fork(fork, &self.id.name))?;
             self.sink = sink;
             Ok(())
         })

@@ -113,6 +113,9 @@ pub struct Ledger {
     /// The turns of the conversation so far.
     #[serde(default)]
     pub turns: TurnTracker,
+    /// The model of each transcript whose messages do not have it.
+    #[serde(default)]
+    pub models: BTreeMap<RelPath, String>,
 }
 
 impl Ledger {
@@ -126,6 +129,7 @@ impl Ledger {
             files: BTreeMap::new(),
             clean_fingerprint: 0,
             turns: TurnTracker::default(),
+            models: BTreeMap::new(),
         }
     }
 

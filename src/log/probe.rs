@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::version;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::keys;
-use crate::store::{CreateOutcome, Store};
+use crate::store::{CreateOutcome, Store, delete_temporary};
 use crate::sys::Rng;
 
 /// Number of concurrent creates of one key. A store that ignores conditions lets all of them
@@ -80,7 +80,7 @@ async fn race(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {
     let outcomes = join_all(racers).await;
     // One more create after the race must fail.
     let late = store.create(&key, Bytes::from_static(b"late\n")).await;
-    store.delete(&key).await?;
+    delete_temporary(store, &key).await?;
     let mut winners = 0;
     for outcome in outcomes {
         winners += usize::from(outcome? == CreateOutcome::Created);

@@ -39,6 +39,8 @@ pub struct MirrorRow {
     pub key: String,
     /// The role of the message that a part belongs to.
     pub role: Option<String>,
+    /// The model of the message that a part belongs to.
+    pub model: Option<String>,
     /// The row as JSON. The same row always has the same text.
     pub json: String,
 }

@@ -35,22 +35,31 @@ pub struct LineHeader<'a> {
     pub schema: Option<&'a RawValue>,
 }
 
-/// The line of a row. `row` is JSON.
-pub fn row_line(table: &str, key: &str, role: Option<&str>, row: &str) -> String {
+/// The line of a row. `row` is JSON. A part has the role and the model of its message.
+pub fn row_line(
+    table: &str,
+    key: &str,
+    role: Option<&str>,
+    model: Option<&str>,
+    row: &str,
+) -> String {
     let quote = |text: &str| Value::from(text).to_string();
-    let role = role
-        .map(|role| format!(",\"role\":{}", quote(role)))
-        .unwrap_or_default();
+    let field = |name: &str, value: Option<&str>| {
+        let value = value.map(|value| format!(",\"{name}\":{}", quote(value)));
+        value.unwrap_or_default()
+    };
     format!(
-        "{{\"table\":{},\"key\":{}{role},\"row\":{row}}}\n",
+        "{{\"table\":{},\"key\":{}{}{},\"row\":{row}}}\n",
         quote(table),
-        quote(key)
+        quote(key),
+        field("role", role),
+        field("model", model),
     )
 }
 
 /// The line of a deleted row.
 pub fn deleted_row_line(table: &str, key: &str) -> String {
-    row_line(table, key, None, "null")
+    row_line(table, key, None, None, "null")
 }
 
 /// The rows of a session and its sub-agents, by table index and key.

@@ -84,6 +84,7 @@ impl MirroredRows {
             table_name(row.table),
             &row.key,
             row.role.as_deref(),
+            row.model.as_deref(),
             &row.json,
         );
         let fingerprint = fingerprint(line.as_bytes());

@@ -370,8 +370,8 @@ fn union(selects: impl Iterator<Item = String>) -> String {
     )
 }
 
-/// Selects the rows of a family that changed at ?2 or later, ordered by creation: table, key, role
-/// and row.
+/// Selects the rows of a family that changed at ?2 or later, ordered by creation: table, key, role,
+/// model and row.
 fn select_changed(tables: &[Table]) -> String {
     let selects = tables.iter().map(|table| {
         let Table {
@@ -382,11 +382,12 @@ fn select_changed(tables: &[Table]) -> String {
             key,
         } = table;
         let plain_name = TABLES[*index].0;
-        // A part does not have the role of its message.
-        let role = match plain_name {
-            "part" => "(SELECT json_extract(message.data, '$.role') FROM message WHERE message.id = part.message_id)",
-            _ => "NULL",
+        // A part does not have the role and the model of its message.
+        let of_message = |path: &str| match plain_name {
+            "part" => format!("(SELECT CAST(json_extract(message.data, '{path}') AS TEXT) FROM message WHERE message.id = part.message_id)"),
+            _ => "NULL".to_owned(),
         };
+        let (role, model) = (of_message("$.role"), of_message("$.modelID"));
         let created = if table.has_column("time_created") && plain_name != "session" {
             format!("{name}.time_created")
         } else {
@@ -399,18 +400,19 @@ fn select_changed(tables: &[Table]) -> String {
         };
         // SQLite accepts any bytes as text.
         let row = format!("CAST({} AS BLOB)", row_as_json(plain_name, columns));
-        format!("SELECT {index}, {key}, {role}, {row}, {created} FROM {name} WHERE {name}.{owner} IN family AND {is_changed}")
+        format!("SELECT {index}, {key}, {role}, {model}, {row}, {created} FROM {name} WHERE {name}.{owner} IN family AND {is_changed}")
     });
-    format!("{} ORDER BY 5, 1, 2", union(selects))
+    format!("{} ORDER BY 6, 1, 2", union(selects))
 }
 
 fn mirror_row(row: &SqliteRow) -> sqlx::Result<MirrorRow> {
     let table: i64 = row.try_get(0)?;
-    let json: Vec<u8> = row.try_get(3)?;
+    let json: Vec<u8> = row.try_get(4)?;
     Ok(MirrorRow {
         table: usize::try_from(table).unwrap_or(PROJECT_INDEX),
         key: row.try_get(1)?,
         role: row.try_get(2)?,
+        model: row.try_get(3)?,
         json: String::from_utf8_lossy(&json).into_owned(),
     })
 }
@@ -481,6 +483,7 @@ async fn project(
             table: PROJECT_INDEX,
             key: row.try_get(0)?,
             role: None,
+            model: None,
             json: row.try_get(1)?,
         })
     })

@@ -1,7 +1,7 @@
 //! Messages of a transcript, in a form common to all agents. They are derived from transcripts, so
 //! they can be rebuilt from the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -223,6 +223,12 @@ pub struct TranscriptLine {
     pub boundary: Option<TurnBoundary>,
     /// Facts about the session.
     pub facts: SessionFacts,
+    /// A file outside of the session's directories that belongs to the session.
+    pub named_file: Option<RelPath>,
+    /// The model that responds from this line on, where messages do not have it.
+    pub next_model: Option<String>,
+    /// A tool call that has no result yet and becomes a message together with its result.
+    pub pending_call: Option<ToolCall>,
 }
 
 /// A message and its position in a transcript.
@@ -253,6 +259,8 @@ pub struct ParsedTranscripts {
     pub spans: BTreeMap<RelPath, ParsedSpan>,
     /// Number of lines that could not be parsed, by file.
     pub unparsed_lines: BTreeMap<RelPath, u64>,
+    /// The files outside of the session's directories that the lines name.
+    pub named_files: BTreeSet<RelPath>,
 }
 
 /// The parsed range of a transcript.

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::sync::Arc;
 
 use super::pull;
-use crate::agent::FileClass;
 use crate::codec::archive::Manifest;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -53,9 +52,9 @@ async fn fetch(
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let point = point::resolve(&parts.logs, id, point).await?;
     let report = pull::copy(parts, id, point, scratch).await?;
-    let kind = |path: &RelPath| match parts.profile.classify(path) {
-        FileClass::Stored(_, kind) | FileClass::SessionInContent(_, kind, _) => kind,
-        FileClass::Ignored => FileKind::Whole,
+    let kind = |path: &RelPath| {
+        let class = parts.profile.classify(path);
+        class.kind().unwrap_or(FileKind::Whole)
     };
     let files = report
         .files

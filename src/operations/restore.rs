@@ -18,7 +18,8 @@ use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
 use crate::restore::{
-    Options, RestoreContext, RestoreReport, Restored, restore, restore_with_projects,
+    Options, RestoreContext, RestoreReport, Restored, TargetProject, restore,
+    restore_with_projects, write_root_file,
 };
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
@@ -66,7 +67,7 @@ pub struct RestoreRequest {
     /// The point to restore.
     pub point: PointSpec,
     /// The project to restore the session into.
-    pub project: Option<String>,
+    pub project: Option<TargetProject>,
     /// Restore the logs of the session's projects too.
     pub with_projects: bool,
     /// Move local files that differ aside instead of failing.
@@ -281,7 +282,8 @@ impl RestoreService {
             if done.contains(&id.name.to_string()) {
                 continue;
             }
-            match self.restore_session(id, request).await {
+            // Boxed, because a future of this size needs too much of the stack in a debug build.
+            match Box::pin(self.restore_session(id, request)).await {
                 Ok(Outcome::Restored(restored)) => {
                     done.extend(restored.iter().map(|log| log.report.session.clone()));
                     claims.extend(restored);
@@ -391,6 +393,9 @@ impl RestoreService {
             true => Box::pin(restore_with_projects(&context, id, &options)).await?,
             false => (Box::pin(restore(&context, id, &options)).await?, Vec::new()),
         };
+        if let (Some(project), false) = (&request.project, request.dry_run) {
+            write_root_file(&context, project, self.owner)?;
+        }
         self.push_to_database(&session.report, request.dry_run)
             .await?;
         let mut restored = vec![session];

@@ -9,7 +9,7 @@ use super::options::{Options, RestoreContext};
 use super::plan::{self, LedgerState};
 use super::report::RestoreReport;
 use super::write;
-use crate::agent::{FileClass, Profile};
+use crate::agent::Profile;
 use crate::codec::archive::{self, InMemoryFiles, Member};
 use crate::codec::entry::{Entry, MAX_RAW_BYTES};
 use crate::error::{Error, ErrorContext, Result};
@@ -132,10 +132,7 @@ fn write_files(
     stage: &RelPath,
 ) -> Result<RestoreReport> {
     let mut assembler = FileAssembler::new(&*context.directory, stage.clone(), 1);
-    let kind = |path: &RelPath, kind| match context.profile.classify(path) {
-        FileClass::Stored(_, kind) | FileClass::SessionInContent(_, kind, _) => kind,
-        FileClass::Ignored => kind,
-    };
+    let kind = |path: &RelPath, kind| context.profile.classify(path).kind().unwrap_or(kind);
     let parts = session.files.iter().map(|(member, _)| Part {
         path: member.path.clone(),
         kind: kind(&member.path, member.kind),

@@ -442,10 +442,9 @@ fn stays_in_project(
     ledger: &Ledger,
 ) -> Result<bool> {
     let paths = || ledger.files.keys().map(|path| (path, 0));
-    let stays = options
-        .project
-        .as_ref()
-        .is_none_or(|project| project::moves_into(&*context.profile, project, paths()).is_empty());
+    let stays = options.project.as_ref().is_none_or(|project| {
+        project::moves_into(&*context.profile, &project.name, paths()).is_empty()
+    });
     if !stays {
         return Ok(false);
     }

@@ -1,5 +1,6 @@
 //! The context and the options of a restore.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::agent::Profile;
@@ -18,6 +19,15 @@ pub struct RestoreContext {
     pub logs: Logs,
 }
 
+/// The project that a session is restored into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetProject {
+    /// The agent's name for it.
+    pub name: String,
+    /// Its directory, in which the agent will run.
+    pub root: PathBuf,
+}
+
 /// How to restore a log.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -29,7 +39,7 @@ pub struct Options {
     /// The branch to restore instead of the log.
     pub branch: Option<WriterId>,
     /// The project to restore the session into.
-    pub project: Option<String>,
+    pub project: Option<TargetProject>,
     /// Move local files that differ aside instead of failing.
     pub force: bool,
     /// Restore the undamaged part of a damaged log instead of failing.

@@ -203,7 +203,9 @@ pub(super) fn plan_files(
             && newest
                 .get(plan.path.name())
                 .is_some_and(|newest| *newest != file.seq);
-        if was_moved || is_replaced(assembler, &plan.path, file.seq) {
+        let is_foreign =
+            options.claim && project::is_foreign_root_file(context, assembler, &plan.path, options);
+        if was_moved || is_foreign || is_replaced(assembler, &plan.path, file.seq) {
             plan.action = FileAction::Superseded;
             continue;
         }
@@ -341,6 +343,7 @@ fn reject_foreign_files(
             FileClass::Ignored => false,
             FileClass::Stored(name, _) => name == id.name,
             FileClass::SessionInContent(..) => true,
+            FileClass::NamedInTranscript(_) => id.name.session().is_some(),
         };
         if path.components().next() == Some(STATE_DIR) || options.claim && !belongs {
             return Err(Error::corrupt(format!(

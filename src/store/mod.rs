@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 
 /// The result of a conditional create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +90,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// The store's address: shown to users, and its identity in the ledger.
     fn address(&self) -> String;
+}
+
+/// Deletes a temporary object. A process without the right to delete leaves it to garbage
+/// collection.
+pub async fn delete_temporary(store: &dyn Store, key: &str) -> Result<()> {
+    match store.delete(key).await {
+        Err(error) if error.kind() == ErrorKind::Usage => {
+            tracing::debug!(%error, key, "the object stays until the next garbage collection");
+            Ok(())
+        }
+        deleted => deleted,
+    }
 }
 
 /// Lists all objects directly below `directory`, starting after the key `after`.

@@ -113,7 +113,7 @@ async fn parse_fork_origin(
         .read_log(&origin, options, TranscriptBytes::default)
         .await?
         .require_undamaged(&origin)?;
-    let renamer = SessionRenamer::new(&fork.session, &id.name);
+    let renamer = SessionRenamer::of_fork(fork, &id.name);
     let lengths = truncated_lengths(&files.state.files, fork.transcript_lengths.as_ref());
     let mut renamed = BTreeMap::new();
     for (path, len) in lengths {

@@ -261,3 +261,36 @@ fn a_fork_restores_next_to_its_origin_under_its_own_id() {
         );
     }
 }
+
+#[test]
+fn every_response_of_codex_has_its_model() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "codex");
+    let agent = &AGENTS[0];
+    let (path, bytes) = files_below(&fixture(agent)).into_iter().next().unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let home = TempHome::new();
+    // The daemon is restarted within a turn, after the line that has the model.
+    let at = text.find("\"turn_context\"").unwrap();
+    let split = at + text[at..].find('\n').unwrap() + 1;
+    for piece in [&text[..split], &text[split..]] {
+        append(&home.home().join(agent.root).join(&path), piece);
+        backend.run(&home, &["run", "--", "true"]).ok();
+    }
+    let models = || {
+        let listed = backend.run(&home, &["messages", agent.id, "--json", "--limit", "500"]);
+        let rows = listed.ok().json()["messages"].as_array().unwrap().clone();
+        let is_response =
+            |row: &&serde_json::Value| row["role"] == "assistant" || row["kind"] == "usage";
+        rows.iter()
+            .filter(is_response)
+            .map(|row| row["model"].as_str().map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    let before = models();
+    assert!(before.len() > 3, "{before:?}");
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    // A rebuilt index has the same.
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(models(), before);
+}

@@ -10,7 +10,7 @@ use crate::support::needs_servers;
 use crate::support::servers::{Postgres, S3, postgres};
 use crate::support::{TempHome, block_on};
 
-const POLICY: &str = include_str!("../../deploy/aws/iam-policy.json");
+const POLICY: &str = include_str!("../../deploy/aws/iam-policy-collector.json");
 const ROLES: &str = include_str!("../../deploy/postgres/roles.sql");
 
 /// Two namespaces; the name of one is a prefix of the other.

@@ -33,6 +33,13 @@ const SCHEMA: &str = "
     INSERT INTO migration VALUES ('first', 1), ('second', 2);
     INSERT INTO project VALUES ('global', '/', 1)";
 
+/// An ID in OpenCode's form: a time, and letters that do not depend on the session's ID.
+fn row_id(kind: &str, session: &str, turn: u32, number: usize) -> String {
+    let short = session.trim_start_matches("ses_");
+    let random: String = format!("{short:x<14}").chars().take(14).collect();
+    format!("{kind}_{turn:010x}{number:02x}{random}")
+}
+
 fn data(home: &TempHome) -> PathBuf {
     home.home().join(".local/share/opencode")
 }
@@ -82,8 +89,6 @@ impl Database {
     /// A turn: a prompt, a tool, an answer.
     fn turn(&mut self, id: &str, n: u32) {
         let at = u64::from(n) * 1000 + 1_794_836_000_000;
-        // Message IDs do not contain the session ID.
-        let short = id.trim_start_matches("ses_");
         let mut put = |table: &str, key: &str, more: &str, data: &str| {
             self.run(&format!(
                 "INSERT INTO {table} VALUES ('{key}', {more}, {at}, {at}, '{data}')"
@@ -106,11 +111,11 @@ impl Database {
                     .to_owned(),
             ),
         ] {
-            let message = format!("msg_{short}_{n}_{role}");
+            let message = row_id("msg", id, n, usize::from(role == "assistant"));
             if part < 2 {
                 put("message", &message, &format!("'{id}'"), &format!(r#"{{"role":"{role}","modelID":"m"}}"#));
             }
-            put("part", &format!("prt_{short}_{n}_{part}"), &format!("'{message}', '{id}'"), &data);
+            put("part", &row_id("prt", id, n, part), &format!("'{message}', '{id}'"), &data);
         }
         self.changed(id, n * 10);
     }
@@ -232,7 +237,8 @@ fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend)
     let shipped = row[0]["raw_bytes"].as_u64().unwrap();
 
     // Only changes are uploaded: a new row, a changed row, a deleted row.
-    database.run(r#"UPDATE part SET data = '{"type":"text","text":"better","time":{"end":3}}', time_updated = 1794836009000 WHERE id = 'prt_a_1_2'"#);
+    let answer = row_id("prt", "ses_a", 1, 2);
+    database.run(&format!(r#"UPDATE part SET data = '{{"type":"text","text":"better","time":{{"end":3}}}}', time_updated = 1794836009000 WHERE id = '{answer}'"#));
     database.run("DELETE FROM todo WHERE position = 1");
     database.changed("ses_a", 100);
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -326,7 +332,7 @@ fn an_opencode_rollback_removes_rows_and_continues() {
     let early: Vec<String> = database
         .rows()
         .into_iter()
-        .filter(|row| !row.contains("_2_") && !row.contains("_3_"))
+        .filter(|row| !row.contains("1794836002000") && !row.contains("1794836003000"))
         .collect();
     // Each turn has its own end, although all are in one entry.
     backend
@@ -386,7 +392,10 @@ fn odd_ids_and_bytes_in_opencode_rows_are_stored() {
     database.session("../../evil", None);
     database.session("ses_a", None);
     database.turn("ses_a", 1);
-    database.run("UPDATE part SET data = CAST(X'7B22FF227D' AS TEXT) WHERE id = 'prt_a_1_2'");
+    let answer = row_id("prt", "ses_a", 1, 2);
+    database.run(&format!(
+        "UPDATE part SET data = CAST(X'7B22FF227D' AS TEXT) WHERE id = '{answer}'"
+    ));
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
     backend.run(&other, &["restore", "ses_a"]).ok();
@@ -419,22 +428,84 @@ fn a_torn_mirror_line_is_rewritten() {
 }
 
 #[test]
-fn an_opencode_fork_restores_into_its_own_database() {
+fn an_opencode_fork_is_restored_beside_its_origin() {
     let (backend, home, mut database) = stored(2);
+    database.session("ses_0123456789abchildchildchil", Some("ses_a"));
+    database.turn("ses_0123456789abchildchildchil", 3);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let before = database.rows();
     backend
         .run(&home, &["fork", "ses_a", "--id", "ses_fork"])
         .ok();
-    backend.run(&home, &["restore", "ses_fork"]).fails(
-        7,
-        "another session has messages",
-        "XDG_DATA_HOME",
+    backend.run(&home, &["restore", "ses_fork"]).ok();
+    let after = database.rows();
+    assert!(
+        before.iter().all(|row| after.contains(row)),
+        "the origin changed: {after:#?}"
     );
-    let before = database.rows();
+    // The project and the migrations are shared; everything else is there twice.
+    let own = |row: &&String| !row.starts_with("project") && !row.starts_with("migration");
+    assert_eq!(
+        after.iter().filter(own).count(),
+        2 * before.iter().filter(own).count()
+    );
+    let text = |row: &&String| row.starts_with("part") && row.contains("ses_fork");
+    assert_eq!(after.iter().filter(text).count(), 8, "{after:#?}");
+    // Both go on, each by itself.
+    database.turn("ses_fork", 4);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let turns = |id: &str| {
+        let shown = backend.run(&home, &["ls", "--json"]).ok().json();
+        let all = shown["sessions"].as_array().unwrap().clone();
+        let row = all.into_iter().find(|row| row["id"] == id).unwrap();
+        row["turns"].as_u64()
+    };
+    eventually("the index knows the turn", || turns("ses_fork") == Some(3));
+    assert_eq!(turns("ses_a"), Some(2));
+    for id in ["ses_a", "ses_fork"] {
+        backend.run(&home, &["verify", id]).ok();
+    }
+    // In an empty home, it has the same rows.
     let other = TempHome::new();
     backend.run(&other, &["restore", "ses_fork"]).ok();
-    let forked: Vec<String> = before
+    let now = database.rows();
+    let mut alone = Database::at(&other);
+    assert!(alone.rows().iter().all(|row| now.contains(row)));
+}
+
+#[test]
+fn a_tool_call_is_one_message_with_its_last_state() {
+    let mut backend = Backend::file();
+    backend.set("SESSIOND_AGENT", "opencode");
+    let home = TempHome::new();
+    let mut database = Database::create(&home);
+    database.session("ses_a", None);
+    database.turn("ses_a", 1);
+    let tool = row_id("prt", "ses_a", 1, 1);
+    let states = [
+        r#""status":"pending","input":{}"#,
+        r#""status":"running","input":{"command":"ls"}"#,
+        r#""status":"completed","input":{"command":"ls"},"output":"the last output""#,
+        r#""status":"completed","input":{"command":"ls"},"output":"the last output","time":{"compacted":5}"#,
+    ];
+    for (at, state) in (1_794_836_002_000_u64..).zip(states) {
+        let data = format!(r#"{{"type":"tool","tool":"bash","callID":"c1","state":{{{state}}}}}"#);
+        database.run(&format!(
+            "UPDATE part SET data = '{data}', time_updated = {at} WHERE id = '{tool}'"
+        ));
+        database.changed("ses_a", 20 + u32::try_from(at % 100).unwrap());
+        backend.run(&home, &["run", "--", "true"]).ok();
+    }
+    let listed = backend.run(&home, &["messages", "ses_a", "--json"]).ok();
+    let rows = listed.json()["messages"].as_array().unwrap().clone();
+    let calls: Vec<_> = rows
         .iter()
-        .map(|row| row.replace("ses_a", "ses_fork"))
+        .filter(|row| row["kind"] == "tool_use")
         .collect();
-    assert_eq!(Database::at(&other).rows(), forked);
+    assert_eq!(calls.len(), 1, "{rows:#?}");
+    // The model of the response is known.
+    assert_eq!(calls[0]["model"], "m", "{}", calls[0]);
+    assert_eq!(calls[0]["message_id"], tool.as_str(), "{}", calls[0]);
+    let usage = rows.iter().find(|row| row["kind"] == "usage").unwrap();
+    assert_eq!(usage["model"], "m", "{usage}");
 }

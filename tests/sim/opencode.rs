@@ -191,6 +191,7 @@ impl DatabaseSnapshot for Content {
                 table: *table,
                 key: key.clone(),
                 role: None,
+                model: None,
                 json: Value::Object(row.clone()).to_string(),
             })
         })

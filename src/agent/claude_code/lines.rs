@@ -25,6 +25,8 @@ struct RawLine {
     #[serde(default, deserialize_with = "lenient")]
     timestamp: Option<Timestamp>,
     #[serde(default, deserialize_with = "lenient")]
+    slug: Option<String>,
+    #[serde(default, deserialize_with = "lenient")]
     cwd: Option<String>,
     #[serde(default, deserialize_with = "lenient")]
     version: Option<String>,
@@ -112,6 +114,11 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
         message,
         boundary: boundary.filter(|_| !is_sub_agent),
         facts,
+        named_file: raw.slug.as_deref().and_then(|slug| {
+            let sub_agent = raw.agent_id.as_deref().filter(|_| is_sub_agent);
+            super::plan_path(slug, sub_agent)
+        }),
+        ..TranscriptLine::default()
     })
 }
 

@@ -41,10 +41,16 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
         },
         _ => SessionFacts::default(),
     };
+    // The lines of the responses do not have the model; each turn begins with its own.
+    let next_model = text(&line, "type")
+        .filter(|kind| *kind == "turn_context")
+        .and_then(|_| json::owned(payload, "model"));
     Some(TranscriptLine {
         message,
         boundary,
         facts,
+        next_model,
+        ..TranscriptLine::default()
     })
 }
 

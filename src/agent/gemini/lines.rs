@@ -29,6 +29,7 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
         message,
         boundary,
         facts,
+        ..TranscriptLine::default()
     })
 }
 

@@ -1,5 +1,5 @@
 //! The parser of the lines that `mirror` writes for OpenCode's rows. A changed row is written
-//! again; only a finished part is a message.
+//! again; only a finished part is a message. A tool call that runs is pending.
 
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ pub fn read(line: &[u8]) -> Option<(Option<String>, TranscriptLine)> {
             },
             ..TranscriptLine::default()
         },
-        Some("part") => part(text(&line, "role"), row, &data),
+        Some("part") => part(&line, row, &data),
         _ => TranscriptLine::default(),
     };
     Some((session, parsed))
@@ -46,7 +46,8 @@ fn facts(row: &Value) -> SessionFacts {
     }
 }
 
-fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
+fn part(line: &Value, row: &Value, data: &Value) -> TranscriptLine {
+    let role = text(line, "role");
     let kind = text(data, "type").unwrap_or_default();
     let content = || text(data, "text").unwrap_or_default().to_owned();
     let is_finished = data
@@ -59,6 +60,7 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
             .get("time_updated")
             .and_then(Value::as_i64)
             .and_then(|at| jiff::Timestamp::from_millisecond(at).ok()),
+        model: json::owned(line, "model").filter(|_| role != Role::User),
         ..Message::new(role, kind, blocks)
     };
     let (message, boundary) = match (kind, role) {
@@ -82,10 +84,19 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
             ),
             None,
         ),
-        ("tool", _) => (
-            message(Role::Assistant, "tool_use", tool_blocks(row, data)),
-            None,
-        ),
+        ("tool", _) => {
+            return match tool_blocks(row, data) {
+                Tool::Pending(call) => TranscriptLine {
+                    pending_call: Some(call),
+                    ..TranscriptLine::default()
+                },
+                Tool::Finished(blocks) => TranscriptLine {
+                    message: Some(message(Role::Assistant, "tool_use", blocks)),
+                    ..TranscriptLine::default()
+                },
+                Tool::Compacted => TranscriptLine::default(),
+            };
+        }
         ("step-finish", _) => {
             let usage = Message {
                 response_id: json::owned(row, "message_id"),
@@ -111,12 +122,21 @@ fn part(role: Option<&str>, row: &Value, data: &Value) -> TranscriptLine {
     TranscriptLine {
         message: Some(message),
         boundary,
-        facts: SessionFacts::default(),
+        ..TranscriptLine::default()
     }
 }
 
-/// A tool call, and its result once there is one.
-fn tool_blocks(row: &Value, data: &Value) -> Vec<Block> {
+/// The state of a tool call.
+enum Tool {
+    /// It has no result yet.
+    Pending(ToolCall),
+    /// The call and its result.
+    Finished(Vec<Block>),
+    /// OpenCode marked an old result, which an earlier line has, as left out of its requests.
+    Compacted,
+}
+
+fn tool_blocks(row: &Value, data: &Value) -> Tool {
     let none = Value::Null;
     let state = data.get("state").unwrap_or(&none);
     let id = json::owned(data, "callID").unwrap_or_default();
@@ -125,21 +145,25 @@ fn tool_blocks(row: &Value, data: &Value) -> Vec<Block> {
         .and_then(Value::as_i64)
         .and_then(|at| jiff::Timestamp::from_millisecond(at).ok());
     let input = state.get("input").map(Value::to_string).unwrap_or_default();
-    let call = Block::ToolCall(ToolCall {
+    let call = ToolCall {
         id: id.clone(),
         name: json::owned(data, "tool").unwrap_or_default(),
         input,
         started,
-    });
+    };
+    let is_compacted = state
+        .get("time")
+        .is_some_and(|time| time.get("compacted").is_some());
     let result = |key: &str, is_error| Block::ToolResult {
         call_id: id.clone(),
         text: json::owned(state, key).unwrap_or_default(),
         is_error,
     };
     match text(state, "status") {
-        Some("completed") => vec![call, result("output", false)],
-        Some("error") => vec![call, result("error", true)],
-        _ => vec![call],
+        Some("completed" | "error") if is_compacted => Tool::Compacted,
+        Some("completed") => Tool::Finished(vec![Block::ToolCall(call), result("output", false)]),
+        Some("error") => Tool::Finished(vec![Block::ToolCall(call), result("error", true)]),
+        _ => Tool::Pending(call),
     }
 }
 

@@ -50,7 +50,9 @@ pub fn classify(session: &str, cause: sqlx::Error) -> Error {
         return Error::conflict(format!(
             "another session has messages of session {session}: {text}"
         ))
-        .hint("restore a fork with another XDG_DATA_HOME: it shares message IDs with its origin");
+        .hint(
+            "restore it with another XDG_DATA_HOME: sessions cannot share messages in one database",
+        );
     }
     if text.contains("no column named") || text.contains("no such table") {
         return Error::conflict(format!(

@@ -14,6 +14,12 @@ scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode Ope
     two_concurrent_containers_get_main_log_and_branch,
     a_fork_and_its_origin_both_continue,
 ));
+// Gemini CLI writes a call together with its result, and does not end at SIGTERM while the model
+// speaks: `gemini.rs` has a scenario of its own.
+scenarios!(gemini Gemini: (
+    two_concurrent_containers_get_main_log_and_branch,
+    a_fork_and_its_origin_both_continue,
+));
 
 fn a_power_loss_loses_no_acknowledged_byte(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
@@ -176,7 +182,7 @@ fn two_concurrent_containers_get_main_log_and_branch(one: &Container<'_>) {
     let go = one.cwd.join("go");
     let turn = |who: &str| {
         let waits = client.shell(&format!(
-            "while ! test -e {}; do sleep 0.05; done; echo {who}-$((1+1))-out",
+            "while ! test -e {}; do sleep 0.05; done; printf '{who}-%d-out' 2",
             go.display()
         ));
         prompt(
@@ -239,7 +245,9 @@ fn two_concurrent_containers_get_main_log_and_branch(one: &Container<'_>) {
         .map(|bytes| String::from_utf8(bytes).unwrap())
         .collect();
     match client {
-        Client::OpenCode => assert!(pulled.contains(&format!("{lost}-2-out")), "{pulled}"),
+        Client::OpenCode | Client::Gemini => {
+            assert!(pulled.contains(&format!("{lost}-2-out")), "{pulled}")
+        }
         Client::Codex => assert_eq!(pulled, disks[1 - winner]),
         _ => {
             let transcript = transcripts(&three.cwd.join("branch"), &session).remove(0);

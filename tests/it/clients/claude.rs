@@ -17,7 +17,56 @@ scenarios!(new ClaudeNew, old ClaudeOld: (
     a_conversation_continues_in_a_new_home,
     a_rewritten_transcript_is_restored,
     a_session_moves_to_another_directory_and_home,
+    a_plan_is_restored_in_a_new_home,
 ));
+
+fn a_plan_is_restored_in_a_new_home(container: &Container<'_>) {
+    let model = container.model;
+    let planning = |session: Option<&str>, prompt: &str| {
+        let resume: Vec<&str> = session.iter().flat_map(|id| ["--resume", id]).collect();
+        let session: Vec<&str> = session.iter().flat_map(|id| ["--session", id]).collect();
+        let arguments = [
+            &["run"],
+            &session[..],
+            &["--", "claude"],
+            &resume,
+            &["-p", prompt, "--permission-mode", "plan"],
+        ];
+        container.sessiond(&arguments.concat()).ok();
+    };
+    planning(None, &prompt("first", &[vec![text_reply("I think")]]));
+    let listed = container.sessiond(&["ls", "--json"]).ok().json();
+    let session = listed["sessions"][0]["id"].as_str().unwrap().to_owned();
+    let asked = model.last("first PLAN").body.to_string();
+    assert!(asked.contains("No plan file exists yet"), "{asked}");
+    let (_, rest) = asked.split_once("/.claude/plans/").unwrap();
+    let file = format!(".claude/plans/{}.md", rest.split_once(".md").unwrap().0);
+    let plan = container.home.home().join(&file);
+    let write = tool_call_reply(
+        "Write",
+        json!({ "file_path": plan, "content": "# The plan\n" }),
+    );
+    planning(
+        Some(&session),
+        &prompt("second", &[vec![write], vec![text_reply("written")]]),
+    );
+    assert_eq!(std::fs::read_to_string(&plan).unwrap(), "# The plan\n");
+
+    // It leaves the plan mode, and loses its home before it enters it again.
+    container.resume(&session, &prompt("third", &[vec![text_reply("I work")]]));
+    container.replace_home();
+    planning(
+        Some(&session),
+        &prompt("fourth", &[vec![text_reply("I go on")]]),
+    );
+    assert_eq!(std::fs::read_to_string(&plan).unwrap(), "# The plan\n");
+    let asked = model.last("fourth PLAN").body["messages"].to_string();
+    let (_, asked) = asked.rsplit_once("third PLAN").unwrap();
+    assert!(
+        asked.contains("A plan file already exists at") && !asked.contains("No plan file"),
+        "{asked}"
+    );
+}
 
 fn a_conversation_continues_in_a_new_home(container: &Container<'_>) {
     let model = container.model;

@@ -21,6 +21,7 @@ pub enum Client {
     ClaudeOld,
     Codex,
     OpenCode,
+    Gemini,
 }
 
 impl Client {
@@ -30,6 +31,7 @@ impl Client {
             Client::ClaudeNew | Client::ClaudeOld => "claude-code",
             Client::Codex => "codex",
             Client::OpenCode => "opencode",
+            Client::Gemini => "gemini",
         }
     }
 
@@ -38,6 +40,7 @@ impl Client {
             Client::ClaudeNew | Client::ClaudeOld => "claude",
             Client::Codex => "codex",
             Client::OpenCode => "opencode",
+            Client::Gemini => "gemini",
         }
     }
 
@@ -48,6 +51,7 @@ impl Client {
             Client::ClaudeOld => agents.claude_old(),
             Client::Codex => agents.codex(),
             Client::OpenCode => agents.opencode(),
+            Client::Gemini => agents.gemini(),
         }
     }
 
@@ -67,6 +71,11 @@ impl Client {
                 let provider = json!({ "npm": "@ai-sdk/openai-compatible", "options": options, "models": { "test": {} } });
                 let config = json!({ "model": "loopback/test", "autoupdate": false, "permission": "allow", "provider": { "loopback": provider } });
                 (".config/opencode/opencode.json", config.to_string())
+            }
+            Client::Gemini => {
+                let auth = json!({ "auth": { "selectedType": "gemini-api-key" } });
+                let config = json!({ "security": auth, "general": { "enableAutoUpdate": false }, "privacy": { "usageStatisticsEnabled": false } });
+                (".gemini/settings.json", config.to_string())
             }
         };
         crate::support::files::append(&home.join(path), &text);
@@ -106,6 +115,13 @@ impl Client {
                     "OPENCODE_DISABLE_MODELS_FETCH",
                 ]
             }
+            Client::Gemini => {
+                command
+                    .env("GOOGLE_GEMINI_BASE_URL", model)
+                    .env("GEMINI_API_KEY", "no-key")
+                    .env("GEMINI_TELEMETRY_ENABLED", "false");
+                &[]
+            }
         };
         command.envs(on.iter().map(|name| (*name, "1")));
     }
@@ -117,8 +133,10 @@ impl Client {
         prompt: &'p str,
     ) -> (Vec<&'p str>, Option<&'p str>) {
         match (self, session) {
-            (Client::ClaudeNew | Client::ClaudeOld, None) => (vec!["-p", prompt], None),
-            (Client::ClaudeNew | Client::ClaudeOld, Some(id)) => {
+            (Client::ClaudeNew | Client::ClaudeOld | Client::Gemini, None) => {
+                (vec!["-p", prompt], None)
+            }
+            (Client::ClaudeNew | Client::ClaudeOld | Client::Gemini, Some(id)) => {
                 (vec!["--resume", id, "-p", prompt], None)
             }
             (Client::Codex, None) => (vec!["exec", "--skip-git-repo-check", prompt], None),
@@ -136,7 +154,9 @@ impl Client {
     pub fn turn_with_placeholder(self, prompt: &str) -> (Vec<&str>, Option<&str>) {
         const PLACEHOLDER: &str = "{session-args}";
         match self {
-            Client::ClaudeNew | Client::ClaudeOld => (vec![PLACEHOLDER, "-p", prompt], None),
+            Client::ClaudeNew | Client::ClaudeOld | Client::Gemini => {
+                (vec![PLACEHOLDER, "-p", prompt], None)
+            }
             Client::Codex => (
                 vec!["exec", "--skip-git-repo-check", PLACEHOLDER, prompt],
                 None,
@@ -156,6 +176,8 @@ impl Client {
                 "bypassPermissions",
             ],
             Client::Codex | Client::OpenCode => &[],
+            // With a fixed model, it does not ask another one which to take.
+            Client::Gemini => &["--skip-trust", "--yolo", "-m", "gemini-2.5-pro"],
         }
     }
 
@@ -168,6 +190,14 @@ impl Client {
                 session,
             ))
             .unwrap();
+        }
+        if self == Client::Gemini {
+            // A resumed session goes on in a file of its own.
+            let files = files_below(&home.join(".gemini/tmp")).into_iter();
+            let own = files
+                .filter(|(path, _)| path.contains("/chats/") && path.contains(&session[..8]))
+                .map(|(_, bytes)| String::from_utf8(bytes).unwrap());
+            return own.collect();
         }
         if self != Client::Codex {
             return std::fs::read_to_string(transcript(home, session)).unwrap();
@@ -196,6 +226,10 @@ impl Client {
             ),
             Client::OpenCode => tool_call_reply(
                 "bash",
+                json!({ "command": command, "description": "Run it" }),
+            ),
+            Client::Gemini => tool_call_reply(
+                "run_shell_command",
                 json!({ "command": command, "description": "Run it" }),
             ),
         }

@@ -51,6 +51,11 @@ impl Agents {
         ))
     }
 
+    /// A script, which node runs.
+    pub fn gemini(&self) -> PathBuf {
+        self.0.join("node_modules/.bin")
+    }
+
     pub fn opencode(&self) -> PathBuf {
         self.bin("opencode").join("bin")
     }
@@ -99,6 +104,7 @@ fn install() -> Result<Agents, String> {
     check_version(&installed.claude_old(), "claude", "2.1.197")?;
     check_version(&installed.codex(), "codex", "0.166.0")?;
     check_version(&installed.opencode(), "opencode", "1.18.33")?;
+    check_version(&installed.gemini(), "gemini", "0.61.0")?;
     std::fs::rename(work.keep(), &ready.0).map_err(fail)?;
     Ok(ready)
 }

@@ -9,6 +9,8 @@ mod anywhere;
 mod claude;
 pub mod client;
 pub mod container;
+mod gemini;
+mod google;
 pub mod install;
 pub mod model;
 mod openai;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{anthropic, openai};
+use super::{anthropic, google, openai};
 use crate::support::backend::eventually;
 
 /// The marker before a plan in a prompt.
@@ -108,6 +108,8 @@ pub struct Request {
 pub fn conversation(request: &Request) -> Vec<String> {
     if request.path.starts_with("/v1/messages") {
         anthropic::conversation(request)
+    } else if request.path.starts_with(google::PATH) {
+        google::conversation(request)
     } else {
         openai::conversation(request)
     }
@@ -214,6 +216,8 @@ impl Shared {
             self.requests.lock().unwrap().push(request.clone());
             if request.path.starts_with("/v1/messages") {
                 anthropic::answer(&request, &mut wire)?;
+            } else if request.path.starts_with(google::PATH) {
+                google::answer(&request, &mut wire)?;
             } else if request.path.starts_with("/v1/responses") {
                 openai::respond(&request, &mut wire)?;
             } else if request.path.starts_with("/v1/chat/completions") {

@@ -1,11 +1,11 @@
-//! Codex and OpenCode conversations that lose their home.
+//! Codex, OpenCode and Gemini CLI conversations that lose their home.
 
 use super::client::Client;
 use super::container::{Container, assert_continues, scenarios};
 use super::model::{conversation, prompt, text_reply};
 use crate::support::TempHome;
 
-scenarios!(codex Codex, opencode OpenCode: (a_conversation_continues_in_a_new_home));
+scenarios!(codex Codex, opencode OpenCode, gemini Gemini: (a_conversation_continues_in_a_new_home));
 
 fn a_conversation_continues_in_a_new_home(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);

@@ -4,7 +4,7 @@ use super::container::{Container, assert_continues, kill_process_tree, scenarios
 use super::model::{prompt, text_reply};
 use crate::support::backend::eventually;
 
-scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode OpenCode: (
+scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode OpenCode, gemini Gemini: (
     one_command_starts_and_restarts_the_session_of_a_request,
 ));
 

@@ -12,12 +12,15 @@ use crate::support::files::copy_dir;
 use crate::support::{TempHome, fetch, or_skip, run};
 
 /// The Kubernetes versions of each: the newest, and the oldest supported one.
-const BUILDS: [(&str, &[&str]); 4] = [
-    ("overlays/aws", &["1.37", "1.29"]),
-    ("overlays/keys", &["1.37", "1.25"]),
+const SESSIONS: [(&str, &[&str]); 4] = [
+    ("overlays/aws/session", &["1.37", "1.29"]),
+    ("overlays/keys/session", &["1.37", "1.25"]),
     ("init-container", &["1.37", "1.25"]),
     ("sidecar", &["1.37", "1.29"]),
 ];
+
+/// What the sessions of a namespace share.
+const SHARED: [&str; 2] = ["overlays/aws", "overlays/keys"];
 
 /// kustomize, on a copy of the directory.
 struct Kustomize {
@@ -49,6 +52,8 @@ impl Kustomize {
             "entrypoint",
             "overlays/aws",
             "overlays/keys",
+            "overlays/aws/session",
+            "overlays/keys/session",
         ] {
             with_bases(&copy.join(part).join("kustomization.yaml"));
         }
@@ -80,7 +85,9 @@ fn with_bases(path: &Path) {
     let mut changed = others.join("\n");
     if !directories.is_empty() {
         changed += &format!("\nbases:\n{}\n", directories.join("\n"));
-        changed = changed.replace("resources:\nconfigMapGenerator:", "configMapGenerator:");
+        for next in ["configMapGenerator:", "generatorOptions:"] {
+            changed = changed.replace(&format!("resources:\n{next}"), next);
+        }
     }
     std::fs::write(path, changed).unwrap();
 }
@@ -177,17 +184,25 @@ fn kubernetes_manifests_match_the_api_schemas() {
     let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
         return;
     };
-    for (part, versions) in BUILDS {
+    let validate = |version: &str, text: &str| {
+        let named = checkers.write_temp_file("built.yaml", text);
+        run(checkers
+            .program("kubernetes-validate")
+            .env("PYTHONPATH", &checkers.packages)
+            .args(["-k", version, "--strict"])
+            .arg(named))
+    };
+    for part in SHARED {
+        let built = kustomize.build(part).unwrap();
+        for version in ["1.37", "1.25"] {
+            let check = |text: &str| validate(version, text);
+            check_and_detect_failure(&built, ("egress:", "egres:"), "egres", check);
+        }
+    }
+    for (part, versions) in SESSIONS {
         let built = kustomize.build(part).unwrap();
         for version in versions {
-            let check = |text: &str| {
-                let named = checkers.write_temp_file("built.yaml", text);
-                run(checkers
-                    .program("kubernetes-validate")
-                    .env("PYTHONPATH", &checkers.packages)
-                    .args(["-k", version, "--strict"])
-                    .arg(named))
-            };
+            let check = |text: &str| validate(version, text);
             check_and_detect_failure(
                 &built,
                 ("terminationGracePeriodSeconds", "terminationGracePeriod"),
@@ -220,12 +235,12 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
     let each = |text: &str, check: fn(&Value) -> Result<(), String>| {
         let documents = checkers.yaml(text);
         assert!(
-            documents.iter().filter_map(pod).count() == 2,
-            "an agent and the collector"
+            documents.iter().filter_map(pod).count() == 1,
+            "an agent, or the collector"
         );
         documents.iter().filter_map(pod).try_for_each(check)
     };
-    for (part, _) in BUILDS {
+    for part in SESSIONS.map(|(part, _)| part).into_iter().chain(SHARED) {
         let built = kustomize.build(part).unwrap();
         let breaks = |from: &str, to: &str, why: &str, check| {
             check_and_detect_failure(&built, (from, to), why, |text| each(text, check))
@@ -249,11 +264,25 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
             check_timeouts,
         );
         breaks(
-            "terminationGracePeriodSeconds: ",
-            "terminationGracePeriodSeconds: 1 # ",
-            "until it is killed",
-            check_timeouts,
+            "ephemeral-storage",
+            "storage",
+            "without a limit",
+            check_limits,
         );
+        if !SHARED.contains(&part) {
+            breaks(
+                "0.0.0.0:9464",
+                "127.0.0.1:9464",
+                "nobody answers",
+                check_timeouts,
+            );
+            breaks(
+                "terminationGracePeriodSeconds: ",
+                "terminationGracePeriodSeconds: 1 # ",
+                "until it is killed",
+                check_timeouts,
+            );
+        }
         for document in checkers.yaml(&built) {
             for container in pod(&document).into_iter().flat_map(containers) {
                 // As the kubelet expands them.
@@ -279,7 +308,7 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
     }
     // The sidecar has a readiness gate, and the agent has no credentials of the bucket.
     let job = checkers
-        .yaml(&kustomize.build("overlays/aws").unwrap())
+        .yaml(&kustomize.build("overlays/aws/session").unwrap())
         .into_iter()
         .find(|document| document["kind"] == "Job")
         .unwrap();
@@ -304,6 +333,104 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
         mounts(sidecar).contains(&json!("token"))
             && !mounts(&pod["containers"][0]).contains(&json!("token"))
     );
+}
+
+/// Every container asks for what it needs and cannot fill the node.
+fn check_limits(pod: &Value) -> Result<(), String> {
+    for container in containers(pod) {
+        let resources = &container["resources"];
+        let asks = ["cpu", "memory", "ephemeral-storage"]
+            .iter()
+            .all(|name| resources["requests"][*name].is_string());
+        let ends = ["memory", "ephemeral-storage"]
+            .iter()
+            .all(|name| resources["limits"][*name].is_string());
+        if !asks || !ends {
+            return Err(format!(
+                "{} is without a limit: {resources}",
+                container["name"]
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sessions_have_names_of_their_own_and_share_the_walls() {
+    let (Some(checkers), Some(kustomize)) = (Checkers::new(), Kustomize::new()) else {
+        return;
+    };
+    let overlays = kustomize.home.path().join("kubernetes/overlays/aws");
+    copy_dir(&overlays.join("session"), &overlays.join("another"));
+    let file = overlays.join("another/kustomization.yaml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text.replace("nameSuffix: -3f2a", "nameSuffix: -7c1d");
+    std::fs::write(&file, text.replace("SESSION=3f2a", "SESSION=7c1d")).unwrap();
+    let names = |part: &str| -> std::collections::BTreeSet<String> {
+        let documents = checkers.yaml(&kustomize.build(part).unwrap());
+        let name =
+            |document: &Value| format!("{} {}", document["kind"], document["metadata"]["name"]);
+        documents.iter().map(name).collect()
+    };
+    let (one, other) = (names("overlays/aws/session"), names("overlays/aws/another"));
+    assert_eq!((one.len(), other.len()), (2, 2), "{one:?} {other:?}");
+    assert!(one.is_disjoint(&other), "{one:?} {other:?}");
+
+    // A session refers to what is shared by the name that it has there.
+    let shared = names("overlays/aws");
+    for name in [
+        "ServiceAccount\" \"agent",
+        "ConfigMap\" \"sessiond",
+        "Namespace\" \"agents",
+    ] {
+        assert!(
+            shared.contains(&format!("\"{name}\"")),
+            "{name}: {shared:?}"
+        );
+    }
+    let documents = checkers.yaml(&kustomize.build("overlays/aws").unwrap());
+    let of_kind = |kind: &str| {
+        documents
+            .iter()
+            .find(|document| document["kind"] == kind)
+            .unwrap()
+    };
+    assert_eq!(
+        of_kind("Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"],
+        "restricted"
+    );
+    let policy = &of_kind("NetworkPolicy")["spec"];
+    assert_eq!(policy["policyTypes"], json!(["Ingress", "Egress"]));
+    assert!(
+        policy["egress"].to_string().contains("169.254.0.0/16"),
+        "{policy}"
+    );
+    let settings = documents.iter().find(|document| {
+        document["kind"] == "ConfigMap" && document["metadata"]["name"] == "sessiond"
+    });
+    assert_eq!(settings.unwrap()["data"]["PGSSLMODE"], "verify-full");
+    // Images by digest, and one home directory everywhere.
+    for part in SHARED
+        .into_iter()
+        .chain(["overlays/aws/session", "overlays/keys/session"])
+    {
+        for document in checkers.yaml(&kustomize.build(part).unwrap()) {
+            for container in pod(&document).into_iter().flat_map(containers) {
+                let image = container["image"].as_str().unwrap();
+                assert!(image.contains("@sha256:"), "{image}");
+                let mounts = container["volumeMounts"].as_array().unwrap();
+                let home = mounts.iter().find(|mount| mount["name"] == "home").unwrap();
+                assert_eq!(home["mountPath"], "/home/agent");
+            }
+        }
+    }
+    for image in ["Dockerfile", "agent.Dockerfile"] {
+        let text = super::text(image);
+        assert!(
+            text.contains("WORKDIR /home/agent\n") && text.contains("ENV HOME=/home/agent"),
+            "{image}"
+        );
+    }
 }
 
 #[test]

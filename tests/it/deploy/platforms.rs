@@ -53,6 +53,13 @@ fn the_compose_file_is_valid() {
     {
         assert_known(name);
     }
+    // A password with special characters is not part of a URL.
+    let variables = &sidecar["environment"];
+    assert!(
+        !variables["SESSIOND_INDEX"].as_str().unwrap().contains('$')
+            && variables["PGPASSWORD"] == "${POSTGRES_PASSWORD}",
+        "{variables}"
+    );
     // One directory, one user, and the agent waits for the gate.
     assert_eq!(
         (&sidecar["volumes"], &sidecar["user"]),
@@ -159,6 +166,9 @@ fn the_systemd_unit_is_valid_and_hardened() {
         .map(str::to_owned)
         .collect();
     assert_parses(&start);
+    // Denied credentials (2) can be granted later; another sessiond (7) stays.
+    assert_eq!(setting("RestartPreventExitStatus"), "7");
+    assert_eq!(setting("StartLimitIntervalSec"), "0");
     assert!(
         seconds(setting("TimeoutStopSec")) >= flush_deadline(&start).unwrap() + 5,
         "the final flush must end by itself"
@@ -213,11 +223,21 @@ fn the_ecs_task_definition_is_valid() {
         "the final flush must end by itself"
     );
     // The maximum of Fargate.
-    assert!(
-        [&sidecar, &agent]
-            .iter()
-            .all(|container| container["stopTimeout"].as_u64().unwrap() <= 120)
-    );
+    let within = |container: &Value, name: &str| container[name].as_u64().unwrap() <= 120;
+    assert!(within(&sidecar, "startTimeout"));
+    for container in [&sidecar, &agent] {
+        assert!(within(container, "stopTimeout"));
+        let log = &container["logConfiguration"];
+        assert!(
+            log["logDriver"] == "awslogs" && log["options"]["awslogs-group"].is_string(),
+            "{log}"
+        );
+        // The session comes from an override.
+        let variables = container["environment"].to_string();
+        assert!(variables.contains("SESSIOND_SESSION"), "{variables}");
+        assert!(container["image"].as_str().unwrap().contains("@sha256:"));
+    }
+    assert!(sidecar["environment"].to_string().contains("verify-full"));
     assert_eq!(
         agent["dependsOn"],
         serde_json::json!([{ "containerName": "sessiond", "condition": "HEALTHY" }])
@@ -227,7 +247,10 @@ fn the_ecs_task_definition_is_valid() {
         (&agent["mountPoints"], &agent["user"])
     );
     for variable in sidecar["environment"].as_array().unwrap() {
-        assert_known(variable["name"].as_str().unwrap());
+        let name = variable["name"].as_str().unwrap();
+        if name.starts_with("SESSIOND_") {
+            assert_known(name);
+        }
     }
 }
 
@@ -266,4 +289,56 @@ fn the_lifecycle_rule_never_expires_stored_objects() {
         check,
     );
     assert!(rules.contains("AbortIncompleteMultipartUpload"));
+}
+
+/// A program that stands for the AWS CLI: it has the rules of a bucket in a file.
+const AWS: &str = r#"#!/bin/sh
+case "$2" in
+get-bucket-lifecycle-configuration)
+    cat "$RULES" 2> /dev/null && exit
+    echo "An error occurred (NoSuchLifecycleConfiguration)" >&2
+    exit 254 ;;
+put-bucket-lifecycle-configuration) echo "$6" > "$RULES" ;;
+esac
+"#;
+
+#[test]
+fn the_lifecycle_rules_keep_those_of_others() {
+    use std::os::unix::fs::PermissionsExt;
+    if or_skip(fetch::program("python3")).is_none() {
+        return;
+    }
+    let home = crate::support::TempHome::new();
+    let program = home.path().join("aws");
+    crate::support::files::write(&program, AWS);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let file = home.path().join("rules.json");
+    let put = || -> Vec<(String, String)> {
+        run(home
+            .command(&super::file("aws/put_lifecycle.py"))
+            .args(["bucket", "/agents/", "--aws"])
+            .arg(&program)
+            .env("RULES", &file))
+        .unwrap();
+        let rules: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let rules = rules["Rules"].as_array().unwrap().clone();
+        rules
+            .iter()
+            .map(|rule| (text(&rule["ID"]), text(&rule["Filter"]["Prefix"])))
+            .collect()
+    };
+    let ours = put();
+    assert!(
+        ours.len() == 2 && ours.iter().all(|(_, prefix)| prefix == "agents/v1/"),
+        "{ours:?}"
+    );
+    // Somebody adds a rule; the next run keeps it and does not double ours.
+    let mut rules: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let theirs = serde_json::json!({ "ID": "theirs", "Status": "Enabled", "Filter": { "Prefix": "logs/" }, "Expiration": { "Days": 9 } });
+    rules["Rules"].as_array_mut().unwrap().insert(0, theirs);
+    std::fs::write(&file, rules.to_string()).unwrap();
+    let now = put();
+    assert_eq!(now[0], ("theirs".to_owned(), "logs/".to_owned()));
+    assert_eq!(now[1..], ours);
 }

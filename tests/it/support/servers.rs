@@ -244,7 +244,7 @@ impl Postgres {
         format!("postgres://postgres@{}/{database}", self.addr())
     }
 
-    fn execute(&self, sql: String) {
+    pub fn execute(&self, sql: String) {
         block_on(async {
             let mut connection = PgConnection::connect(&self.url("postgres")).await.unwrap();
             sqlx::raw_sql(AssertSqlSafe(sql))
