@@ -24,6 +24,9 @@ pub fn removed(id: &LogId, by: EntryKind) -> Error {
     ))
 }
 
+/// The hint for a damaged log of which nothing can be restored.
+pub const BACKUP_HINT: &str = "restore the object from a backup or an older version of the bucket";
+
 /// The hint for a damaged log whose undamaged part holds no transcript.
 pub fn history_hint(id: &LogId) -> String {
     format!(

@@ -57,9 +57,9 @@ pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     }
 }
 
-/// Records the claims of restored logs. Adds a session that the index does not have at all, such as
-/// a fork. Other entries that the index lacks are left to the next indexer: the agent that is about
-/// to start must not wait for them.
+/// Records the claims of restored logs. Adds a new fork that the index does not have. Other entries
+/// that the index lacks are left to the next indexer: the agent that is about to start must not wait
+/// for them.
 pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
     for Restored { report, claim } in restored {
         let (Some(claim), Ok(name)) = (claim, report.session.parse()) else {
@@ -74,7 +74,8 @@ pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
             transcripts: ParsedTranscripts::default(),
         };
         match tokio::time::timeout(RECORD_TIMEOUT, parts.index.record(&record)).await {
-            Ok(Ok(RecordOutcome::Gap { head: 0 })) => {
+            // The first claim after that of a fork. A longer log is not read again for the index.
+            Ok(Ok(RecordOutcome::Gap { head: 0 })) if claim.header.seq == 2 => {
                 Box::pin(add_missing(parts, &record.log)).await
             }
             Ok(Ok(_)) => {}

@@ -14,6 +14,7 @@ use super::history_file::{HistoryFallback, HistoryFile};
 use super::index;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
+use crate::log::errors;
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
@@ -341,7 +342,7 @@ impl RestoreService {
         Err(match &request.sessions {
             SessionSet::All => find::no_match(logs, &SessionSelector::Latest(Default::default())),
             SessionSet::Selected(selector) => find::no_match(logs, selector),
-            SessionSet::Exact(id) => crate::log::errors::not_found(id),
+            SessionSet::Exact(id) => errors::not_found(id),
         })
     }
 
@@ -459,7 +460,12 @@ impl RestoreService {
             return Err(cause);
         };
         if history.visitor.shown_count() == 0 {
-            return Err(cause.context("write the history text, because no message is readable"));
+            let is_futile = cause.hint_text() == Some(errors::history_hint(id).as_str());
+            let error = cause.context("write the history text, because no message is readable");
+            return Err(match is_futile {
+                true => Error::corrupt(error.to_string()).hint(errors::BACKUP_HINT),
+                false => error,
+            });
         }
         let owner = self.owner;
         let file = fallback.write(

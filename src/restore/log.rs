@@ -194,14 +194,17 @@ async fn read_point<'a>(
             (None, Some(error)) if !is_resumable(context, id, &read) => {
                 return Err(with_damage_hint(context, id, &read, error));
             }
-            (None, _) => return Ok(read),
+            (None, Some(error)) => {
+                tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
+                return Ok(read);
+            }
+            (None, None) => return Ok(read),
             (Some(_), Some(first)) => first,
             (Some(error), None) => error,
         };
         if !options.salvage || read.seq == 0 {
             return Err(with_damage_hint(context, id, &read, error));
         }
-        tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
         at = LogPoint::Seq(read.seq);
         salvaged = Some(error);
     }
@@ -234,7 +237,7 @@ fn with_damage_hint(
         others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
-        0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        0 => errors::BACKUP_HINT.to_owned(),
         _ if !is_resumable(context, id, read) => errors::history_hint(id),
         seq => format!(
             "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",

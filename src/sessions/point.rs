@@ -263,7 +263,7 @@ async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)
         return Err(errors::not_found(id));
     }
     let hint = match read.seq {
-        0 => "restore the object from a backup or an older version of the bucket".to_owned(),
+        0 => errors::BACKUP_HINT.to_owned(),
         seq => format!(
             "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
             id.name, read.head

@@ -232,7 +232,7 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(
         6,
         "because no message is readable",
-        "",
+        "from a backup",
     );
     assert!(
         !other
