@@ -76,13 +76,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         && args.page.cursor.is_none()
         && parts.index.session(&id).await?.is_none()
     {
-        tracing::warn!(%id, "the index does not contain the session; run \"sessiond reindex\" to add it");
+        tracing::warn!(session = %id.name, "the session is not in the index; run \"sessiond reindex\" to add it");
     }
     let texts = if args.no_text || page.messages.is_empty() {
         HashMap::new()
     } else {
         texts(&parts, &id).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "listing the messages without their texts");
+            tracing::warn!(%error, "cannot read the message texts; listing the messages without them");
             HashMap::new()
         })
     };

@@ -65,7 +65,7 @@ pub fn load(
         return Ok(None);
     };
     let text = std::fs::read_to_string(&path)
-        .map_err(|cause| Error::user_path(format!("read {}", path.display()), cause))?;
+        .map_err(|cause| Error::unreadable_file(format!("read {}", path.display()), cause))?;
     let (content, keys) = parse(&path, &text)?;
     settings.profile = content.profile;
     settings.prices = content.prices;
@@ -116,6 +116,23 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
     );
 }
 
+/// The message of a wrong type, without the names of Rust types.
+fn plain_message(message: &str) -> String {
+    let Some((found, expected)) = message.split_once(", expected ") else {
+        return message.to_owned();
+    };
+    let found = found
+        .strip_prefix("invalid type: ")
+        .or_else(|| found.strip_prefix("invalid value: "))
+        .unwrap_or(found);
+    let expected = match expected {
+        "usize" | "u64" | "u32" => "a whole number",
+        "f64" => "a number",
+        other => other,
+    };
+    format!("expected {expected}, found {found}")
+}
+
 fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
     let path = path.display();
     let table: toml::Table = toml::from_str(text).map_err(|cause: toml::de::Error| {
@@ -145,9 +162,13 @@ fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
             .unwrap_or_default();
         Error::usage(format!(
             "invalid value of {key} in configuration file {path}: {}",
-            cause.message()
+            plain_message(cause.message())
         ))
-        .hint("run \"sessiond --help\" to see what each setting accepts")
+        .hint(match key {
+            "profile" => "see docs/reference/profiles.md for the fields of [profile]".to_owned(),
+            "prices" => "see docs/guides/reading-sessions.md for the fields of [prices]".to_owned(),
+            flag => format!("run \"sessiond daemon --help\" to see the values of --{flag}"),
+        })
     })?;
     let known = known_keys();
     if let Some(key) = table.keys().find(|key| !known.contains(*key)) {
@@ -254,7 +275,9 @@ heartbeat-interval = "5s"
         assert!(error.contains("unknown setting \"sotre\""), "{error}");
         let error = load("store = \"x\"\nparallel = \"many\"\n").unwrap_err();
         assert!(
-            error.to_string().contains("invalid value of parallel"),
+            error
+                .to_string()
+                .contains("expected a whole number, found string \"many\""),
             "{error}"
         );
         let error = load("store = \"x\"\nindex = postgres://u:secret@h\n").unwrap_err();

@@ -9,7 +9,7 @@ use crate::codec::archive::Manifest;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath, SessionId};
-use crate::restore::FileAction;
+use crate::restore::{FileAction, Purpose};
 use crate::sessions::point;
 use crate::sys::Disk;
 use crate::sys::scratch::ScratchDirectory;
@@ -54,7 +54,7 @@ async fn fetch(
     scratch: &Arc<Disk>,
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let point = point::resolve(&parts.logs, id, point).await?;
-    let report = pull::copy(parts, id, point, scratch.clone()).await?;
+    let report = pull::copy_for(Purpose::Export, parts, id, point, scratch.clone()).await?;
     let kind = |path: &RelPath| match parts.profile.classify(path) {
         FileClass::Stored(_, kind) | FileClass::SessionInContent(_, kind, _) => kind,
         FileClass::Ignored => FileKind::Whole,

@@ -15,14 +15,14 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 /// Reads the new entries of a log into the index.
 pub async fn update(parts: &Parts, id: &LogId) {
     if let Err(error) = reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
-        tracing::warn!(%error, "index update failed; run \"sessiond reindex\" to update the index");
+        tracing::warn!(%error, "the index update failed; run \"sessiond reindex\" to update the index");
     }
 }
 
 /// Reads the named checkpoints of a session into the index.
 pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     if let Err(error) = reindex::update_named_checkpoints(&parts.logs, &*parts.index, id).await {
-        tracing::warn!(%error, "index update failed; run \"sessiond reindex\" to update the index");
+        tracing::warn!(%error, "the index update failed; run \"sessiond reindex\" to update the index");
     }
 }
 
@@ -44,7 +44,7 @@ pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
         match tokio::time::timeout(RECORD_TIMEOUT, parts.index.record(&record)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "index update failed; the daemon updates the index later");
+                tracing::warn!(%error, "the index update failed; the daemon will update the index later");
                 return;
             }
             Err(_) => {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::log::errors;
 use crate::model::{LogId, PointSpec, RelPath, ResolvedPoint, ToolCall, WriterId, keys};
 use crate::restore::repair::RepairedFile;
-use crate::restore::{self, Context, Options, RestoreReport};
+use crate::restore::{self, Context, Options, Purpose, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
 use crate::sys::{Disk, STATE_DIR};
@@ -82,6 +82,7 @@ pub async fn pull(
                 None => None,
             };
             let options = Options {
+                purpose: Purpose::Pull,
                 point: point::resolve(&parts.logs, id, &point).await?,
                 branch,
                 repair,
@@ -99,7 +100,19 @@ pub async fn copy(
     point: ResolvedPoint,
     directory: Arc<Disk>,
 ) -> Result<RestoreReport> {
+    copy_for(Purpose::Pull, parts, id, point, directory).await
+}
+
+/// Copies the files for a command, which errors name.
+pub(super) async fn copy_for(
+    purpose: Purpose,
+    parts: &Parts,
+    id: &LogId,
+    point: ResolvedPoint,
+    directory: Arc<Disk>,
+) -> Result<RestoreReport> {
     let options = Options {
+        purpose,
         point,
         ..Options::default()
     };

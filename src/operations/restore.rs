@@ -17,7 +17,9 @@ use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
-use crate::restore::{Context, Options, RestoreReport, Restored, restore, restore_with_projects};
+use crate::restore::{
+    Context, Options, Purpose, RestoreReport, Restored, restore, restore_with_projects,
+};
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
 use crate::sys::lock::{RootLock, lock_root};
@@ -445,7 +447,7 @@ impl RestoreService {
             return Err(cause);
         };
         if history.visitor.shown_count() == 0 {
-            return Err(cause.context("write the history text, because no message is readable"));
+            return Err(cause.context("write the history text: no message is readable"));
         }
         let owner = self.owner;
         let file = fallback.write(
@@ -469,6 +471,7 @@ impl RestoreService {
 
     fn options(&self, request: &RestoreRequest, point: ResolvedPoint) -> Options {
         Options {
+            purpose: Purpose::Restore,
             point,
             is_last_turn: request.point == PointSpec::Turn(None),
             branch: None,

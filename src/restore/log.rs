@@ -8,7 +8,7 @@ use tracing::Instrument;
 use tracing::field::{Empty, display};
 
 use super::claim::{LogEnd, Takeover, take_over};
-use super::options::{Context, Options};
+use super::options::{Context, Options, Purpose};
 use super::plan::{self, FilePlan, LedgerState};
 use super::project;
 use super::report::{RestoreReport, Restored};
@@ -21,7 +21,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, segments};
 use crate::model::{
-    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
+    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall, WriterId,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
@@ -38,7 +38,8 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
             races.count(id)?;
         }
     };
-    let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
+    let command = options.purpose.as_str();
+    let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }
 
@@ -169,7 +170,7 @@ async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Resul
         format!("its branches are {}", known.join(", "))
     };
     Err(Error::not_found(format!(
-        "{id} has no branch {writer}: {known}"
+        "{id} has no branch {writer}; {known}"
     )))
 }
 
@@ -197,25 +198,46 @@ async fn read_point<'a>(
                 tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
                 at = LogPoint::Seq(read.seq);
             }
-            Some(error) => return Err(with_damage_hint(id, &read, error)),
+            Some(error) => return Err(with_damage_hint(id, &read, error, options)),
         }
     }
 }
 
 /// Adds the other damage that was found, and what the user can do.
-fn with_damage_hint<S>(id: &LogId, read: &ReadOutcome<S>, error: Error) -> Error {
+fn with_damage_hint<S>(
+    id: &LogId,
+    read: &ReadOutcome<S>,
+    error: Error,
+    options: &Options,
+) -> Error {
     let hint = error.hint_text().map(str::to_owned);
     let error = match read.redundant_damage.as_slice() {
         [] => error,
         others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
-        0 => "restore the object from a backup or an older version of the bucket".to_owned(),
-        seq => format!(
-            "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
-            id.name, read.head
-        ),
+        0 => "restore the object from a backup, or from an earlier object version if the bucket has versioning".to_owned(),
+        seq => undamaged_part_hint(id, seq, read.head, options),
     }))
+}
+
+/// How to get the entries before the damage. Only a restore may suggest a command that claims the
+/// log.
+fn undamaged_part_hint(id: &LogId, seq: Seq, head: Seq, options: &Options) -> String {
+    let name = &id.name;
+    if options.purpose == Purpose::Restore {
+        return format!(
+            "run \"sessiond restore {name} --salvage\" to restore up to entry {seq} of {head}"
+        );
+    }
+    let command = options.purpose.as_str();
+    let branch = match &options.branch {
+        Some(writer) => format!(" --branch {writer}"),
+        None => String::new(),
+    };
+    format!(
+        "run \"sessiond {command} {name}{branch} --at seq:{seq}\" to {command} up to entry {seq} of {head}"
+    )
 }
 
 /// Reads the end of the log, after which the claim is written.

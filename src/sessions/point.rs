@@ -212,7 +212,7 @@ async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
     let error = Error::not_found(format!("{id} has no {missing}"));
     match list(logs, id).await {
         Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
-            error.hint("use latest, seq:N or a time: the session has no complete turn yet")
+            error.hint("use --at latest, --at seq:N or --at TIME; the session has no complete turn")
         }
         Ok(_) => error.hint(format!(
             "run \"sessiond checkpoints {}\" to list its turns and checkpoints",

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
 use crate::sys::atomic_file::{AtomicFile, sync_parent};
-use crate::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner};
+use crate::sys::{BlockedPath, Directory, Item, ItemKind, Meta, OpenFile, Owner};
 
 /// A directory on disk.
 pub struct Disk {
@@ -88,10 +88,7 @@ impl Disk {
             match fs::symlink_metadata(&directory) {
                 Ok(found) if found.is_dir() => {}
                 Ok(_) => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::NotADirectory,
-                        format!("{} is not a directory", directory.display()),
-                    ));
+                    return Err(BlockedPath::not_a_directory(directory));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     create_directory(&directory, owner)?
@@ -290,10 +287,7 @@ impl Directory for Disk {
         self.create_parents(to, owner)?;
         let target = self.path(to);
         if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                format!("{} is not a regular file", target.display()),
-            ));
+            return Err(BlockedPath::not_a_file(target));
         }
         match fs::rename(self.path(from), &target) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {

@@ -380,7 +380,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         // However old it is: what cannot be judged is not deleted.
         backend
             .run(&other, &["gc", "--ttl", "0s", "--history", "0s"])
-            .fails(11, "cannot collect 1 of 1 log", "--identity");
+            .fails(11, "cannot clean up 1 of 1 log", "--identity");
         backend
             .run(&other, &["run", "--session", "s1", "--", "true"])
             .fails(8, why, "--identity");
@@ -431,9 +431,11 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), conversation(5));
-    backend
-        .run(&home, &["flush", "--wait"])
-        .fails(4, "it is durable on branch", "--branch");
+    backend.run(&home, &["flush", "--wait"]).fails(
+        4,
+        "the latest bytes are durable on branch",
+        "--branch",
+    );
     daemon.kill();
     backend.with(None, &[&key]);
     let row = backend.run(&home, &["inspect", "s1", "--json"]).ok().out();
@@ -761,7 +763,7 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
         std::fs::write(&entry, bytes).unwrap();
         let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(
             6,
-            "its encryption is damaged",
+            "the encrypted object is damaged",
             "--salvage",
         );
         assert!(

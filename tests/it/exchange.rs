@@ -379,7 +379,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     let there = TempHome::new();
     let said = from_env(&there, "s1", &blob, &[]).ok().out();
     assert!(
-        said.contains("resume with s1") && said.contains("partial line"),
+        said.contains("resume with session ID s1") && said.contains("partial line"),
         "{said}"
     );
     let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));

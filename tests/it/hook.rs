@@ -338,7 +338,10 @@ fn the_hook_reports_a_takeover() {
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), lines().concat());
     let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-    assert!(said.contains("it is durable on branch"), "{said}");
+    assert!(
+        said.contains("the latest bytes are durable on branch"),
+        "{said}"
+    );
 }
 
 #[test]

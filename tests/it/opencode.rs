@@ -400,11 +400,9 @@ fn an_opencode_fork_restores_into_its_own_database() {
     backend
         .run(&home, &["fork", "ses_a", "--id", "ses_fork"])
         .ok();
-    backend.run(&home, &["restore", "ses_fork"]).fails(
-        7,
-        "another session has messages",
-        "XDG_DATA_HOME",
-    );
+    backend
+        .run(&home, &["restore", "ses_fork"])
+        .fails(7, "in another session", "XDG_DATA_HOME");
     let before = database.rows();
     let other = TempHome::new();
     backend.run(&other, &["restore", "ses_fork"]).ok();

@@ -55,7 +55,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
 
     let other = TempHome::new();
     let said = backend.run(&other, &["restore", "s1"]).ok().out();
-    assert!(said.contains("resume with s1"), "{said}");
+    assert!(said.contains("resume with session ID s1"), "{said}");
     let there = other.home().join(".claude");
     for path in [
         "projects/-work-app/s1.jsonl",
