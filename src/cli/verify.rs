@@ -156,7 +156,7 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
         ))
     } else {
         detail(
-            "no entry can be restored: restore the object from a backup or an older version of the bucket",
+            "no entry can be restored: restore the object from a backup, or from an earlier object version if the bucket has versioning",
         )
     }
 }

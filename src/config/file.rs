@@ -118,13 +118,12 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
 
 /// The message of a wrong type, without the names of Rust types.
 fn plain_message(message: &str) -> String {
-    let Some((found, expected)) = message.split_once(", expected ") else {
+    let found = message
+        .strip_prefix("invalid type: ")
+        .and_then(|rest| rest.split_once(", expected "));
+    let Some((found, expected)) = found else {
         return message.to_owned();
     };
-    let found = found
-        .strip_prefix("invalid type: ")
-        .or_else(|| found.strip_prefix("invalid value: "))
-        .unwrap_or(found);
     let expected = match expected {
         "usize" | "u64" | "u32" => "a whole number",
         "f64" => "a number",

@@ -4,6 +4,9 @@ use super::read::ReadOutcome;
 use crate::error::{Error, Result};
 use crate::model::{EntryKind, LogId, LogPoint};
 
+/// The hint if not even the first entry is readable.
+pub const NO_INTACT_ENTRY: &str = "restore the object from a backup, or from an earlier object version if the bucket has versioning";
+
 /// The store has no such log.
 pub fn not_found(id: &LogId) -> Error {
     Error::not_found(format!(

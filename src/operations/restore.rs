@@ -344,7 +344,9 @@ impl RestoreService {
     async fn restore_session(&self, id: &LogId, request: &RestoreRequest) -> Result<Outcome> {
         let salvage = request.salvage || request.fallback.is_some();
         let logs = &self.parts.logs;
-        let point = point::resolve_in(logs, id, &request.point, salvage).await?;
+        let point = point::resolve_in(logs, id, &request.point, salvage)
+            .await
+            .map_err(|error| with_salvage_hint(id, error))?;
         let mut history = None;
         if let Some(max) = &request.max_agent_version
             && !id.name.is_project()
@@ -483,6 +485,17 @@ impl RestoreService {
             claim: true,
             owner: self.owner,
         }
+    }
+}
+
+/// Adds a hint to an error about damage that was found while a point was resolved.
+fn with_salvage_hint(id: &LogId, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => error.hint(format!(
+            "run \"sessiond restore {} --salvage\" to restore the entries before the damage",
+            id.name
+        )),
+        _ => error,
     }
 }
 

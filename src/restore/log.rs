@@ -216,7 +216,7 @@ fn with_damage_hint<S>(
         others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
-        0 => "restore the object from a backup, or from an earlier object version if the bucket has versioning".to_owned(),
+        0 => errors::NO_INTACT_ENTRY.to_owned(),
         seq => undamaged_part_hint(id, seq, read.head, options),
     }))
 }
@@ -230,13 +230,17 @@ fn undamaged_part_hint(id: &LogId, seq: Seq, head: Seq, options: &Options) -> St
             "run \"sessiond restore {name} --salvage\" to restore up to entry {seq} of {head}"
         );
     }
-    let command = options.purpose.as_str();
+    if options.purpose == Purpose::Export {
+        return format!(
+            "run \"sessiond export {name} --at seq:{seq} -o FILE\" to export up to entry {seq} of {head}"
+        );
+    }
     let branch = match &options.branch {
         Some(writer) => format!(" --branch {writer}"),
         None => String::new(),
     };
     format!(
-        "run \"sessiond {command} {name}{branch} --at seq:{seq}\" to {command} up to entry {seq} of {head}"
+        "run \"sessiond pull {name}{branch} --at seq:{seq}\" to fetch up to entry {seq} of {head}"
     )
 }
 
