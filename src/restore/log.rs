@@ -39,6 +39,8 @@ pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result
         }
     };
     let command = options.purpose.as_str();
+    // Boxed: the future is large, and every wrapper would copy it on the stack.
+    let attempts = Box::pin(attempts);
     let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }

@@ -38,6 +38,8 @@ pub async fn restore_with_projects(
         }
     };
     let command = options.purpose.as_str();
+    // Boxed: the future is large, and every wrapper would copy it on the stack.
+    let attempts = Box::pin(attempts);
     let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |(restored, _)| &restored.report).await
 }

@@ -651,7 +651,7 @@ fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(
         11,
-        "encrypted to other recipients too",
+        "also encrypted to other recipients",
         "--encrypt-to",
     );
     assert_eq!(entries(&backend), before);
@@ -828,7 +828,11 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
             &home,
             &["ls", "--encrypt-to", &key.recipient, "--index-text"],
         )
-        .fails(2, "unencrypted in the index", "--index-text");
+        .fails(
+            2,
+            "the index would store message texts unencrypted",
+            "--index-text",
+        );
     let secret = std::fs::read_to_string(&key.file)
         .unwrap()
         .lines()

@@ -281,7 +281,7 @@ fn an_invalid_archive_is_rejected_and_nothing_is_written() {
         .fails(3, "does not exist", "sessiond ls");
     backend
         .run(&home, &["export", "s1", "-o", "missing/x"])
-        .fails(2, "write missing/x", "a directory to write into");
+        .fails(2, "write missing/x", "create the directory first");
 }
 
 /// What a store does in the middle of an import: the same again goes on behind it.
