@@ -86,7 +86,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
     let entry: u64 = said
         .split("at entry ")
         .nth(1)
-        .and_then(|rest| rest.split(':').next()?.parse().ok())
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
         .unwrap();
     let mut daemon = backend.daemon(&other, &[]);
     let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
