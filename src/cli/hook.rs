@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_HOOK_DEADLINE", value_name = "TIME")]
     pub deadline: Option<String>,
 
-    /// Also flush after each tool call; its result is in the next flush [default: false]
+    /// Also flush after each tool call; the next flush has its result [default: false]
     #[arg(
         long,
         env = "SESSIOND_HOOK_AFTER_TOOLS",

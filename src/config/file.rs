@@ -116,6 +116,13 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
     );
 }
 
+/// Whether a flag belongs to streaming; all others are global.
+fn is_stream_flag(flag: &str) -> bool {
+    StreamConfig::augment_args(clap::Command::new("streaming"))
+        .get_arguments()
+        .any(|arg| arg.get_long() == Some(flag))
+}
+
 /// The message of a wrong type, without the names of Rust types.
 fn plain_message(message: &str) -> String {
     let found = message
@@ -166,7 +173,10 @@ fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
         .hint(match key {
             "profile" => "see docs/reference/profiles.md for the fields of [profile]".to_owned(),
             "prices" => "see docs/guides/reading-sessions.md for the fields of [prices]".to_owned(),
-            flag => format!("run \"sessiond daemon --help\" to see the values of --{flag}"),
+            flag if is_stream_flag(flag) => {
+                format!("run \"sessiond daemon --help\" to see the values of --{flag}")
+            }
+            flag => format!("run \"sessiond --help\" to see the values of --{flag}"),
         })
     })?;
     let known = known_keys();
